@@ -120,12 +120,12 @@ def test_shuffled_answers_keep_the_right_one(tmp_path: Path):
 def test_examples_depend_on_task_item_and_seed_alone(tmp_path: Path):
     task = write_task(tmp_path, quiz(50))
     items = make_items(task, read_rows([tmp_path / "data" / "quiz.jsonl"]))
-    chosen = {item.id: [e.id for e in ExamplePool(task, items, True, 0).examples(item, 4)] for item in items}
-    again = ExamplePool(task, items, True, 0)
+    chosen = {item.id: [e.id for e in ExamplePool(task, items, 0).examples(item, 4)] for item in items}
+    again = ExamplePool(task, items, 0)
     for item in reversed(items):
         assert [e.id for e in again.examples(item, 4)] == chosen[item.id]
         assert item.id not in chosen[item.id] and len(set(chosen[item.id])) == 4
-    other = ExamplePool(task, items, True, 1)
+    other = ExamplePool(task, items, 1)
     assert sum([e.id for e in other.examples(item, 4)] == chosen[item.id] for item in items) < 5
     # fewer examples are the first of more
     assert [e.id for e in again.examples(items[7], 2)] == chosen["7"][:2]
@@ -133,11 +133,38 @@ def test_examples_depend_on_task_item_and_seed_alone(tmp_path: Path):
     assert (used > 0).mean() > 0.9 and used.max() <= 12
 
 
+def test_examples_do_not_depend_on_the_order_of_rows(tmp_path: Path):
+    def prompts(rows: list[dict]) -> set[str]:
+        task = write_task(tmp_path, rows)
+        items = make_items(task, read_rows([tmp_path / "data" / "quiz.jsonl"]))
+        pool = ExamplePool(task, items, 0)
+        return {cloze(task, item, pool.examples(item, 3))[0].context for item in items}
+
+    rows = quiz(40)
+    assert prompts(rows) == prompts(rows[::-1]) == prompts(rows[7:] + rows[:7])
+
+
+def test_copies_of_a_question_are_never_its_examples(tmp_path: Path):
+    """Neither in the rows of the task, nor in rows of examples; not even if nothing else is left."""
+    row = {"q": "which?", "answers": ["red", "green"], "right": 1, "n": 0}
+    rows = [{**row, "n": i} for i in range(8)] + [{**row, "answers": ["green", " blue"], "right": 0}, *quiz(3)]
+    task = write_task(tmp_path, rows)
+    items = make_items(task, read_rows([tmp_path / "data" / "quiz.jsonl"]))
+    pool = ExamplePool(task, items, 0)
+    assert all(e.values["q"] != "which?" for item in items[:9] for e in pool.examples(item, 3))
+    with pytest.raises(ConfigError, match="only 3 rows"):
+        pool.examples(items[0], 4)
+    assert len(pool.examples(items[-1], 9)) == 9
+    (tmp_path / "data" / "quiz_examples.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(ConfigError, match="only 0 rows"):
+        prepare(write_task(tmp_path, rows, examples=["x"]), tmp_path / "data", 1, 0, reader())
+
+
 def test_examples_come_from_the_items_group(tmp_path: Path):
     rows = [{**row, "part": "ab"[i % 2]} for i, row in enumerate(quiz(20))]
     task = write_task(tmp_path, rows, group="{part}")
     items = make_items(task, read_rows([tmp_path / "data" / "quiz.jsonl"]))
-    pool = ExamplePool(task, items, True, 0)
+    pool = ExamplePool(task, items, 0)
     assert all(e.group == item.group for item in items for e in pool.examples(item, 3))
 
 
@@ -156,7 +183,7 @@ def test_rows_without_what_the_task_needs_are_named(tmp_path: Path, change: dict
 
 def test_too_few_rows_for_the_examples(tmp_path: Path):
     task = write_task(tmp_path, quiz(5))
-    with pytest.raises(ConfigError, match=r"5 rows.*--shots"):
+    with pytest.raises(ConfigError, match=r"4 rows.*--shots"):
         prepare(task, tmp_path / "data", 5, 0, reader())
     assert len(prepare(task, tmp_path / "data", 4, 0, reader()).items) == 5
 
@@ -238,7 +265,7 @@ def test_measures_are_those_of_plain_forwards(tmp_path: Path):
     model, coder = model_of(), Bytes()
     scores = score(model, prepare(task, tmp_path / "data", 2, 0, reader()), reader())
     items = make_items(task, read_rows([tmp_path / "data" / "quiz.jsonl"]))
-    pool = ExamplePool(task, items, True, 0)
+    pool = ExamplePool(task, items, 0)
 
     def nats(context: str, continuation: str) -> float:
         before, after = coder.encode(context), coder.encode(continuation)
