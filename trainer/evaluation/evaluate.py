@@ -118,16 +118,16 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
     items = make_items(task, read_rows(paths))
     if not items:
         raise ConfigError(f"{paths[0]}: no rows, so the task {task.name} cannot be scored; fetch the file again")
-    pool, own = items, True
+    pool = items
     sources = [*paths]
     if shots and file.examples:
         example_paths = find_files(data, f"{task.name}_examples", file.examples)
         if not example_paths:
             raise ConfigError(f"{data}: no examples for the task {task.name}; put {task.name}_examples.jsonl there, or "
                               f"give --shots 0")
-        pool, own = make_items(task, read_rows(example_paths)), False
+        pool = make_items(task, read_rows(example_paths))
         sources += example_paths
-    chooser = ExamplePool(task, pool, own, seed)
+    chooser = ExamplePool(task, pool, seed)
     examples = [chooser.examples(item, shots) for item in items]
     rows, owners, cut = _rows(task, items, examples, reader)
     prompts: list[Sequence[int]] = []
