@@ -1,9 +1,9 @@
 """Shows the progress of a run in three ways: to people (rich), to programs (JSON lines), and as a snapshot in the
 store.
 
-Other programs, such as the service, may rely only on the snapshot (`runs/RUN/progress.json`), which remains when the
-driver ends. The times measured here are only shown; nothing else depends on them. The remaining time is estimated from
-the bytes still to be read, not from the number of tasks.
+Programs that did not start the driver, such as the service, read the snapshot (`runs/RUN/progress.json`), which remains
+when the driver ends. The times measured here are only shown; nothing else depends on them. The remaining time is
+estimated from the bytes still to be read, not from the number of tasks.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ class _Node:
 class Progress:
     """Collects the scheduler's reports about a run and shows them.
 
-    `mode`: "rich" (bars on a terminal, otherwise lines every PLAIN_S seconds), "quiet", or "json" (one event per line
-    on stdout). `snapshot` is a function that is called with a JSON-able dict every few seconds and at the end. The
-    entries of `facts` are added to every snapshot. Secrets are removed from messages, errors and tracebacks
-    (`pipeline.base.redact`).
+    `mode`: "rich" (bars on a terminal, otherwise the changed lines every PLAIN_S seconds, both on stderr), "quiet", or
+    "json" (one event per line on stdout). `snapshot` is a function that is called with a JSON-able dict at the
+    beginning, every few seconds and at the end. The entries of `facts` are added to every snapshot. Secrets are removed
+    from messages, errors and tracebacks (`pipeline.base.redact`).
     """
 
     def __init__(self, mode: str = "rich", snapshot: Callable[[dict[str, Any]], None] | None = None, *,
@@ -379,7 +379,8 @@ class Progress:
 
 
 def stage_of(task: Running) -> str:
-    """Returns the name of the stage (a step on documents) that a task is in; "read" while it reads a record."""
+    """Returns the name of the stage (a step on documents) that a task is in, or the stage's number if the task names
+    none; "read" while it reads a record."""
     chain = task.spec.args.get("chain", ())
     stage = task.stage
     return chain[stage].get("name", str(stage)) if 0 <= stage < len(chain) else str(stage) if stage >= 0 else "read"
