@@ -12,8 +12,9 @@ succeed. The commit log, which alone decides which driver may commit, does not k
 An entry is `waiting` until a server claims it (event `start`), `starting` until its driver has begun (`running`), and
 ends as `done`, `failed` or `cancelled`. An entry is claimed only when all entries before it have ended, and an entry
 that has ended never changes, so at most one entry is starting or running. The event `returned` makes an entry wait
-again, because a driver that is not in the queue held the store. The event `unreachable` does so, too, because the Ray
-cluster did not answer. `pipeline.cluster.dispatch` claims entries and starts their drivers.
+again: a driver that is not in the queue held the store or took it over, or the entry's driver was told to stop although
+nobody had cancelled the run. The event `unreachable` does so, too, because the Ray cluster did not answer.
+`pipeline.cluster.dispatch` claims entries and starts their drivers.
 """
 
 from __future__ import annotations

@@ -9,17 +9,19 @@ A part is a hard link to a file that a task wrote, or, on object storage, a copy
 too, with one row per part. Its name begins with a dot and has no suffix. Pandas, pyarrow, Hugging Face datasets and
 Spark skip such a name, and a glob over `*.parquet` never matches it, so all of them find only parts in the folder.
 
-On a local disk the new folder is built elsewhere and exchanged for the old one in one step. At any moment, even after a
-crash, the parts that match `datasets/NAME/part-*.parquet` are therefore those that the manifest beside them lists. On
-object storage new parts are written first, then the manifest, and then old parts are removed. On object storage a
-reader that follows the manifest is always right. A reader that uses the glob is right unless a publication is in
-progress or was interrupted; the next run completes an interrupted one.
+On a local disk the new folder is built elsewhere and exchanged for the old one in one step (where the file system
+cannot do this, the folder is missing for a moment). At any moment, even after a crash, the parts that match
+`datasets/NAME/part-*.parquet` are therefore those that the manifest beside them lists. On object storage new parts are
+written first, then the manifest, and then old parts are removed. On object storage a reader that follows the manifest
+is always right. A reader that uses the glob is right unless a publication is in progress or was interrupted; the next
+run completes an interrupted one.
 
 The commit log refuses the commits of a driver (the process that schedules a run) that has lost the store to another
-driver, but nothing refuses its publications. So a driver checks three times that it still has the lease (the right to
-use the store): before it begins to publish, before it exchanges the folders, and after the exchange. If it has lost the
-lease by the last check, it undoes the exchange. Each publication is built in a folder of its own, so two drivers never
-mix their files.
+driver, but nothing refuses its publications. So a driver checks again and again that it still has the lease (the right
+to use the store). On a disk, it checks before it begins to publish, before it exchanges the folders, and after the
+exchange. If it has lost the lease by the last check, it undoes the exchange. Each publication is built in a folder of
+its own, so two drivers never mix their files. On object storage, it checks before it begins, after every VERIFY_PARTS
+parts, and before it writes the manifest.
 """
 
 from __future__ import annotations
@@ -362,7 +364,8 @@ class ManifestWriter:
 # -- reading ---------------------------------------------------------------------------------------------------------
 def manifest(store: Store, name: str, kind: str = "datasets") -> pa.Table:
     """Return the manifest of a published dataset: the table of its parts (columns: MANIFEST_SCHEMA). `kind` is
-    datasets, dropped or quarantine."""
+    datasets, dropped or quarantine. Raises StoreError when no such folder is published, and DamagedFile when the
+    manifest cannot be read."""
     try:
         return store.table(f"{kind}/{name}/{MANIFEST}")
     except FileNotFoundError:
@@ -396,7 +399,8 @@ def dataset_hash(store: Store, name: str, scratch: str | None = None, *, max_row
 
     The hash does not depend on how rows are spread over parts (files). Memory holds 64 bytes for each of up to
     `max_rows` rows; the digests of more rows are written to temporary files in the folder `scratch` (default: the
-    system's). Raises DuplicateId when two rows have the same id, also when they are in different parts.
+    system's). Raises DuplicateId when two rows have the same id, also when they are in different parts, and ValueError
+    for an id that does not have 32 characters.
     """
     digest = hashlib.sha256()
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
