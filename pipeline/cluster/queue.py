@@ -61,7 +61,7 @@ class RequestReused(QueueError):
 
 
 class RunTaken(QueueError):
-    """Raised when another submission with the same run name is in the queue and has not ended."""
+    """Raised when a different submission with the same run name is in the queue and has not ended."""
 
 
 class QueueFull(QueueError):
@@ -314,11 +314,12 @@ class Queue:
                                                 f"'{entry.run}'; send another id with another recipe")
                         return entry
                     # each of two servers may have found the name free before the other put its entry
-                    if entry.run == submission.run and not entry.ended and entry.digest != digest:
+                    if entry.run == submission.run and not entry.ended:
                         if submission.resumes:
                             return entry
-                        raise RunTaken(f"the run '{entry.run}' of another submission is in the queue; choose another "
-                                       f"name, or cancel that run")
+                        if entry.digest != digest:
+                            raise RunTaken(f"the run '{entry.run}' of another submission is in the queue; choose "
+                                           f"another name, or cancel that run")
                 if sum(e.state == "waiting" for e in entries) >= MOST_WAITING:
                     raise QueueFull(f"{MOST_WAITING} recipes wait in {self.store.root} already; wait for some, or "
                                     f"cancel them")
