@@ -31,13 +31,11 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from pipeline.base.clock import SYSTEM
@@ -46,10 +44,8 @@ from pipeline.base.parquet import parquet_writer
 from pipeline.base.scratch import Scratch
 from pipeline.store.errors import GONE, DamagedFile
 from pipeline.store.fs import Store, StoreError, cannot_write, make_folder, swap_folders, sync
-from pipeline.store.parts import RowDigester
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled
-from stages.document import DuplicateId
 
 #: the manifest's name begins with a dot and does not end with `.parquet`: otherwise `datasets.load_dataset` of the
 #: folder would take it for a part
@@ -64,8 +60,6 @@ MANIFEST_SCHEMA = pa.schema([
     ("sha256", pa.string()), ("content", pa.string()),         # of the file; of its rows (docs/contracts.md: Identity)
     ("sources", pa.list_(pa.string())),        # sources that the task read
 ])
-#: rows that `dataset_hash` keeps in memory, 64 bytes each, before it writes them to temporary files
-HASH_ROWS = 1 << 20
 #: rows of a manifest held in memory while it is written
 MANIFEST_ROWS = 1 << 13
 #: sums of `_part_sum` are taken modulo this number
@@ -392,75 +386,3 @@ def iter_rows(store: Store, folder: str, columns: list[str] | None = None) -> It
     DamagedFile when the bytes of a file differ from their recorded hash."""
     for batch in iter_batches(store, folder, columns, 64):
         yield from batch.to_pylist()
-
-
-def dataset_hash(store: Store, name: str, scratch: str | None = None, *, max_rows: int = HASH_ROWS) -> str:
-    """Return a hash of a dataset: sha256 over the digests (hashes) of all its rows, sorted by id.
-
-    The hash does not depend on how rows are spread over parts (files). Memory holds 64 bytes for each of up to
-    `max_rows` rows; the digests of more rows are written to temporary files in the folder `scratch` (default: the
-    system's). Raises DuplicateId when two rows have the same id, also when they are in different parts, and ValueError
-    for an id that does not have 32 characters.
-    """
-    digest = hashlib.sha256()
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        for rows in _sorted_digests(store, name, Path(folder), max_rows):
-            digest.update(rows[:, 32:].tobytes())
-    return digest.hexdigest()
-
-
-def _sorted_digests(store: Store, name: str, scratch: Path, max_rows: int) -> Iterator[np.ndarray]:
-    """Yield the id and the row digest (hash) of all rows of a dataset, sorted by id. They come in arrays of type uint8
-    and shape [n, 64]: 32 bytes of the id, then 32 bytes of the digest."""
-    waiting: list[np.ndarray] = []
-    count = 0
-    spilled: set[int] = set()
-
-    def spill() -> None:
-        rows = np.concatenate(waiting)
-        waiting.clear()
-        prefix = rows[:, 0].astype(np.int64) << 8 | rows[:, 1]          # two hex digits: 256 spill files
-        order = np.argsort(prefix, kind="stable")
-        rows, prefix = rows[order], prefix[order]
-        values, starts = np.unique(prefix, return_index=True)
-        for value, part in zip(values.tolist(), np.split(rows, starts[1:])):
-            spilled.add(value)
-            with open(scratch / str(value), "ab") as f:
-                f.write(part.tobytes())
-
-    digester: RowDigester | None = None
-    schema: pa.Schema | None = None
-    for batch in iter_batches(store, f"datasets/{name}"):
-        if batch.num_rows == 0:
-            continue
-        if digester is None or batch.schema != schema:
-            schema, digester = batch.schema, RowDigester(batch.schema)
-        ids = batch.column("id").to_pylist()
-        odd = next((id for id in ids if len(id) != 32 or not id.isascii()), None)
-        if odd is not None:
-            raise ValueError(f"datasets/{name}: '{odd}' is not a document id (32 hexadecimal characters)")
-        rows = np.empty((len(ids), 64), np.uint8)
-        rows[:, :32] = np.frombuffer("".join(ids).encode(), np.uint8).reshape(-1, 32)
-        rows[:, 32:] = np.frombuffer(b"".join(digester.digests(batch)), np.uint8).reshape(-1, 32)
-        waiting.append(rows)
-        count += len(rows)
-        if count >= max_rows:
-            spill()
-            count = 0
-    if not spilled:
-        yield _by_id(np.concatenate(waiting), name) if waiting else np.empty((0, 64), np.uint8)
-        return
-    if waiting:
-        spill()
-    for value in sorted(spilled):
-        yield _by_id(np.fromfile(scratch / str(value), np.uint8).reshape(-1, 64), name)
-
-
-def _by_id(rows: np.ndarray, name: str) -> np.ndarray:
-    ids = np.ascontiguousarray(rows[:, :32]).view("S32").ravel()
-    order = np.argsort(ids, kind="stable")
-    ids = ids[order]
-    same = np.flatnonzero(ids[1:] == ids[:-1])
-    if same.size:
-        raise DuplicateId(ids[same[0]].decode(), f"datasets/{name}")
-    return rows[order]

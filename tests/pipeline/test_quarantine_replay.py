@@ -22,7 +22,8 @@ import pytest
 
 from pipeline.recipe import load_recipe
 from pipeline.run import RunSummary, make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash, manifest
+from pipeline.store.dataset import manifest
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from pipeline.store.records import PartRecord

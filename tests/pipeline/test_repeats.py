@@ -17,7 +17,8 @@ from pipeline.recipe import load_recipe
 from pipeline.report.margins import COLUMNS, Margins
 from pipeline.run import make_backend, run_recipe
 from pipeline.service.playground import Changes, Playground
-from pipeline.store.dataset import dataset_hash, iter_rows
+from pipeline.store.dataset import iter_rows
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from stages.dedup.repeats import RepeatedPassages

@@ -27,7 +27,8 @@ from pipeline.passes.replay import without_zeros
 from pipeline.plan.estimate import survey_recipe
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash, iter_rows
+from pipeline.store.dataset import iter_rows
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.garbage import remove_unnamed
 from pipeline.store.log import Log

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from tests.corpus import sentences
 from tests.service.conftest import problem

@@ -13,7 +13,8 @@ import pytest
 
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash, iter_rows, manifest
+from pipeline.store.dataset import iter_rows, manifest
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.s3 import S3
 from tests.commands import command
