@@ -16,7 +16,8 @@ import pytest
 
 from pipeline.engine.backends.inline import InlineBackend
 from pipeline.engine.driver.endings import Interrupted, TaskFailed
-from pipeline.engine.driver.progress import Progress, clock
+from pipeline.engine.driver.hangs import clock
+from pipeline.engine.driver.progress import Progress
 from pipeline.engine.driver.protocols import Running
 from pipeline.engine.driver.scheduler import MAX_LOST, Scheduler
 from pipeline.engine.messages import Done, Failed, Failure, Hindered, Lost, Quarantined
