@@ -44,8 +44,8 @@ from pipeline.engine.backends.ray_deaths import cause
 from pipeline.engine.backends.ray_demand import PendingDemand
 from pipeline.engine.backends.ray_local import QUIET, start_local
 from pipeline.engine.backends.ray_metrics import Exporter
+from pipeline.engine.backends.ray_supervisor import SupervisorActor
 from pipeline.engine.messages import (
-    ASSIGNMENTS,
     EVENTS,
     Assignment,
     Done,
@@ -61,7 +61,6 @@ from pipeline.engine.messages import (
 from pipeline.engine.task import ResourceRequest
 from pipeline.engine.worker import limits as measure
 from pipeline.engine.worker.limits import ProcessLimits
-from pipeline.engine.worker.supervisor import Supervisor
 from pipeline.store.disk import WITNESS
 from pipeline.store.fs import Store
 
@@ -79,26 +78,6 @@ log = logging.getLogger("tokenmill")
 class NoNodes(TokenmillError):
     """Raised when no supervisor works and none will: all nodes were refused, supervisors die before they are ready, or
     none was ready in time. The message says why."""
-
-
-@ray.remote(max_restarts=0, max_task_retries=0)
-class SupervisorActor:
-    """A Ray actor that wraps a `Supervisor`, which runs tasks in child processes of one node. The assignments (attempts
-    at tasks) that it receives and the events that it returns are encoded as JSON (`engine.messages`)."""
-
-    def __init__(self, store: str, slots: int, limits: dict[str, Any], **options: Any) -> None:
-        devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-        self._supervisor = Supervisor(store, slots, ProcessLimits(**limits), devices=devices, **options)
-
-    def poll(self, assignments: list[dict[str, Any]], timeout: float, linger: float) -> list[dict[str, Any]]:
-        events = self._supervisor.poll([ASSIGNMENTS.decode(a) for a in assignments], timeout, linger)
-        return [encode(e) for e in events]
-
-    def cancel(self, ids: list[int]) -> None:
-        self._supervisor.cancel(ids)
-
-    def close(self) -> None:
-        self._supervisor.close()
 
 
 class RayBackend:
