@@ -267,6 +267,20 @@ def test_later_attempts_know_who_was_quarantined():
     assert len({a.attempt for a in b.taken}) == 2
 
 
+def test_the_rows_of_all_tasks_that_fail_at_once_are_released():
+    one, two = t.row_specs(parts=2)
+
+    class Together(Scripted):
+        def wait(self, timeout):
+            """Both tasks fail between two polls of the scheduler."""
+            return [*super().wait(timeout), *super().wait(timeout)]
+
+    broken, log = raised("no column 'text'", kind="permanent"), t.MemoryLog()
+    with pytest.raises(TaskFailed, match="no column"):
+        Scheduler(Together({s.key: [[QUARANTINED, broken]] for s in (one, two)}), log).run([one, two])
+    assert log.quarantined_rows(one.key) == log.quarantined_rows(two.key) == {}
+
+
 def test_a_quarantine_is_durable_before_the_part_goes_on(tmp_path):
     """It is in the log's files when the next events are asked for, and the first attempt of the next driver has it."""
     store, specs = Store(tmp_path / "store"), t.row_specs(parts=1)

@@ -92,6 +92,7 @@ class Scheduler:
         self._attempts: dict[str, list[int]] = {}    # ids of a task's attempts, by its key
         self._base_rates: dict[tuple[float, str], BaseRate] = defaultdict(BaseRate)    # by devices and kind of CPU
         self._trial = 0                              # the latest attempt at a task suspected to take its nodes down
+        self._given_up: list[str] = []               # keys of the tasks that get no further attempt
         self._forget()
         self._history: dict[str, History] = defaultdict(History)
         self._times: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=TIMES))
@@ -210,7 +211,8 @@ class Scheduler:
             self.log.flush()
             self._flushed = self._clock.now()
         if failure is not None:
-            self.log.release(failure.spec.key)
+            for key in self._given_up:
+                self.log.release(key)
             raise failure
         if self.bad_files:
             self.bad_files.check()
@@ -404,6 +406,7 @@ class Scheduler:
         if self.progress:
             self.progress.failed(spec, failure.kind, failure.message, not final)
         if final:
+            self._given_up.append(spec.key)
             raise TaskFailed(spec, past.reasons, past.tracebacks, why if len(past.reasons) > 1 else "")
 
     def _repeat(self, flights: list[Flight]) -> None:
