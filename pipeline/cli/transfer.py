@@ -26,7 +26,7 @@ def is_url(place: str | Path) -> bool:
 def local_copy(url: str, option: str, names: Callable[[Store], Sequence[str]] | None = None) -> Iterator[Path]:
     """A context manager for reading a folder of object storage. It yields a folder of this machine with a copy of the
     objects below `url`, or of those that `names` returns. `option` is the command-line option that has given `url`, for
-    messages. Errors that are raised in the `with` block name the URL, not the copy."""
+    messages. The messages of TokenmillErrors that are raised in the `with` block name the URL, not the copy."""
     check_root(url, option)
     store = Store(url)
     with Scratch() as scratch:
@@ -52,16 +52,16 @@ def local_copy(url: str, option: str, names: Callable[[Store], Sequence[str]] | 
 def uploaded(url: str, option: str) -> Iterator[Path]:
     """A context manager for writing a folder of object storage. It yields a path of this machine at which the `with`
     block creates a folder. At the end of the block, the folder's files are uploaded to `url`, below which there must be
-    no objects. `option` is the command-line option that has given `url`, for messages. Errors that are raised in the
-    block name the URL, not the folder.
+    no objects. `option` is the command-line option that has given `url`, for messages. The messages of TokenmillErrors
+    that are raised in the block name the URL, not the folder.
 
     In object storage, a folder cannot appear all at once: its objects appear one by one. So the object MARK is created
     first and removed last, and `local_copy` refuses a folder that has MARK. Only one of two writers can create MARK. An
     index is uploaded after the files that it names.
 
-    If an upload fails, the objects are removed. If the process is killed, they stay, and so does MARK, which holds a
-    sha256 of the whole folder. The same command, given again, has the same sha256 and uploads the missing objects. A
-    command that would write another folder is refused."""
+    If an upload fails, the objects are removed, unless another command uploads the same folder. If the process is
+    killed, they stay, and so does MARK, which holds a sha256 of the whole folder. The same command, given again, has
+    the same sha256 and uploads the missing objects. A command whose folder has other contents is refused."""
     check_root(url, option)
     store = Store(url)
     here = list(store.list(""))
@@ -91,7 +91,7 @@ def uploaded(url: str, option: str) -> Iterator[Path]:
 def _claim(store: Store, option: str, paths: Sequence[str], own: bytes) -> None:
     """Create MARK with the contents `own`, which begin with the sha256 of the folder. A MARK with the same sha256 is
     replaced: it is from a command that was killed, or that uploads the same files at this moment. Raises BadUsage when
-    the folder has a MARK with another sha256, or objects other than `paths`."""
+    the folder has a MARK with another sha256, a MARK and objects other than `paths`, or objects without a MARK."""
     if not store.put_absent(MARK, own):
         if store.read(MARK).split(b" ")[0] != own.split(b" ")[0] or not {*store.list("")} <= {MARK, *paths}:
             raise BadUsage(f"{option} {store.root}: has {MARK}: another command writes there, or was killed; name a "
@@ -111,8 +111,8 @@ def index_last(path: str) -> tuple[bool, bool, str]:
 
 @contextlib.contextmanager
 def naming(folder: str, url: str) -> Iterator[None]:
-    """A context manager that replaces `folder` by `url` in the messages of errors that are raised in the `with` block.
-    """
+    """A context manager that replaces `folder` by `url` in the messages of TokenmillErrors that are raised in the
+    `with` block. """
     try:
         yield
     except TokenmillError as e:
