@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,7 @@ from pipeline.cli.transfer import is_url, local_copy, uploaded
 from pipeline.store.fs import Store
 
 if TYPE_CHECKING:
+    from tokenizer.export.target import OpenTarget
     from tokenizer.load import Tokenizer
     from tokenizer.mixture.curriculum import Curriculum
     from tokenizer.shards.rows import RowSet
@@ -119,19 +121,32 @@ def export(format: FormatOpt,
             names = files_of_rows if rows else files_of_set
             copied = stack.enter_context(local_copy(shards, "SHARDS", names)) if is_url(shards) else Path(shards)
             shard_set = opened(copied)
-            folder = stack.enter_context(written(out, "--out"))
-            result = (export_rows if rows else write)(shard_set, format.value, folder, drop_loss, show_progress)
+            place = stack.enter_context(exported(out, "--out"))
+            result = (export_rows if rows else write)(shard_set, format.value, place, drop_loss, show_progress)
         elif order is not None:
             row_set, curriculum = stack.enter_context(rows_of(order, store, phase, samples))
             first, stop = chosen(curriculum, phase, samples)
-            folder = stack.enter_context(written(out, "--out"))
-            result = export_samples(row_set, curriculum, format.value, folder, first, stop, drop_loss, show_progress)
+            place = stack.enter_context(exported(out, "--out"))
+            result = export_samples(row_set, curriculum, format.value, place, first, stop, drop_loss, show_progress)
     if json_lines:
         figures = {f"{what}s" if key == "documents" else key: value for key, value in result._asdict().items()}
         typer.echo(json.dumps({"path": out, "format": format.value, **figures}))
     elif not quiet:
         typer.echo(f"{out}: {plural(result.documents, what)} of {result.tokens:,} tokens in "
                    f"{plural(result.files, 'file')} of {size(result.bytes)}, {size(result.linked)} of them hard links")
+
+
+@contextlib.contextmanager
+def exported(out: str, option: str) -> Iterator[Path | OpenTarget]:
+    """A context manager for an export to the new folder `out`, the value of the command-line option `option`. It yields
+    the path of the folder or, if `out` is a URL, what opens it."""
+    if is_url(out):
+        from pipeline.cli.streamed import streamed
+
+        yield partial(streamed, out, option)
+        return
+    with writing(Path(out), option):
+        yield Path(out)
 
 
 @contextlib.contextmanager

@@ -93,7 +93,7 @@ def made_runs(study: StudyData, root: str, options: Namespace) -> list[RunSummar
 
 def passed_on(options: Namespace, names: Sequence[str]) -> list[str]:
     """Return the arguments that are about the trainings: those that all studies have, and the options `names`."""
-    out = ["--seeds", str(options.seeds), "--jobs", str(options.jobs), "--device", options.device]
+    out = ["--seeds", str(options.seeds), "--jobs", str(options.jobs), "--device", options.device, "--by", options.by]
     for name in (*names, "ranks", "address", "gpus"):
         value = getattr(options, name)
         out += [f"--{name}", str(value)] if value else []

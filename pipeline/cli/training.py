@@ -15,7 +15,7 @@ def forward(arguments: Sequence[str]) -> int:
         from trainer.__main__ import main
 
         code = main(with_data(list(arguments)))
-    except SystemExit as stop:                    # argparse has printed what is wrong with the arguments
+    except SystemExit as stop:                    # what is wrong has been printed
         return int(stop.code or 0)
     except ModuleNotFoundError as e:
         if e.name != "torch":
@@ -65,7 +65,9 @@ def _add_training(run: str, store: str) -> str | None:
 
 def with_data(arguments: list[str]) -> list[str]:
     """Make the data that `train ablate --data` and `train anneal --data` compare. Return the command line with which
-    the trainer compares it. Any other command line is returned as it is."""
+    the trainer compares it. Any other command line is returned as it is.
+
+    An error in making the data is printed as one line; then SystemExit is raised with the exit code of the command."""
     from trainer.__main__ import parser
 
     if arguments[:1] not in (["ablate"], ["anneal"]) or {"-h", "--help"} & set(arguments):
@@ -73,6 +75,10 @@ def with_data(arguments: list[str]) -> list[str]:
     options = parser(arguments[0]).parse_args(arguments)
     if not options.data and not options.vary:
         return arguments
+    from pipeline.cli.errors import report_error
     from pipeline.cli.studies import ablate_data, anneal_data
 
-    return ablate_data(options) if arguments[0] == "ablate" else anneal_data(options)
+    try:
+        return ablate_data(options) if arguments[0] == "ablate" else anneal_data(options)
+    except Exception as e:
+        raise SystemExit(report_error(e)) from None

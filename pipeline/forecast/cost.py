@@ -7,8 +7,9 @@ sample of that source. The error of this extrapolation is a 95 % interval of the
 Two quantities do not grow in proportion to the input. One is the number of duplicates, whose share rises with the
 number of documents: a sample of one thousandth holds both documents of a pair with a chance of one in a million. The
 lower bound is therefore the duplicates in the sample, scaled up in proportion. The upper bound is the duplicates in the
-sample, plus a margin for chance, divided by the square of the sample's share. The other quantity is the number of
-tokens, because a tokenizer trained on little text encodes that text in too few tokens.
+sample, plus a margin for chance, divided by the sample's share of the source and by the smallest such share of all
+sources, and at most the number of documents. The other quantity is the number of tokens, because a tokenizer trained on
+little text encodes that text in too few tokens.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def forecast(run: SampleRun, *, cores: int, price: float | None = None) -> CostF
 def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
     """Return the wall-clock seconds of all nodes of the plan on `cores` cores. In the lower bound, the work is divided
     evenly among the cores. In the upper bound, every node also waits for its longest task after all its other tasks are
-    done (Graham 1966), and all takes a quarter longer. On one core no node waits. START_S is added to both."""
+    done (Graham 1966), and a quarter is added to the sum. The estimate counts half of these waits. On one core no node
+    waits. START_S is added to all three."""
     cpu = total(n.cpu_s for n in nodes) * (1 / cores)
     tails = sum(n.longest_s for n in nodes) if cores > 1 else 0.0
     value = START_S + max(cpu.value, max(n.longest_s for n in nodes)) + tails / 2
@@ -81,8 +83,9 @@ def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
 def line(size: np.ndarray, cost: np.ndarray) -> tuple[float, float]:
     """Fit a line to the costs of tasks of different sizes. Returns (cost of a task without any bytes, cost per byte).
     The line is fitted by medians (Theil 1950, Sen 1968), so that it is not distorted by a task that loads a model or
-    compiles code. Neither value is negative. A line that does not rise is given a quarter of the mean cost per byte.
-    With fewer than LEAST_TASKS tasks, or tasks of about equal size, the whole cost counts as cost per byte."""
+    compiles code. Neither value is negative. The cost per byte is at most the mean cost per byte of all tasks, and a
+    quarter of this mean if the medians show no growth. With fewer than LEAST_TASKS tasks, or tasks of about equal size,
+    the whole cost counts as cost per byte."""
     even = float(cost.sum()) / max(float(size.sum()), 1.0)
     i, j = np.triu_indices(len(size), 1)
     apart = np.abs(size[i] - size[j]) > 0.25 * float(np.median(size))

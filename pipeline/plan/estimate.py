@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.base.machine import usable_cores
+from pipeline.base.redact import redact
 from pipeline.plan.changes import changes
 from pipeline.plan.fresh import FreshNodes
 from pipeline.plan.lint import lint
@@ -221,7 +222,9 @@ class Flow:
             share = state.weight / max(state.weight + state.weight_fresh, 1)
         elif status == "partly":
             share = 1 - state.fresh / total
-        return {"name": node.name, "kind": node.kind, "deps": node.upstream, "steps": list(node.steps),
+        return {"name": node.name, "kind": node.kind, "deps": node.upstream,
+                **({"against": [redact(name) for name in node.against]} if node.against else {}),
+                "steps": list(node.steps),
                 "publishes": node.publishes, "status": status, "partitions": None if state.unknown else total,
                 "fresh": state.fresh, "stale": state.stale, "pending": state.pending, "more": state.more,
                 "replayed": state.replayed,

@@ -84,7 +84,8 @@ def _check_numbers(index: DedupIndex) -> None:
 
 def read_index(root: str, step: str) -> DedupIndex:
     """Return the index of a folder for a step. References to its files hold the folder as `root`. Raises NoIndex if
-    there is none, or if its file index.json is damaged."""
+    there is none, or if its file index.json is damaged, does not describe an index, or is of another version. The other
+    files are not read here."""
     folder = Store(root)
     try:
         data = folder.read(f"{step}/{MANIFEST}")

@@ -111,6 +111,7 @@ def whole(site, tmp_path_factory) -> Path:
     return store
 
 
+@pytest.mark.slow
 def test_the_forecast_of_a_quarter_is_near_the_truth(sampled, whole):
     said = forecast(sampled, cores=4, price=0.04)
     really = counted(whole)
@@ -270,6 +271,7 @@ def test_nothing_is_left_behind_and_limits_are_kept(site, monkeypatch, tmp_path)
     assert not list(tmp_path.rglob("*.parquet"))
 
 
+@pytest.mark.slow
 def test_the_command(site, tokenmill):
     said = tokenmill("plan", site / "recipe.yaml", "--sample", "10%", "--cores", "64", "--price", "0.04", "--json")
     assert said.code == 0, said.err

@@ -69,6 +69,7 @@ def test_a_damaged_list_is_an_error(tmp_path):
         unfold(folded, store.read)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("barrier", [MinHash(), Exact(by="both")], ids=["minhash", "exact"])
 def test_specs_are_below_4_kb_with_thousands_of_groups(barrier, rounds):

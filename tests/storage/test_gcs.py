@@ -23,7 +23,7 @@ from pipeline.plan.inputs import InputError, check_patterns, list_source
 from pipeline.plan.objects import ListingJournal, walk
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.errors import StoreError
 from pipeline.store.fs import Store
 from pipeline.store.log import Fenced, Log

@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trainer.base.config import ConfigError
 from trainer.data.tokenizer import TextCoder
-from trainer.evaluation.generation import continuations
+from trainer.evaluation.generation import OpenPrompt, continuations
 from trainer.evaluation.items import ExamplePool, Item, Prompt, cloze, lettered, make_items, unconditional
 from trainer.evaluation.measures import ItemResult, Measure, measures, normalised
+from trainer.evaluation.programs import Outcome, WrittenProgram, outcome
 from trainer.evaluation.queries import MergedBoundary, Query, SharedRow, encode_prompts, shared_rows
 from trainer.evaluation.rows import find_files, read_rows, sums
 from trainer.evaluation.scoring import Likelihood, likelihoods
@@ -52,8 +54,10 @@ class PreparedTask:
     """A task that is ready to be scored. `files` has the sha256 of each file of its data, by path. `sizes` has for each
     item (bytes, characters) of those answers whose likelihood is asked for. `rows` are the rows of tokens of all items,
     and `owners` has for each of them (number of the item, kind of prompt: cloze, letters or prior). `prompts` are the
-    tokens from which answers are generated; it is empty if the task generates none. `truncated` is the number of items
-    of which a prompt was cut at its beginning, because it is longer than the model's context."""
+    prompts that are continued, with the right answers whose likelihood is not asked for by `rows`; it is empty if the
+    task generates nothing. `programs` are the beginnings of the programs that are to be continued, with their tests; it
+    is empty if the task has not the form code. `truncated` is the number of items of which a prompt was cut at its
+    beginning, because it is longer than the model's context."""
 
     task: EvalTask
     files: Mapping[str, str]
@@ -62,13 +66,14 @@ class PreparedTask:
     sizes: Sequence[Sequence[tuple[int, int]]]
     rows: Sequence[SharedRow]
     owners: Sequence[tuple[int, str]]
-    prompts: Sequence[Sequence[int]]
+    prompts: Sequence[OpenPrompt]
+    programs: Sequence[WrittenProgram]
     truncated: int
 
     @property
     def work(self) -> int:
-        """The number of rows and prompts to compute, for showing progress."""
-        return len(self.rows) + len(self.prompts)
+        """The number of rows and prompts to compute, and of programs to run, for showing progress."""
+        return len(self.rows) + len(self.prompts) + len(self.programs)
 
 
 @dataclass(frozen=True)
@@ -116,20 +121,20 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
     items = make_items(task, read_rows(paths))
     if not items:
         raise ConfigError(f"{paths[0]}: no rows, so the task {task.name} cannot be scored; fetch the file again")
-    pool, own = items, True
+    pool = items
     sources = [*paths]
     if shots and file.examples:
         example_paths = find_files(data, f"{task.name}_examples", file.examples)
         if not example_paths:
             raise ConfigError(f"{data}: no examples for the task {task.name}; put {task.name}_examples.jsonl there, or "
                               f"give --shots 0")
-        pool, own = make_items(task, read_rows(example_paths)), False
+        pool = make_items(task, read_rows(example_paths))
         sources += example_paths
-    chooser = ExamplePool(task, pool, own, seed)
+    chooser = ExamplePool(task, pool, seed)
     examples = [chooser.examples(item, shots) for item in items]
     rows, owners, cut = _rows(task, items, examples, reader)
-    prompts: list[Sequence[int]] = []
-    if file.generate is not None and "fg" in file.forms:
+    prompts: list[OpenPrompt] = []
+    if file.generate is not None and {"fg", "code"} & set(file.forms):
         room = reader.context - file.generate.tokens
         if room < 1:
             raise ContextTooShort(f"{task.name}: generates {file.generate.tokens} tokens, but the model's context has "
@@ -137,20 +142,46 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
         texts = [cloze(task, item, shown)[item.gold].context for item, shown in zip(items, examples)]
         coded = [ids or [reader.start] for ids in reader.coder.encode_batch([t.rstrip() for t in texts])]
         cut |= {i for i, ids in enumerate(coded) if len(ids) > room}
-        prompts = [ids[-room:] for ids in coded]
+        prompts = [OpenPrompt(ids[-room:]) for ids in coded]
+        if not {"cf", "pairs"} & set(file.forms):
+            rows, owners = _answers_of_prompts(rows, owners, prompts)
+    programs = [_program(task, item) for item in items] if "code" in file.forms else []
     highest = max([*(int(max(row.tokens.max(initial=0), row.asked[:, 1].max())) for row in rows),
-                   *(max(ids) for ids in prompts)])
+                   *(max(*p.tokens, *p.answer) for p in prompts)])
     if highest >= reader.vocab:
         raise ConfigError(f"the tokenizer gives the id {highest:,}, but the model knows {reader.vocab:,} tokens; give "
                           f"it the tokenizer with which it was trained")
     sizes = [[_size(p.continuation) for p in _asked_cloze(task, item, [])] for item in items]
-    return PreparedTask(task, sums(data, sources), shots, items, sizes, rows, owners, prompts, len(cut))
+    return PreparedTask(task, sums(data, sources), shots, items, sizes, rows, owners, prompts, programs, len(cut))
 
 
 def _asked_cloze(task: EvalTask, item: Item, examples: Sequence[Item]) -> list[Prompt]:
     """Return the prompts of the cloze form that the forms of the task need: of all answers, or of the right one."""
     prompts = cloze(task, item, examples)
     return prompts if {"cf", "pairs"} & set(task.file.forms) else [prompts[item.gold]]
+
+
+def _answers_of_prompts(rows: Sequence[SharedRow], owners: Sequence[tuple[int, str]],
+                        prompts: list[OpenPrompt]) -> tuple[list[SharedRow], list[tuple[int, str]]]:
+    """Where a row asks for the right answer to a prompt that is also continued, move the answer to the prompt, so that
+    the model reads the prompt once. Rows of the kind cloze must ask for right answers alone. Returns the rows that are
+    left, and their owners."""
+    left = []
+    for row, (number, kind) in zip(rows, owners):
+        tokens = prompts[number].tokens
+        if kind == "cloze" and row.asked[0, 0] == len(tokens) - 1 and np.array_equal(row.tokens[:len(tokens)], tokens):
+            prompts[number] = OpenPrompt(tokens, row.asked[:, 1].tolist())
+        else:
+            left.append((row, (number, kind)))
+    return [row for row, _ in left], [owner for _, owner in left]
+
+
+def _program(task: EvalTask, item: Item) -> WrittenProgram:
+    config = task.file.code
+    assert config is not None
+    return WrittenProgram(cloze(task, item, [])[item.gold].context.rstrip(),
+                          task.render(config.function, item.values, item.where),
+                          task.render(config.tests, item.values, item.where))
 
 
 def _size(text: str) -> tuple[int, int]:
@@ -164,7 +195,7 @@ def _rows(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Ite
     had to be cut)."""
     forms = set(task.file.forms)
     kinds: dict[str, Iterable[list[Prompt]]] = {}
-    if forms - {"mcf", "fg"}:
+    if forms - {"mcf", "fg", "code"}:
         kinds["cloze"] = (_asked_cloze(task, item, shown) for item, shown in zip(items, examples))
     if "mcf" in forms:
         kinds["letters"] = (lettered(task, item, shown) for item, shown in zip(items, examples))
@@ -211,23 +242,20 @@ def _fitting(query: Query, task: EvalTask, item: Item, reader: PromptReader) -> 
 
 def score(model: Transformer, prepared: PreparedTask, reader: PromptReader, contaminated: frozenset[int] = frozenset(),
           progress: Callable[[int], None] = lambda _rows: None) -> TaskScores:
-    """Score a task. `contaminated` are the numbers of rows of the benchmark that are known to be in the training data.
-    `progress` is called with the number of rows of tokens, or of generated answers, of every finished batch. Raises
-    NotFinite when a log-likelihood is NaN or infinite."""
-    task, config = prepared.task, prepared.task.file.generate
+    """Score a task. If it has the form code, the programs that the model writes are run. `contaminated` are the numbers
+    of rows of the benchmark that are known to be in the training data. `progress` is called with the number of rows of
+    tokens, or of generated answers, of every finished batch, and for every program that was run. Raises NotFinite when
+    a log-likelihood is NaN or infinite."""
+    task = prepared.task
     likelihoods_of: list[dict[str, dict[int, Likelihood]]] = [{} for _ in prepared.items]
     for (number, kind), part in zip(prepared.owners, likelihoods(model, prepared.rows, reader.batch, progress)):
         likelihoods_of[number].setdefault(kind, {}).update(part)
-    texts: list[str] = []
-    if prepared.prompts and config is not None:
-        texts = continuations(model, prepared.prompts, config, reader.coder, reader.eos, reader.batch, progress)
     results = []
-    for item, sizes, parts, text in itertools.zip_longest(prepared.items, prepared.sizes, likelihoods_of, texts):
+    generated_of = _generated(model, prepared, reader, likelihoods_of, progress)
+    for item, sizes, parts, generated in zip(prepared.items, prepared.sizes, likelihoods_of, generated_of):
         lists = {kind: [part[i] for i in range(len(part))] for kind, part in parts.items()}
-        results.append(ItemResult(
-            item, lists.get("cloze", ()), sizes, lists.get("prior", ()), lists.get("letters", ()),
-            None if text is None or config is None else normalised(text, config),
-            None if config is None else normalised(item.choices[item.gold], config)))
+        results.append(ItemResult(item, lists.get("cloze", ()), sizes, lists.get("prior", ()), lists.get("letters", ()),
+                                  *generated))
     groups: dict[str, list[ItemResult]] = {}
     for result in results:
         if result.item.group:
@@ -238,3 +266,26 @@ def score(model: Transformer, prepared: PreparedTask, reader: PromptReader, cont
                       {name: measures(task, part) for name, part in sorted(groups.items())},
                       {name: measures(task, part) for name, part in apart.items() if part},
                       {name: len(part) for name, part in apart.items()}, results)
+
+
+def _generated(model: Transformer, prepared: PreparedTask, reader: PromptReader,
+               likelihoods_of: Sequence[dict[str, dict[int, Likelihood]]],
+               progress: Callable[[int], None]) -> list[tuple[str | None, str | None, Outcome | None]]:
+    """Return for each item what was generated, what was expected, and what became of a program's tests, each None if it
+    was not asked for. Likelihoods of the prompts' answers are put into `likelihoods_of`."""
+    config = prepared.task.file.generate
+    if not prepared.prompts or config is None:
+        return [(None, None, None)] * len(prepared.items)
+    results = continuations(model, prepared.prompts, config, reader.coder, reader.eos, reader.batch, progress)
+    for own, result in zip(likelihoods_of, results):
+        if result.answer is not None:
+            own["cloze"] = {0: result.answer}
+    texts = [result.text for result in results]
+    if not prepared.programs:
+        return [(normalised(text, config), normalised(item.choices[item.gold], config), None)
+                for text, item in zip(texts, prepared.items)]
+    tested: list[tuple[str | None, str | None, Outcome | None]] = []
+    for program, text in zip(prepared.programs, texts):
+        tested.append((text, None, outcome(replace(program, text=program.text + text))))
+        progress(1)
+    return tested
