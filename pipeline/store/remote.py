@@ -4,7 +4,7 @@ storage that fsspec supports.
 Every request goes through `retry.patiently`, which repeats it after a temporary error. Large objects are downloaded in
 parallel pieces, each of which is retried on its own. The size and number of pieces follow from two measurements: a
 request takes some 30 ms until its first byte, and a connection then transfers some 60 MB/s. A request for 8 MiB
-therefore spends four fifths of its time transferring data, and eight pieces at a time fill a link of 4 Gb/s.
+therefore spends four fifths of its time transferring data, and eight pieces at a time fill a link of 3 Gb/s.
 """
 
 from __future__ import annotations
