@@ -146,7 +146,7 @@ def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
     """Return the wall-clock seconds of all nodes of the plan on `cores` cores. In the lower bound, the work is divided
     evenly among the cores. In the upper bound, every node also waits for its longest task after all its other tasks are
     done (Graham 1966), and a quarter is added to the sum. The estimate counts half of these waits. On one core no node
-    waits."""
+    waits. START_S is added to all three."""
     cpu = total(n.cpu_s for n in nodes) * (1 / cores)
     tails = sum(n.longest_s for n in nodes) if cores > 1 else 0.0
     value = START_S + max(cpu.value, max(n.longest_s for n in nodes)) + tails / 2
@@ -256,7 +256,7 @@ class Extrapolation:
         text."""
         trained = self.run.recipe.tokenizer.train if self.run.recipe.tokenizer else None
         cpu, trained_bytes = sum(r.cpu_s for r in records), sum(r.counters.get("bytes", 0) for r in records)
-        more = min(trained.sample / trained_bytes, self.largest) if trained and trained_bytes else 1.0
+        more = min(trained.sample_bytes / trained_bytes, self.largest) if trained and trained_bytes else 1.0
         return Range(cpu * max(1.0, 0.7 * more), cpu, cpu * max(1.0, more))
 
     def _deduplicated(self, name: str, records: Sequence[PartRecord]) -> None:
@@ -388,8 +388,8 @@ class Extrapolation:
     def _margin(weights: np.ndarray, size: np.ndarray, values: np.ndarray) -> float:
         """Return the 95 % error of the weighted sum of `values`, which has one value per task. The error is computed
         from the spread of the ratio of values to bytes, because a mere difference in the sizes of tasks adds no
-        uncertainty. A single task shows no spread, so its whole value counts as error. The error is 0 if no weight is
-        above 1, because the whole input was then read."""
+        uncertainty. A single task shows no spread, so its whole value counts as error. If the whole input was read (no
+        weight is above 1), there is no error."""
         n, most = len(values), float(weights.max())
         if most <= 1:
             return 0.0

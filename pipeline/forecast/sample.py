@@ -1,8 +1,8 @@
 """Runs a recipe on a sample of its inputs, in a temporary store.
 
-Whether a record is drawn depends only on a pseudo-random function (PRF) of its id. The same inputs therefore give the
-same sample, and a larger share contains all records of a smaller share. Every source is represented. If the input is
-too large to be read whole for an estimate, whole files are drawn first, by the PRF of their paths.
+Records are drawn by rising rank, which is a pseudo-random function (PRF) of their ids. The same inputs therefore give
+the same sample, and a larger share contains all records of a smaller share. Every source is represented. If the input
+is too large to be read whole for an estimate, whole files are drawn first, by the PRF of their paths.
 
 The sample of a source is written to `UNITS` files of unequal sizes. Each file becomes a partition, the input of one
 task. The spread of the results of these tasks gives the error of an estimate. The different sizes of the files reveal

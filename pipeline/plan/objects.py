@@ -173,7 +173,7 @@ def _reached(root: str) -> Remote:
 # -- wildcards -------------------------------------------------------------------------------------------------------
 def _matching(folder: str, pattern: str, journal: ListingJournal | None) -> Iterable[Row]:
     """Return the objects that match a pattern with wildcards, by the rules of fsspec. As in a shell, a wildcard does
-    not match a name with a leading dot."""
+    not match a name with a leading dot, unless a component of the pattern begins with a dot."""
     from fsspec.utils import glob_translate
 
     remote = _reached(folder)

@@ -1,6 +1,6 @@
 """Turns report.json into one HTML file. The file works offline, because it needs no scripts, fonts or downloads. It has
-a light and a dark mode, and can be printed and read on a phone. So that it has at most 1 MB, long tables are cut to
-their most important rows (`pipeline.report.trim`), down to five."""
+a light and a dark mode, and can be printed and read on a phone. Long tables are cut to their most important rows
+(`pipeline.report.trim`), down to five, until the file has at most 1 MB; with five rows it may be larger."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def sorted_hits(reader: PartReader, filter: Filter, order: SortOrder, most: int,
     all ids would take most of the time."""
     turn, behind, until = ("DESC", "<", ">=") if order.descending else ("ASC", ">", "<=")
     conditions, values = where(filter, reader.known)
-    sql, bound = keyset(order, *place) if place else ("true", [])
+    sql, bound = keyset(order, place[0], str(place[1])) if place else ("true", [])
     with reader.source() as (source, files):
         inner = (f"(SELECT {column(order.by, reader.known)} AS v, id, file_index, file_row_number FROM {source} "
                  f"{where_clause(conditions)})")

@@ -151,7 +151,7 @@ class Checked:
         try:
             with ThreadPoolExecutor(self._limits.threads) as pool:
                 new = [(part, path) for part, path in zip(parts, paths) if _identity(part, path) not in self._hashes]
-                list(pool.map(lambda both: self._check(*both, stop), new))
+                list(pool.map(lambda both: self._check(both[0], both[1], stop), new))
                 return [self._check(part, path, stop) for part, path in zip(parts, paths)]
         except TooDear:
             done = sum(_identity(part, path) in self._hashes for part, path in zip(parts, paths))

