@@ -127,8 +127,8 @@ class Dispatcher:
         """Whether no process works on an entry of the queue, although a server has claimed it (taken it in order to
         start its run). A driver is the process that schedules the run. The entry is abandoned in three cases:
 
-        * No driver has begun it, and the server that claimed it is dead, or it is this server and the driver that it
-          started has ended, or another server claimed it more than START_S seconds ago.
+        * No driver has begun it. In addition, this server claimed it and the driver that it started has ended, or
+          another server claimed it and is known to be dead or did so more than START_S seconds ago.
         * A driver has begun it and is known to be dead.
         * A driver has begun it, this machine cannot check whether that process is alive, and the heartbeat of the store
           has not changed for UNSEEN_S seconds.
