@@ -143,9 +143,13 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
     if highest >= reader.vocab:
         raise ConfigError(f"the tokenizer gives the id {highest:,}, but the model knows {reader.vocab:,} tokens; give "
                           f"it the tokenizer with which it was trained")
-    sizes = [[_size(p.continuation) for p in _asked_cloze(task, item, [])] for item in items]
-    return PreparedTask(task, sums(data, sources), shots, items, sizes, rows, owners, prompts, programs,
+    return PreparedTask(task, sums(data, sources), shots, items, sizes_of(task, items), rows, owners, prompts, programs,
                         len(cut | also_cut))
+
+
+def sizes_of(task: EvalTask, items: Sequence[Item]) -> list[list[tuple[int, int]]]:
+    """Return for each item (bytes, characters) of those answers whose likelihood is asked for in the cloze form."""
+    return [[_size(p.continuation) for p in _asked_cloze(task, item, [])] for item in items]
 
 
 def _asked_cloze(task: EvalTask, item: Item, examples: Sequence[Item]) -> list[Prompt]:
