@@ -107,7 +107,7 @@ class Dispatcher:
         elif self._is_abandoned(head):
             if head.stopping:
                 self.queue.append(head, "cancelled", by=head.last.by)
-            elif head.deaths() >= MOST_DEATHS:
+            elif head.deaths(self._done(head)) >= MOST_DEATHS:
                 self.queue.append(head, "failed", error=f"its driver has ended {MOST_DEATHS} times without a message "
                                   f"and without having finished a task; look at its log, or run `tokenmill resume "
                                   f"{head.run}` on the server's machine to see why")
@@ -118,17 +118,20 @@ class Dispatcher:
             ask_to_stop(self.store, head.run, head.attempt)
 
     def _claim(self, entry: QueueEntry) -> None:
-        claimed = self.queue.append(entry, "start", holder=self._holder,
-                                    tasks=int(progress_of(self.store, entry.run).get("done") or 0))
+        claimed = self.queue.append(entry, "start", holder=self._holder, tasks=self._done(entry))
         if claimed is not None and claimed.last.kind == "start" and claimed.last.holder == self._holder:
             self._children[claimed.number, len(claimed.events)] = self._start(claimed)
+
+    def _done(self, entry: QueueEntry) -> int:
+        """Return the number of tasks that the run of an entry has done, as its progress says."""
+        return int(progress_of(self.store, entry.run).get("done") or 0)
 
     def _is_abandoned(self, entry: QueueEntry) -> bool:
         """Whether no process works on an entry of the queue, although a server has claimed it (taken it in order to
         start its run). A driver is the process that schedules the run. The entry is abandoned in three cases:
 
-        * No driver has begun it, and the server that claimed it is dead, or it is this server and the driver that it
-          started has ended, or another server claimed it more than START_S seconds ago.
+        * No driver has begun it. In addition, this server claimed it and the driver that it started has ended, or
+          another server claimed it and is known to be dead or did so more than START_S seconds ago.
         * A driver has begun it and is known to be dead.
         * A driver has begun it, this machine cannot check whether that process is alive, and the heartbeat of the store
           has not changed for UNSEEN_S seconds.

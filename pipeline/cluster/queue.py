@@ -164,19 +164,21 @@ class QueueEntry:
                 break
         return count
 
-    def deaths(self) -> int:
-        """Return how many starts in a row have ended without a message and without having finished a task. The latest
-        start counts even if it has finished tasks. A start after which the entry waits again does not count."""
-        count, tasks, returned = 0, None, False
-        for event in reversed(self.events):
-            if event.kind in ("returned", "unreachable"):
-                returned = True
-            elif event.kind == "start" and returned:
-                returned = False
-            elif event.kind == "start":
-                if tasks is not None and event.tasks < tasks:
-                    break
-                count, tasks = count + 1, event.tasks
+    def deaths(self, done: int) -> int:
+        """Return how many starts in a row, up to the latest, have ended without a message and without having finished a
+        task. `done` is the number of tasks that the run has done by now. A start after which the entry waits again does
+        not count.
+
+        A start has finished tasks if more tasks are done after it than before it and all earlier starts. A start that
+        dies while it plans leaves fewer tasks, as it has not yet found all results of the earlier ones.
+        """
+        starts = [i for i, event in enumerate(self.events) if event.kind == "start"]
+        count = most = 0
+        for start, next_start in zip(starts, [*starts[1:], None]):
+            most = max(most, self.events[start].tasks)
+            after = done if next_start is None else self.events[next_start].tasks
+            if not any(event.kind in ("returned", "unreachable") for event in self.events[start:next_start]):
+                count = 0 if after > most else count + 1
         return count
 
 

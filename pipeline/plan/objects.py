@@ -25,7 +25,8 @@ from typing import Any, TypeAlias
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.humanize import duration
 from pipeline.store.fs import Store
-from pipeline.store.remote import Remote, RemoteObject, connect, version_of
+from pipeline.store.listing import RemoteObject, version_of
+from pipeline.store.remote import Remote, connect
 from pipeline.store.retry import patiently
 from pipeline.store.temp import Spilled
 

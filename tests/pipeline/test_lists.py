@@ -67,6 +67,9 @@ def test_a_damaged_list_is_an_error(tmp_path):
     (tmp_path / folded["maps"]["$list"]).write_text("[1,2,3]")
     with pytest.raises(DamagedFile, match=folded["maps"]["$list"]):
         unfold(folded, store.read)
+    store.remove(folded["maps"]["$list"])
+    with pytest.raises(DamagedFile, match="is missing"):
+        unfold(folded, store.read)
 
 
 @pytest.mark.slow

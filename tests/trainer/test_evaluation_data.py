@@ -50,9 +50,10 @@ def plain(text: str) -> str:
 def texts(row: SharedRow) -> dict[int, str]:
     """The whole text of each query of a row of bytes."""
     found = {}
-    for branch, number in enumerate(np.unique(row.asked[:, 2]), 1):
-        seen = row.tokens[(row.branches == 0) | (row.branches == branch)]
-        last = row.asked[row.asked[:, 2] == number][-1, 1]
+    places = np.arange(len(row.tokens))
+    for number in np.unique(row.asked[:, 2]):
+        place, last, _ = row.asked[row.asked[:, 2] == number][-1]
+        seen = row.tokens[(places <= place) & (row.ends > place)]
         found[int(number)] = Bytes().decode([int(i) for i in (*seen, last)])
     return found
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from pipeline.base import confinement
@@ -141,7 +142,7 @@ def test_another_tokenizer_is_refused(place: Path, tmp_path: Path, capsys):
 def test_a_model_of_nan_is_refused(place: Path, capsys, monkeypatch):
     from trainer.evaluation import scoring
 
-    monkeypatch.setattr(scoring.Transformer, "logits", lambda self, x: x.new_full((len(x), self.vocab), float("nan")))
+    monkeypatch.setattr(scoring.Transformer, "logits", lambda self, x, _: x.new_full((len(x), self.vocab), torch.nan))
     assert main(["eval", str(place / "store" / "runs" / "toy"), *common(place)]) == 1
     assert "earlier step" in capsys.readouterr().err
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trainer.base.config import ConfigError
 from trainer.data.tokenizer import TextCoder
 from trainer.evaluation.generation import OpenPrompt, continuations
@@ -23,6 +21,11 @@ from trainer.evaluation.rows import find_files, read_rows, sums
 from trainer.evaluation.scoring import Likelihood, likelihoods
 from trainer.evaluation.task_file import EvalTask
 from trainer.model.transformer import Transformer
+
+#: the owner of a query: number of its item, its kind (cloze, letters or prior), and number of the answer in this kind
+Owner = tuple[int, str, int]
+#: number of queries among which common beginnings are looked for
+_TOGETHER = 1024
 
 
 class ContextTooShort(ConfigError):
@@ -65,7 +68,7 @@ class PreparedTask:
     items: Sequence[Item]
     sizes: Sequence[Sequence[tuple[int, int]]]
     rows: Sequence[SharedRow]
-    owners: Sequence[tuple[int, str]]
+    owners: Sequence[Owner]
     prompts: Sequence[OpenPrompt]
     programs: Sequence[WrittenProgram]
     truncated: int
@@ -132,27 +135,21 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
         sources += example_paths
     chooser = ExamplePool(task, pool, seed)
     examples = [chooser.examples(item, shots) for item in items]
-    rows, owners, cut = _rows(task, items, examples, reader)
-    prompts: list[OpenPrompt] = []
-    if file.generate is not None and {"fg", "code"} & set(file.forms):
-        room = reader.context - file.generate.tokens
-        if room < 1:
-            raise ContextTooShort(f"{task.name}: generates {file.generate.tokens} tokens, but the model's context has "
-                                  f"{reader.context}; leave the task out, or give a task file with fewer")
-        texts = [cloze(task, item, shown)[item.gold].context for item, shown in zip(items, examples)]
-        coded = [ids or [reader.start] for ids in reader.coder.encode_batch([t.rstrip() for t in texts])]
-        cut |= {i for i, ids in enumerate(coded) if len(ids) > room}
-        prompts = [OpenPrompt(ids[-room:]) for ids in coded]
-        if not {"cf", "pairs"} & set(file.forms):
-            rows, owners = _answers_of_prompts(rows, owners, prompts)
+    prompts, cut = _prompts(task, items, examples, reader)
+    rows, owners, also_cut = _rows(task, items, examples, reader, prompts)
     programs = [_program(task, item) for item in items] if "code" in file.forms else []
     highest = max([*(int(max(row.tokens.max(initial=0), row.asked[:, 1].max())) for row in rows),
                    *(max(*p.tokens, *p.answer) for p in prompts)])
     if highest >= reader.vocab:
         raise ConfigError(f"the tokenizer gives the id {highest:,}, but the model knows {reader.vocab:,} tokens; give "
                           f"it the tokenizer with which it was trained")
-    sizes = [[_size(p.continuation) for p in _asked_cloze(task, item, [])] for item in items]
-    return PreparedTask(task, sums(data, sources), shots, items, sizes, rows, owners, prompts, programs, len(cut))
+    return PreparedTask(task, sums(data, sources), shots, items, sizes_of(task, items), rows, owners, prompts, programs,
+                        len(cut | also_cut))
+
+
+def sizes_of(task: EvalTask, items: Sequence[Item]) -> list[list[tuple[int, int]]]:
+    """Return for each item (bytes, characters) of those answers whose likelihood is asked for in the cloze form."""
+    return [[_size(p.continuation) for p in _asked_cloze(task, item, [])] for item in items]
 
 
 def _asked_cloze(task: EvalTask, item: Item, examples: Sequence[Item]) -> list[Prompt]:
@@ -161,19 +158,20 @@ def _asked_cloze(task: EvalTask, item: Item, examples: Sequence[Item]) -> list[P
     return prompts if {"cf", "pairs"} & set(task.file.forms) else [prompts[item.gold]]
 
 
-def _answers_of_prompts(rows: Sequence[SharedRow], owners: Sequence[tuple[int, str]],
-                        prompts: list[OpenPrompt]) -> tuple[list[SharedRow], list[tuple[int, str]]]:
-    """Where a row asks for the right answer to a prompt that is also continued, move the answer to the prompt, so that
-    the model reads the prompt once. Rows of the kind cloze must ask for right answers alone. Returns the rows that are
-    left, and their owners."""
-    left = []
-    for row, (number, kind) in zip(rows, owners):
-        tokens = prompts[number].tokens
-        if kind == "cloze" and row.asked[0, 0] == len(tokens) - 1 and np.array_equal(row.tokens[:len(tokens)], tokens):
-            prompts[number] = OpenPrompt(tokens, row.asked[:, 1].tolist())
-        else:
-            left.append((row, (number, kind)))
-    return [row for row, _ in left], [owner for _, owner in left]
+def _prompts(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Item]],
+             reader: PromptReader) -> tuple[list[OpenPrompt], set[int]]:
+    """Tokenise the prompts that are to be continued, if any. Returns (prompts, the numbers of those that had to be
+    cut)."""
+    config = task.file.generate
+    if config is None or not {"fg", "code"} & set(task.file.forms):
+        return [], set()
+    room = reader.context - config.tokens
+    if room < 1:
+        raise ContextTooShort(f"{task.name}: generates {config.tokens} tokens, but the model's context has "
+                              f"{reader.context}; leave the task out, or give a task file with fewer")
+    texts = [cloze(task, item, shown)[item.gold].context for item, shown in zip(items, examples)]
+    coded = [ids or [reader.start] for ids in reader.coder.encode_batch([text.rstrip() for text in texts])]
+    return [OpenPrompt(ids[-room:]) for ids in coded], {i for i, ids in enumerate(coded) if len(ids) > room}
 
 
 def _program(task: EvalTask, item: Item) -> WrittenProgram:
@@ -190,9 +188,10 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def _rows(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Item]],
-          reader: PromptReader) -> tuple[list[SharedRow], list[tuple[int, str]], set[int]]:
-    """Tokenise the prompts of all items. Returns (rows of tokens, their owners, the numbers of the items whose context
-    had to be cut)."""
+          reader: PromptReader, prompts: list[OpenPrompt]) -> tuple[list[SharedRow], list[Owner], set[int]]:
+    """Tokenise the queries of all items. Returns (rows of tokens, owners of the queries, the numbers of the items whose
+    context had to be cut). If only the right answer to a prompt in `prompts` is asked for, it becomes the prompt's
+    answer instead, so that the model reads the prompt once."""
     forms = set(task.file.forms)
     kinds: dict[str, Iterable[list[Prompt]]] = {}
     if forms - {"mcf", "fg", "code"}:
@@ -202,10 +201,12 @@ def _rows(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Ite
     if "cf" in forms and task.file.prior is not None:
         kinds["prior"] = (unconditional(task, item) for item in items)
     rows: list[SharedRow] = []
-    owners: list[tuple[int, str]] = []
+    owners: list[Owner] = []
     cut: set[int] = set()
     merged: set[int] = set()
+    moved = bool(prompts) and not {"cf", "pairs"} & forms
     for kind, groups in kinds.items():
+        waiting: list[Query] = []
         for number, queries in enumerate(encode_prompts(groups, reader.coder, reader.start)):
             if isinstance(queries, MergedBoundary):
                 merged.add(number)
@@ -213,9 +214,15 @@ def _rows(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Ite
             fitting = [_fitting(query, task, items[number], reader) for query in queries]
             if any(a is not b for a, b in zip(fitting, queries)):
                 cut.add(number)
-            for row in shared_rows(fitting, reader.row):
-                rows.append(row)
-                owners.append((number, kind))
+            if moved and kind == "cloze" and fitting[0].context == list(prompts[number].tokens):
+                prompts[number] = replace(prompts[number], answer=fitting[0].continuation)
+                continue
+            owners += [(number, kind, choice) for choice in range(len(fitting))]
+            waiting += fitting
+            if len(waiting) >= _TOGETHER:
+                rows += shared_rows(waiting, range(len(owners) - len(waiting), len(owners)), reader.row)
+                waiting = []
+        rows += shared_rows(waiting, range(len(owners) - len(waiting), len(owners)), reader.row)
     if merged:
         raise ConfigError(f"{items[min(merged)].where}: the tokenizer makes one token of the end of the question and "
                           f"the beginning of the answer, so the answer's likelihood cannot be told apart (task "
@@ -248,8 +255,10 @@ def score(model: Transformer, prepared: PreparedTask, reader: PromptReader, cont
     a log-likelihood is NaN or infinite."""
     task = prepared.task
     likelihoods_of: list[dict[str, dict[int, Likelihood]]] = [{} for _ in prepared.items]
-    for (number, kind), part in zip(prepared.owners, likelihoods(model, prepared.rows, reader.batch, progress)):
-        likelihoods_of[number].setdefault(kind, {}).update(part)
+    for part in likelihoods(model, prepared.rows, reader.batch, progress):
+        for query, likelihood in part.items():
+            number, kind, choice = prepared.owners[query]
+            likelihoods_of[number].setdefault(kind, {})[choice] = likelihood
     results = []
     generated_of = _generated(model, prepared, reader, likelihoods_of, progress)
     for item, sizes, parts, generated in zip(prepared.items, prepared.sizes, likelihoods_of, generated_of):

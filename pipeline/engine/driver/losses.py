@@ -1,11 +1,11 @@
 """Judges lost attempts at a task: does the task take down its nodes (the machines it runs on), or is it lost only as
 often as other tasks?
 
-An attempt is *lost* if it ends without a fault of its task: its node dies (cause `lost`), or the machine keeps it from
-its work (cause `environment`: memory pressure, a killed child, a full disk). A fixed limit on the losses of a task
-would end every long run on nodes that are preempted without notice: of 10⁶ tasks that are lost in 30 % of their
-attempts, 66 are lost eight times in a row. Without any limit, a task that takes its nodes down would do so until the
-end of the run.
+An attempt is *lost* if it ends without a fault of its task: its supervisor dies, alone or with its node (cause `lost`),
+or the machine keeps it from its work (cause `environment`: memory pressure, a killed child, a full disk). A fixed limit
+on the losses of a task would end every long run on nodes that are preempted without notice: of 10⁶ tasks that are lost
+in 30 % of their attempts, 66 are lost eight times in a row. Without any limit, a task that takes its nodes down would
+do so until the end of the run.
 
 The losses of a task are therefore compared with those of other attempts on the same class of nodes, in the time since
 the task's first loss. A node's death counts as one event, however many attempts it ends and however many supervisors of

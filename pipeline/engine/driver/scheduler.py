@@ -17,7 +17,8 @@ The consequence of a failed attempt depends on the kind of failure:
 * `damaged`: a file of the store differs from its record. All other tasks are finished first. Then DamageFound is
   raised, and the run is planned again, so that the file is written again.
 
-An attempt that comes back as `Returned` does not count as failed: it never began, or its node had announced its end.
+An attempt that comes back as `Returned` does not count as failed: it had not begun as far as the driver knew, or its
+node had announced its end.
 
 A quarantined row (a document that killed its process) is committed at once, so that later attempts at its task skip the
 row even if this driver dies. When a task fails and gets no further attempt, its rows are released from quarantine,

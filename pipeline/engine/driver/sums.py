@@ -116,9 +116,9 @@ class Summing:
             self._count_lost(counters)
 
     def _wave(self, node: str) -> str:
-        """Returns the wave (a group of tasks that may run at the same time) that a record belongs to. `node` is the
-        name in the record. It may begin with the name of another plan node, if several nodes asked for the same
-        task."""
+        """Returns the name of the wave (a group of tasks that may run at the same time) that a record belongs to, or
+        "task" if its node has no waves. `node` is the name in the record. It may begin with the name of another plan
+        node, if several nodes asked for the same task."""
         if node == self._node or "/" not in node:
             return "task"
         return node.removeprefix(f"{self._node}/") if node.startswith(f"{self._node}/") else node.rpartition("/")[2]
