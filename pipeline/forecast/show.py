@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.markup import escape
 
 from pipeline.base.humanize import count, duration, size
-from pipeline.forecast.cost import CostForecast
+from pipeline.forecast.figures import CostForecast
 from pipeline.forecast.range import Range
 from pipeline.plan.show import WIDTH
 
