@@ -1,5 +1,6 @@
 """The exchange: moves records between tasks through files in the store, and not through Ray's object store. Barriers
-(steps that need all documents, such as deduplication) and `materialize` use it.
+(steps that need all documents, such as deduplication), the tasks that draw the texts for a tokenizer, and `materialize`
+use it.
 
 A map task writes one file of fixed-size records (a packed numpy dtype). The file has `buckets` segments, one for each
 bucket. A reduce task reads one bucket of every file, by range. Inside a segment, records are sorted by the key fields
