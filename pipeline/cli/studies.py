@@ -64,7 +64,8 @@ def anneal_data(options: Namespace) -> list[str]:
 
 
 def tokenizer_of(store: Store, folder: Path, run: str) -> dict[str, Any]:
-    """Return the section `tokenizer:` of a recipe that has the tokenizer of a run."""
+    """Return the section `tokenizer:` of a recipe that has the tokenizer of a run. Raises BadUsage when the run has no
+    curriculum, which names the tokenizer."""
     path = f"runs/{run}/curriculum.json"
     if not store.exists(path):
         raise BadUsage(f"{store.at(path)}: no such file; give a run that has been trained")

@@ -94,7 +94,7 @@ def judge(task: str, measure: str, of: Sequence[tuple[ScoredRun, Curve, float | 
     """Judge a task by one measure. `of` has each training with its curve, and what a guess would score if that is
     known: the larger of chance and of always naming the same position."""
     curves = [(run, curve) for run, curve, _ in of]
-    chance = max((c for _, _, c in of if c is not None), default=0.0 if measure in ("word", "fg") else None)
+    chance = max((c for _, _, c in of if c is not None), default=0.0 if measure in ("word", "fg", "code") else None)
     monotonicity = best_candidate((run, spearman(sorted(curve), [curve[step][0] for step in sorted(curve)]))
                                   for run, curve in curves if len(curve) >= LEAST_STEPS)
     noise = between_seeds(curves)
