@@ -101,6 +101,14 @@ def results_of(folder: Path) -> list[dict[str, Any]]:
     return results
 
 
+def is_scored(out: Path, step: int, attempt: str, wanted: Iterable[tuple[str, str, int]]) -> bool:
+    """Return whether the checkpoint of step `step`, written by `attempt` (the name of its folder), has results of all
+    tasks of `wanted`: (name, sha256 of the task file, number of examples)."""
+    there = {(r["task"], r["sha256"], r["shots"]) for r in results_of(step_folder(out, step))
+             if r["model"].get("checkpoint") == attempt}
+    return there.issuperset(wanted)
+
+
 def rebuild(out: Path) -> None:
     """Make tasks.jsonl again from the results."""
     folders = sorted((out / FOLDER).glob("step_*/"))

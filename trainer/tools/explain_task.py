@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ITEMS, DOCUMENTS = 3, 3
 #: passages that are ranked for a document, so that several of one document leave room for others
 PASSAGES = 4
-#: tokens that are shown before and after the first shared n-gram, and characters of a question
+#: tokens that are shown before and after the first shared n-gram, and characters of a question and an answer
 BEFORE, AFTER, QUESTION = 12, 48, 300
 #: by the main measure of a task, what `ItemOutcome.score` is
 SCORES = {"pairs": "log-likelihood of the right sentence minus that of the other, in nats",
@@ -236,7 +236,7 @@ def text(result: dict[str, Any]) -> str:
     for item in result["shown"]:
         was, now = item["before"], item["after"]
         out += ["", f"{item['change']}: row {item['row']:,}  score {now['score']:.4f}, before {was['score']:.4f}",
-                f"  question  {one_line(item['question'], QUESTION)}",
+                f"  question  {one_line(item['question'], QUESTION, end=True)}",
                 f"  answer    {one_line(item['right_answer'], QUESTION)}"]
         if now["answer"] is not None:
             out.append(f"  chosen    {one_line(now['answer'], QUESTION)}; before: {one_line(was['answer'], QUESTION)}")
@@ -249,9 +249,12 @@ def text(result: dict[str, Any]) -> str:
     return "\n".join(out)
 
 
-def one_line(value: str, most: int) -> str:
+def one_line(value: str, most: int, end: bool = False) -> str:
+    """Return a text as one line, of which at most `most` characters are shown: the first, or with `end` the last."""
     words = " ".join(value.split())
-    return words if len(words) <= most else f"{words[:most]} …"
+    if len(words) <= most:
+        return words
+    return f"… {words[-most:]}" if end else f"{words[:most]} …"
 
 
 def show(options: argparse.Namespace) -> int:
