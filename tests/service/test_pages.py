@@ -250,7 +250,7 @@ def test_a_run_is_shown_beside_the_run_before_it(store):
         rows = read(browser, "/stores/s/runs/first").xpath("//table[caption='What it kept']//tr")
         return [[cell.text_content() for cell in row] for row in rows]
 
-    assert kept() == [["Dataset", "Documents", "In second", "Text", "In second"],
+    assert kept() == [["Dataset", "Documents", "Documents in second", "Text", "Text in second"],
                       ["a", "1,200", "1,500", "10 B", "10 B"], ["b", "7", "7", "10 B", "10 B"]]
     store.write("runs/second/report.json", b'{"datasets": {"a": {"docs": "x"}}}')
     assert kept()[1] == ["a", "1,200", "–", "10 B", "–"]
