@@ -1,5 +1,5 @@
-"""Writes numbers for people, most of them with three significant digits. The notation of numbers in recipes is in
-`pipeline.base.quantities`."""
+"""Writes numbers for people, most of them with at most three significant digits. The notation of numbers in recipes is
+in `pipeline.base.quantities`."""
 
 from __future__ import annotations
 

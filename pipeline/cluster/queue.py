@@ -12,8 +12,9 @@ succeed. The commit log, which alone decides which driver may commit, does not k
 An entry is `waiting` until a server claims it (event `start`), `starting` until its driver has begun (`running`), and
 ends as `done`, `failed` or `cancelled`. An entry is claimed only when all entries before it have ended, and an entry
 that has ended never changes, so at most one entry is starting or running. The event `returned` makes an entry wait
-again, because a driver that is not in the queue held the store. The event `unreachable` does so, too, because the Ray
-cluster did not answer. `pipeline.cluster.dispatch` claims entries and starts their drivers.
+again: a driver that is not in the queue held the store or took it over, or the entry's driver was told to stop although
+nobody had cancelled the run. The event `unreachable` does so, too, because the Ray cluster did not answer.
+`pipeline.cluster.dispatch` claims entries and starts their drivers.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class RequestReused(QueueError):
 
 
 class RunTaken(QueueError):
-    """Raised when another submission with the same run name is in the queue and has not ended."""
+    """Raised when a different submission with the same run name is in the queue and has not ended."""
 
 
 class QueueFull(QueueError):
@@ -315,11 +316,12 @@ class Queue:
                                                 f"'{entry.run}'; send another id with another recipe")
                         return entry
                     # each of two servers may have found the name free before the other put its entry
-                    if entry.run == submission.run and not entry.ended and entry.digest != digest:
+                    if entry.run == submission.run and not entry.ended:
                         if submission.resumes:
                             return entry
-                        raise RunTaken(f"the run '{entry.run}' of another submission is in the queue; choose another "
-                                       f"name, or cancel that run")
+                        if entry.digest != digest:
+                            raise RunTaken(f"the run '{entry.run}' of another submission is in the queue; choose "
+                                           f"another name, or cancel that run")
                 if sum(e.state == "waiting" for e in entries) >= MOST_WAITING:
                     raise QueueFull(f"{MOST_WAITING} recipes wait in {self.store.root} already; wait for some, or "
                                     f"cancel them")

@@ -122,6 +122,14 @@ def test_a_run_in_the_queue_keeps_its_name_from_other_submissions(store):
     assert other.submit(submission(2, run="run", text="version: 1\n# another\n")).number == 2
 
 
+def test_two_requests_to_resume_a_run_make_one_entry(store):
+    """Two servers may both have found the run ended before one of them put its entry."""
+    one, other = Queue(store), Queue(store)
+    first = one.submit(submission(1, run="run", resumes=True))
+    assert other.submit(submission(2, run="run", resumes=True)) == first
+    assert len(one.entries()) == 1
+
+
 def test_requests_sent_by_many_at_once_make_one_entry_each(store):
     queues = [Queue(store) for _ in range(8)]
     ready = threading.Barrier(len(queues))

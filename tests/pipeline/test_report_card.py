@@ -212,6 +212,7 @@ def test_no_share_is_given_where_final_datasets_share_a_source():
 
 
 # -- the page --------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_report_of_500_sources_is_small_and_says_what_it_leaves_out():
     document = generated(500, reasons=30, scores=20, warnings=700)
     Report.model_validate(document)
@@ -235,6 +236,7 @@ def test_a_report_of_500_sources_is_small_and_says_what_it_leaves_out():
     front(document)
 
 
+@pytest.mark.slow
 def test_a_page_shrinks_until_it_fits():
     for sizes in ({"datasets": 40, "reasons": 60, "scores": 40}, {"datasets": 200, "reasons": 10, "streams": 900}):
         page = render(generated(60, **sizes))

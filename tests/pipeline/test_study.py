@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.errors import BadUsage
-from pipeline.cli.training import with_data
+from pipeline.cli.training import forward, with_data
 from pipeline.recipe import load_recipe
 from pipeline.recipe.errors import RecipeError
 from pipeline.run import make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from pipeline.store.runs import RunTasks
@@ -248,6 +247,18 @@ def test_other_commands_of_the_trainer_are_left_alone():
     (["ablate", "--vary", "a", "b=1"], "name it with --data"),
     (["ablate", "--data", "x.yaml", "--store", "s3://b/store"], "give a folder with --out"),
     (["anneal", "RUN", "--from", "1", "--tokens", "9", "--data", "x.yaml", "--mixes", "m.yaml"], "--mixes")])
-def test_options_that_contradict_each_other_are_refused(words, said):
-    with pytest.raises((BadUsage, StudyError), match=said):
-        with_data(words)
+def test_options_that_contradict_each_other_are_refused(words, said, capfd):
+    assert forward(words) == 2
+    assert_one_line(capfd.readouterr().err, said)
+
+
+def assert_one_line(err, said):
+    assert err.startswith("error: ") and err.count("\n") == 1 and said in err
+
+
+def test_an_error_in_a_recipe_is_one_line_without_a_traceback(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.yaml").write_text("version: 1\nsources: {a: {read: jsonl, path: a.jsonl}}\ndatasets: {b: {from: a}}"
+                                     "\nstore: x\n")
+    assert forward(["ablate", "--data", "r.yaml", "a=r.yaml", "--held-out", "a.jsonl"]) == 2
+    assert_one_line(capfd.readouterr().err, "r.yaml:4:1: store: unknown key")

@@ -162,7 +162,7 @@ def test_sorted_pages_are_the_sorted_documents(store, queries, by, descending):
     if by == "id":
         known.sort(key=lambda r: r["id"], reverse=descending)
     wanted = [r["id"] for r in known] + sorted(r["id"] for r in KEPT if value(r) is None)
-    assert ids(walk(queries, DocumentKind(store, "kept", "d"), Filter(), SortOrder(by, descending), 11)) == wanted
+    assert ids(walk(queries, DocumentKind(store, "kept", "d"), Filter(), SortOrder(by, descending), 23)) == wanted
 
 
 def test_pages_beyond_what_is_read_ahead_are_the_sorted_documents(tmp_path):

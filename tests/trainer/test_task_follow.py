@@ -83,6 +83,36 @@ def test_every_checkpoint_is_scored_once_and_rows_say_what_results_say(trained: 
     assert not list((out / "checkpoints").rglob(in_use.NAME))
 
 
+@pytest.mark.parametrize("late", [1, 2])
+def test_two_processes_that_score_at_once_lose_no_rows(trained: Path, tmp_path: Path, monkeypatch, late: int):
+    """Another process adds its rows after this one has read the file, and before it writes the file."""
+    out = shutil.copytree(trained / "train", tmp_path / "train")
+    assert main(["eval", str(trained), "--follow", "--trained", str(out)]) == 0
+    result = json.loads(next((out / "evaluation").glob("*/quiz.json")).read_text())
+    first, other = {**result, "task": "first"}, {**result, "task": "other"}
+    before, write, calls = rows(out), score_rows.write_rows, []
+
+    def save(one: dict[str, Any]) -> None:
+        (score_rows.step_folder(out, one["model"]["step"]) / f"{one['task']}.json").write_text(json.dumps(one))
+
+    def interrupted(out: Path, found: Any) -> None:
+        calls.append(1)
+        found = list(found)
+        if len(calls) == late:
+            save(other)
+            score_rows.add(out, other)
+        write(out, found)
+
+    monkeypatch.setattr(score_rows, "write_rows", interrupted)
+    if late == 2:                                       # the first write of this process already misses a result
+        save({**result, "task": "earlier"})
+    save(first)
+    score_rows.add(out, first)
+    tasks = {row["task"] for row in rows(out)}
+    assert tasks == {"quiz", "first", "other"} | ({"earlier"} if late == 2 else set())
+    assert [row for row in rows(out) if row["task"] == "quiz"] == before
+
+
 def test_only_every_nth_step_and_ends_of_phases_are_scored(trained: Path, tmp_path: Path):
     out = trained / "train"
     pinned = {c.step for c in ckpt.complete(out / "checkpoints") if c.meta["pinned"]}
@@ -111,6 +141,8 @@ def test_a_checkpoint_in_use_is_kept_until_its_mark_is_old(trained: Path, tmp_pa
     with in_use.marked(folder / f"step_{first:08d}") as mark:
         ckpt.retain(folder, config)
         assert {c.step for c in ckpt.complete(folder)} == {first, last} | pinned
+        os.utime(mark, (time.time() + in_use.FRESH_S + 60,) * 2)     # the clock was set back since
+        assert not in_use.in_use(mark.parent)
         os.utime(mark, (time.time() - in_use.FRESH_S - 1,) * 2)
         ckpt.retain(folder, config)
         assert {c.step for c in ckpt.complete(folder)} == {last} | pinned

@@ -155,14 +155,16 @@ def samples(run: Path) -> int:
 
 def unscored(prepared: Sequence[PreparedTask], checkpoint: Checkpoint, folder: Path, seed: int) -> list[PreparedTask]:
     """Return the tasks that have no result for this checkpoint in `folder`. A result of another attempt to write the
-    checkpoint, of another version of the task or of other data does not count."""
+    checkpoint, of another version of the task or of other data does not count, nor one without --allow-code if
+    programs are now to be run."""
     missing = []
     for task in prepared:
         try:
             result = json.loads((folder / f"{task.task.name}.json").read_text(encoding="utf-8"))
             same = (result["model"]["checkpoint"] == checkpoint.folder.name and result["seed"] == seed
                     and result["sha256"] == task.task.sha256 and result["data"] == dict(task.files)
-                    and result["shots"] == task.shots)
+                    and result["shots"] == task.shots
+                    and ("code" in result["measures"] or "code" not in task.task.file.forms))
         except (OSError, ValueError, KeyError, TypeError):
             same = False
         if not same:

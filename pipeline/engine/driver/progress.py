@@ -1,9 +1,9 @@
 """Shows the progress of a run in three ways: to people (rich), to programs (JSON lines), and as a snapshot in the
 store.
 
-Other programs, such as the service, may rely only on the snapshot (`runs/RUN/progress.json`), which remains when the
-driver ends. The times measured here are only shown; nothing else depends on them. The remaining time is estimated from
-the bytes still to be read, not from the number of tasks.
+Programs that did not start the driver, such as the service, read the snapshot (`runs/RUN/progress.json`), which remains
+when the driver ends. The times measured here are only shown; nothing else depends on them. The remaining time is
+estimated from the bytes still to be read, not from the number of tasks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -25,6 +24,8 @@ from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.humanize import size
 from pipeline.base.redact import redact
 from pipeline.base.visible import visible
+from pipeline.engine.driver.hangs import clock, hang_of, stage_of
+from pipeline.engine.driver.labels import label_of, masked_label
 from pipeline.engine.driver.metrics import OUTCOMES, outcomes
 from pipeline.engine.driver.protocols import Running
 from pipeline.engine.driver.sums import BatchSums, docs_in
@@ -91,10 +92,10 @@ class _Node:
 class Progress:
     """Collects the scheduler's reports about a run and shows them.
 
-    `mode`: "rich" (bars on a terminal, otherwise lines every PLAIN_S seconds), "quiet", or "json" (one event per line
-    on stdout). `snapshot` is a function that is called with a JSON-able dict every few seconds and at the end. The
-    entries of `facts` are added to every snapshot. Secrets are removed from messages, errors and tracebacks
-    (`pipeline.base.redact`), and secrets and personal data from labels of tasks.
+    `mode`: "rich" (bars on a terminal, otherwise the changed lines every PLAIN_S seconds, both on stderr), "quiet", or
+    "json" (one event per line on stdout). `snapshot` is a function that is called with a JSON-able dict at the
+    beginning, every few seconds and at the end. The entries of `facts` are added to every snapshot. Secrets are removed
+    from messages, errors and tracebacks (`pipeline.base.redact`), and secrets and personal data from labels of tasks.
     """
 
     def __init__(self, mode: str = "rich", snapshot: Callable[[dict[str, Any]], None] | None = None, *,
@@ -378,57 +379,3 @@ class Progress:
             self._ids[name] = self._bars.add_task(name, total=max(node.weight, 1), say="")
         self._bars.update(self._ids[name], total=max(node.weight, 1), say=self._words(node),
                           completed=node.weight_done if node.done < node.parts else max(node.weight, 1))
-
-
-def label_of(spec: TaskSpec) -> str:
-    """Returns the masked label of a task; the task's key if it has no label."""
-    return masked_label(spec.label) or spec.key
-
-
-@lru_cache(maxsize=1024)
-def masked_label(label: str) -> str:
-    """Returns the label of a task with secrets and personal data masked. Labels name input files, and their addresses
-    may hold both."""
-    from stages.scrub.pii import scrub_text
-
-    return scrub_text(redact(label))
-
-
-def stage_of(task: Running) -> str:
-    """Returns the name of the stage (a step on documents) that a task is in; "read" while it reads a record."""
-    chain = task.spec.args.get("chain", ())
-    stage = task.stage
-    return chain[stage].get("name", str(stage)) if 0 <= stage < len(chain) else str(stage) if stage >= 0 else "read"
-
-
-#: state of a child without progress → what the user can do
-_REMEDIES = {
-    "stopped": "on its machine, kill -CONT {pid} lets it continue, and kill -9 {pid} makes its task run again",
-    "waiting": "a disk or a network share does not answer: dmesg on its machine may say which",
-    "sleeping": "it waits for something; if this takes too long, its task runs again",
-    "computing": "it may just be slow; if it does not end, its document goes into quarantine",
-}
-
-
-def hang_of(task: Running) -> str:
-    """Describes a hanging task in words: for how long it has made no progress, at which document, on which worker, and
-    what the user can do."""
-    place = "outside any document" if task.row < 0 else f"document {task.row} in stage {stage_of(task)}" \
-        if task.stage >= 0 else f"while record {task.row} is read"
-    words = [f"no progress for {age(task.still)}", place]
-    if task.pid:
-        words.append(f"process {task.pid} on {task.host}" + (f" ({task.does})" if task.does else ""))
-    remedy = _REMEDIES.get(task.does, "").format(pid=task.pid)
-    return ", ".join(words) + (f"; {remedy}" if remedy else "")
-
-
-def age(seconds: float) -> str:
-    """Format a time span for people: 75 → '75 s', 1234 → '20:34'."""
-    return f"{seconds:.0f} s" if seconds < 600 else clock(seconds)
-
-
-def clock(seconds: float) -> str:
-    """Format a duration for people: 75 → '1:15', 4000 → '1:06:40'."""
-    total = int(seconds)
-    return (f"{total // 3600}:{total % 3600 // 60:02d}:{total % 60:02d}" if total >= 3600 else
-            f"{total // 60}:{total % 60:02d}")
