@@ -220,7 +220,7 @@ def memory_of(options: argparse.Namespace) -> None:
         return [Query(np.concatenate([context, answer]).astype(np.int32), length) for answer in answers]
 
     most = reader_of(stored).row
-    rows = [row for length in lengths for row in shared_rows(queries(int(length)), most)]
+    rows = [row for length in lengths for row in shared_rows(queries(int(length)), range(4), most)]
     print(f"{len(rows):,} items, {sum(len(row.tokens) for row in rows):,} tokens")
     before = peak()
     rows.sort(key=lambda row: -len(row.tokens))

@@ -9,9 +9,9 @@ from itertools import chain
 from typing import Any
 
 from pipeline.engine.driver.sums import NodeSums
-from pipeline.passes.encode import publish_shards
 from pipeline.passes.fit_tokenizer import publish_tokenizer
 from pipeline.passes.pack import publish_packed
+from pipeline.passes.publish_shards import publish_shards
 from pipeline.passes.streams import hide_stale, note_streams
 from pipeline.plan.fresh import our_code
 from pipeline.plan.indexes import WantedIndex

@@ -72,7 +72,8 @@ def check_settings(first: DataVariant, options: Namespace) -> None:
 
 
 def tokenizer_of(store: Store, folder: Path, run: str) -> dict[str, Any]:
-    """Return the section `tokenizer:` of a recipe that has the tokenizer of a run."""
+    """Return the section `tokenizer:` of a recipe that has the tokenizer of a run. Raises BadUsage when the run has no
+    curriculum, which names the tokenizer."""
     path = f"runs/{run}/curriculum.json"
     if not store.exists(path):
         raise BadUsage(f"{store.at(path)}: no such file; give a run that has been trained")
@@ -100,7 +101,7 @@ def made_runs(study: StudyData, root: str, options: Namespace) -> list[RunSummar
 
 def passed_on(options: Namespace, names: Sequence[str]) -> list[str]:
     """Return the arguments that are about the trainings: those that all studies have, and the options `names`."""
-    out = ["--seeds", str(options.seeds), "--jobs", str(options.jobs), "--device", options.device]
+    out = ["--seeds", str(options.seeds), "--jobs", str(options.jobs), "--device", options.device, "--by", options.by]
     for name in (*names, "ranks", "address", "gpus"):
         value = getattr(options, name)
         out += [f"--{name}", str(value)] if value else []

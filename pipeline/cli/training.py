@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 def forward(arguments: Sequence[str]) -> int:
     """Pass the command line to the trainer, and return its exit code. If the command compares data that is still to be
-    made, it is made first. After a successful `train run`, a section about the training is added to the run's
-    report."""
+    made, it is made first. After a successful `train run`, a section about the training is added to the run's report
+    where `_report` can do so. If PyTorch is not installed, a message says so, and the exit code is 1."""
     try:
         from trainer.__main__ import main
 
@@ -30,7 +30,8 @@ def forward(arguments: Sequence[str]) -> int:
 
 def _report(arguments: Sequence[str]) -> None:
     """Add the training to the report of its run, if possible. Does nothing when the pipeline is not installed (as on
-    some GPU nodes), when --out puts the training outside the folder of its run, or on ranks other than 0."""
+    some GPU nodes), when --out is given (the training is then outside the folder of its run), or on ranks other than
+    0."""
     from trainer.__main__ import parser
 
     options = parser("run").parse_args(arguments)
@@ -49,7 +50,7 @@ def _report(arguments: Sequence[str]) -> None:
 
 def _add_training(run: str, store: str) -> str | None:
     """Add the training to the report of its run, and return the report's path. Returns None when the run has no report
-    or when an error occurs. The error is only printed, because the training itself has succeeded."""
+    or when a TokenmillError occurs. The error is only printed, because the training itself has succeeded."""
     from pipeline.base.errors import TokenmillError
     from pipeline.cli.options import resolve_run
     from pipeline.report.collect import add_training

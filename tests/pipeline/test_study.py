@@ -14,7 +14,7 @@ from pipeline.cli.training import forward, with_data
 from pipeline.recipe import load_recipe
 from pipeline.recipe.errors import RecipeError
 from pipeline.run import make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from pipeline.store.runs import RunTasks

@@ -394,6 +394,26 @@ def test_pairs_last_words_and_generation(tmp_path: Path):
     assert result.measures["fg"].value == np.mean([i.generated == i.expected for i in result.items])
 
 
+def test_a_prompt_that_is_continued_is_read_once(tmp_path: Path):
+    """Bits per byte of the right answers are those of the task without generation. Prompts that were cut otherwise are
+    read on their own."""
+    made = {"lettered": "", "context": "Q: {q}\nA:", "prior": None, "shots": 1,
+            "generate": {"tokens": 9, "stop": [], "extract": "text"}}
+    model = model_of()
+    for name, context, left in (("long", 512, 0), ("short", 64, 16)):
+        both = prepare(write_task(tmp_path, quiz(20), name, **made, forms=["bpb", "fg"]), tmp_path / "data", None, 0,
+                       reader(context))
+        alone = prepare(write_task(tmp_path, quiz(20), name, **made, forms=["bpb"]), tmp_path / "data", None, 0,
+                        reader(context))
+        assert sum(len(np.unique(row.asked[:, 2])) for row in both.rows) == left
+        assert len(alone.owners) == len(both.prompts) == 20
+        first, second = (score(model, ready, reader(context)) for ready in (both, alone))
+        assert first.measures["bpb"].value == pytest.approx(second.measures["bpb"].value, rel=1e-6)
+        for a, b in zip(first.items, second.items):
+            assert a.cloze[0].nats == pytest.approx(b.cloze[0].nats, rel=1e-5)
+            assert a.cloze[0].tokens == b.cloze[0].tokens
+
+
 def test_long_prompts_are_cut_at_the_beginning_and_counted(tmp_path: Path):
     rows = [{"q": "x" * (400 if i == 3 else 5), "answers": ["yes", "no"], "right": 0} for i in range(6)]
     task = write_task(tmp_path, rows, forms=["cf"], prior=None)
@@ -425,7 +445,7 @@ def test_items_in_memory_are_small(tmp_path: Path):
     rows = [{"q": "x" * 1000, "answers": ["a", "b", "c", "d"], "right": 0}] * 3
     ready = prepare(write_task(tmp_path, rows, forms=["cf", "mcf"], prior=None), tmp_path / "data", 0, 0,
                     reader(context=4096))
-    assert len(ready.rows) == 6
+    assert len(ready.rows) == 2                                 # equal questions of different items, too
     assert all(len(row.tokens) < 1100 for row in ready.rows)
 
 

@@ -21,7 +21,7 @@ NAME = "tasks.jsonl"
 FOLDER = "evaluation"
 #: the first of these measures that a task has is the one by which a fall of its score is judged; bpb has the least
 #: noise
-MAIN = ("bpb", "pairs", "word", "mcf", "fg")
+MAIN = ("bpb", "pairs", "word", "mcf", "fg", "code")
 
 
 def step_folder(out: Path, step: int) -> Path:
@@ -99,6 +99,14 @@ def results_of(folder: Path) -> list[dict[str, Any]]:
             continue
         results.append(result)
     return results
+
+
+def is_scored(out: Path, step: int, attempt: str, wanted: Iterable[tuple[str, str, int]]) -> bool:
+    """Return whether the checkpoint of step `step`, written by `attempt` (the name of its folder), has results of all
+    tasks of `wanted`: (name, sha256 of the task file, number of examples)."""
+    there = {(r["task"], r["sha256"], r["shots"]) for r in results_of(step_folder(out, step))
+             if r["model"].get("checkpoint") == attempt}
+    return there.issuperset(wanted)
 
 
 def rebuild(out: Path) -> None:
