@@ -59,7 +59,8 @@ def new_folder(root: str) -> Store:
 
 
 def export_indexes(store: Store, indexes: Sequence[DedupIndex], folder: Store) -> None:
-    """Copy indexes of a store into a folder, one for each step. Each file is checked while it is copied."""
+    """Copy indexes of a store into a folder, one for each step. Each file is compared with its hash before it is
+    copied. Raises DamagedFile if one differs or is missing."""
     copied = []
     for index in indexes:
         names = _FileNames(index.step)
@@ -75,7 +76,7 @@ def export_indexes(store: Store, indexes: Sequence[DedupIndex], folder: Store) -
 def merge_folders(roots: Sequence[str], folder: Store) -> list[DedupIndex]:
     """Write indexes into a folder that hold the documents of all indexes in the folders `roots`, the first of which
     comes first in priority. Returns the new indexes. Raises NoIndex if a folder has no index, if the folders differ in
-    their steps or settings, or if two of them hold the same documents."""
+    their steps or settings, or if two of them are known to hold the same documents (`overlap`)."""
     steps = steps_in(Store(roots[0]))
     by_step = {step: [read_index(root, step) for root in roots] for step in steps}
     for root in roots:

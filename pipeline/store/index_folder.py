@@ -81,7 +81,8 @@ def write_index(folder: Store, index: DedupIndex) -> None:
 
 
 def _check_numbers(index: DedupIndex) -> None:
-    """Raise ValueError if a number in an index is none, or beyond its limits."""
+    """Raise ValueError if the place of a number in an index holds something else than an integer, or an integer that is
+    beyond its limits."""
     at_least = [(index.ranks, 0), (index.documents, 0), *((keys["buckets"], 1) for keys in index.keys.values()),
                 *((group["rank"], 0) for group in index.groups), *((ref[name], 0) for ref in refs_of(index)
                                                                    for name in ("size", "bytes", "rows"))]
@@ -93,7 +94,8 @@ def _check_numbers(index: DedupIndex) -> None:
 
 def read_index(root: str, step: str) -> DedupIndex:
     """Return the index of a folder for a step. References to its files hold the folder as `root`. Raises NoIndex if
-    there is none, or if its file index.json is damaged."""
+    there is none, or if its file index.json is damaged, does not describe an index, or is of another version. The other
+    files are not read here."""
     folder = Store(root)
     try:
         data = folder.read(f"{step}/{MANIFEST}")

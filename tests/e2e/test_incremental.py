@@ -25,7 +25,7 @@ from pipeline.plan.lint import lint
 from pipeline.recipe import load_recipe
 from pipeline.recipe.errors import RecipeError
 from pipeline.run import RunSummary, make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.index_folder import NoIndex, read_index, refs_of
 from pipeline.store.log import Log

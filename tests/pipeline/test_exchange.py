@@ -217,6 +217,7 @@ def test_more_buckets_than_the_first_read_holds(place):
         assert len(read_segment(at, ref(folder / "a"), 4 * n + 1)) == 0
 
 
+@pytest.mark.slow
 def test_memory_stays_far_under_the_data(tmp_path):
     """66 MB of records with a hot bucket through a writer that may hold 4 MB, then merged with another file."""
     code = f"""

@@ -364,7 +364,7 @@ def test_a_block_of_document_ends_is_checked_once_and_a_block_of_tokens_whenever
     info = shards.manifest.shards[0]
     ends, body = ((tmp_path / "s" / name).read_bytes() for name in (info.ends, info.body))
     for _ in range(3):
-        shards.samples(range(shards.windows(64)), 64)
+        shards.samples(range(shards.windows(64)), 64, np.empty((shards.windows(64), 65), shards.dtype))
     read = Counter(sums)
     assert all(read[ends[i:i + BLOCK]] == 1 for i in range(0, len(ends), BLOCK)) and len(ends) > 2 * BLOCK
     assert all(read[body[i:i + BLOCK]] >= 3 for i in range(0, 128 * shards.windows(64), BLOCK))

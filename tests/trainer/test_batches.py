@@ -15,8 +15,8 @@ from tests.tokenizer.test_shards import some_documents, write_set
 from tokenizer.shards.layout import ENDS, ShardError
 from tokenizer.shards.reader import ShardSet
 from tokenizer.shards.sums import CheckedFile
-from trainer.data.batches import Batch, collate
-from trainer.data.rows import TOGETHER, refuse_unknown, refuse_unordered, windows
+from trainer.data.batches import TOGETHER, Batch, collate
+from trainer.data.rows import refuse_unknown, refuse_unordered, windows
 from trainer.model.loss import IGNORE
 
 

@@ -257,15 +257,15 @@ def test_what_does_not_count_is_no_target():
     counts = rng.random(1000) < 0.3
 
     class Shards:
-        offsets, vocab_size, packed = [0, 1000], VOCAB, None
+        offsets, vocab_size, packed, dtype = [0, 1000], VOCAB, None, np.dtype(np.int64)
 
         def prefetch(self, ranges):
             pass
 
-        def samples(self, windows, length):
-            for w in windows:
-                ends = np.array([100, 501, 1000]) - w * length
-                yield tokens[w * length:w * length + length + 1], ends[(ends >= 1) & (ends <= length)]
+        def samples(self, windows, length, rows):
+            for row, w in zip(rows, windows):
+                row[:] = tokens[w * length:w * length + length + 1]
+                yield [end - w * length for end in (100, 501, 1000) if 1 <= end - w * length <= length]
 
         def counts(self, start, stop):
             return counts[start:stop]

@@ -92,6 +92,7 @@ class ShardSet(ShardIndex):
         #: shard → what every window needs. Looking up the files again would take as long as copying a window
         self._tokens: dict[int, tuple[np.ndarray, CheckedFile]] = {}
         self._ends: dict[int, DocumentEnds] = {}
+        self._memories: dict[int, mmap.mmap] = {}
         #: whether the set has tokens that are not targets. Computed once, because it is needed for every sample, and a
         #: set may have ten thousand shards
         self._masked = any(shard.loss for shard in self.manifest.shards)
@@ -126,24 +127,26 @@ class ShardSet(ShardIndex):
         start = w * length
         return self.ends(start + 1, start + length + 1) - start
 
-    def samples(self, windows: Sequence[int], length: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Read many windows of L = `length` targets, in less time than one by one. Returns for each of them what
-        `window` and `bounds` return."""
-        tokens, size = np.empty((len(windows), length + 1), self.dtype), self.dtype.itemsize
-        last, found = self.windows(length) - 1, []
-        for row, w in zip(tokens, windows):
+    def samples(self, windows: Sequence[int], length: int, rows: Iterable[np.ndarray]) -> list[list[int]]:
+        """Read many windows of L = `length` targets into `rows`, an array of L + 1 tokens for each. This takes less
+        time than reading them one by one. Returns for each window the positions that `bounds` returns."""
+        last, size, offsets = self.windows(length) - 1, self.dtype.itemsize, self.offsets
+        bounds = []
+        for row, w in zip(rows, windows):
             start = w * length
-            shard = bisect.bisect_right(self.offsets, start) - 1
-            if not 0 <= w <= last or start + length >= self.offsets[shard + 1]:      # no window, or of several shards
-                found.append((self.window(w, length), self.bounds(w, length)))
+            shard = bisect.bisect_right(offsets, start) - 1
+            if not 0 <= w <= last or start + length >= offsets[shard + 1]:           # no window, or of several shards
+                row[:] = self.window(w, length)
+                bounds.append(self.bounds(w, length).tolist())
                 continue
-            first = start - self.offsets[shard]
+            first = start - offsets[shard]
+            stop = first + length + 1
             body, file = self._tokens.get(shard) or self._open_tokens(shard)
-            file.check(first * size, (first + length + 1) * size)
-            row[:] = body[first:first + length + 1]
-            low, high = self._ends_between(shard, first + 1, first + length + 1)
-            found.append((row, self._ends[shard].array[low:high] - first))
-        return found
+            file.check(first * size, stop * size)
+            row[:] = body[first:stop]
+            low, high = self._ends_between(shard, first + 1, stop)
+            bounds.append([end - first for end in self._ends[shard].view[low:high]])
+        return bounds
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Read tokens [start, stop), counted over all shards of the set. Returns a copy."""
@@ -301,14 +304,21 @@ class ShardSet(ShardIndex):
         these samples, in parallel. Without the call, page faults would fetch the samples one after the other, each with
         megabytes of unneeded read-ahead.
         """
-        size = self.dtype.itemsize
+        size, memories = self.dtype.itemsize, self._memories
         for start, stop in ranges:
             for shard, begin, end, _ in self._pieces(start, stop):
-                info = self.manifest.shards[shard]
-                _, memory = self._map(info.body, self.dtype, info.tokens)
-                first = begin * size // mmap.PAGESIZE * mmap.PAGESIZE
-                if memory is not None and hasattr(memory, "madvise"):
+                memory = memories.get(shard) or self._open_memory(shard)
+                if memory is not None:
+                    first = begin * size // mmap.PAGESIZE * mmap.PAGESIZE
                     memory.madvise(mmap.MADV_WILLNEED, first, end * size - first)
+
+    def _open_memory(self, shard: int) -> mmap.mmap | None:
+        """Return the memory map of a shard's tokens; None if there are none, or on systems without madvise."""
+        info = self.manifest.shards[shard]
+        _, memory = self._map(info.body, self.dtype, info.tokens)
+        if memory is not None and hasattr(memory, "madvise"):
+            self._memories[shard] = memory
+        return self._memories.get(shard)
 
     def _open_tokens(self, shard: int) -> tuple[np.ndarray, CheckedFile]:
         self._tokens[shard] = self.body(shard), self._file(shard, "body")
@@ -330,10 +340,11 @@ class ShardSet(ShardIndex):
         in the range and the two ends next to it. Ends increase, so these values prove the range right, even if the
         search has read damaged ends elsewhere. Raises ShardError when one of the checked blocks is damaged."""
         _, end, file = self._ends.get(shard) or self._open_ends(shard)
-        count = len(end)
+        count, size = len(end), ENDS.itemsize
         first = bisect.bisect_left(end, low)
-        last = bisect.bisect_left(end, high, first, min(first + high - low, count))     # every document has a token
-        file.check(max(0, first - 1) * ENDS.itemsize, min(last + 1, count) * ENDS.itemsize)
+        most = first + high - low                                                       # every document has a token
+        last = bisect.bisect_left(end, high, first, most if most < count else count)
+        file.check((first - 1) * size if first else 0, (last + 1 if last < count else count) * size)
         if (first > 0 and end[first - 1] >= low) or (first < count and end[first] < low) or (
                 last > 0 and end[last - 1] >= high) or (last < count and end[last] < high):
             raise ShardError(f"{self.folder / self.manifest.shards[shard].ends}: ends do not increase: {REMEDY}")
