@@ -270,8 +270,8 @@ def index(run: RunArg, dataset: Annotated[str, typer.Argument(metavar="DATASET",
             raise UserError(f"run '{name}' has no dataset '{dataset}'; it has: {', '.join(recipe.datasets)}")
         stages = [stage_class(step.name)(dict(step.config)) for step in recipe.datasets[dataset].steps]
         if not any(isinstance(stage, IndexedBarrier) and stage.indexable for stage in stages):
-            raise UserError(f"'{dataset}' has no step `exact`, and no step `minhash` that verifies, of which an index "
-                            f"could be made; add one to its steps")
+            raise UserError(f"'{dataset}' has no step `exact`, and no step `minhash` that verifies and has no "
+                            f"`boilerplate`, of which an index could be made; add one to its steps")
         run_recipes([NamedRecipe(name, recipe, index=WantedIndex(dataset, taken.extend))], at.root,
                     show=shown(quiet, False),
                     make_backend=make_backend(backend.value, workers or default_workers(), None))
