@@ -77,7 +77,9 @@ def boilerplate_limits(share: float, plan: Sequence[PartGroup]) -> dict[str, Any
 def similarity_without(boilerplate: Hashes, a: Hashes, b: Hashes) -> float:
     """Return the Jaccard similarity of two shingle sets (sorted, unique), without the boilerplate if at least the share
     LEAST of each set is left, and otherwise with it."""
+    if not len(boilerplate):
+        return jaccard(a, b)
     left = [values[boilerplate[np.minimum(np.searchsorted(boilerplate, values), len(boilerplate) - 1)] != values]
-            for values in (a, b)] if len(boilerplate) else [a, b]
+            for values in (a, b)]
     enough = all(len(rest) >= LEAST * len(values) for rest, values in zip(left, (a, b)))
     return jaccard(*left) if enough else jaccard(a, b)
