@@ -109,7 +109,7 @@ def few(task: EvalTask, options: argparse.Namespace, folder: Path) -> Path:
 def write_peer_tasks(folder: Path, prepared: PreparedTask) -> None:
     """Write the prompts of a task as task files of lm-evaluation-harness, one for each form."""
     task = prepared.task
-    chooser = ExamplePool(task, prepared.items, True, 0)
+    chooser = ExamplePool(task, prepared.items, 0)
     examples = [chooser.examples(item, prepared.shots) for item in prepared.items]
     if set(task.file.forms) - {"mcf", "fg"}:
         write_peer(folder, f"{task.name}-cloze", [
@@ -220,7 +220,7 @@ def memory_of(options: argparse.Namespace) -> None:
         return [Query(np.concatenate([context, answer]).astype(np.int32), length) for answer in answers]
 
     most = reader_of(stored).row
-    rows = [row for length in lengths for row in shared_rows(queries(int(length)), most)]
+    rows = [row for length in lengths for row in shared_rows(queries(int(length)), range(4), most)]
     print(f"{len(rows):,} items, {sum(len(row.tokens) for row in rows):,} tokens")
     before = peak()
     rows.sort(key=lambda row: -len(row.tokens))

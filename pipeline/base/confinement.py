@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import shutil
 import struct
 import sys
@@ -146,8 +147,9 @@ def enter(secrets: Collection[str]) -> None:
 
 def seal(programs: Iterable[str], writable: Iterable[str]) -> None:
     """Seal this process: deny it, for good, everything that parsing does not need. The process may then start only
-    `programs` (names or paths), and write only below the folders `writable`, to /dev/shm and to devices. If the process
-    was sealed before, nothing changes; FreshProcess is then raised if the earlier seal denies one of `programs`."""
+    `programs` (names or paths), and write only below the folders `writable`, to /dev/shm, to devices and to files of
+    its own in /proc. If the process was sealed before, nothing changes; FreshProcess is then raised if the earlier seal
+    denies one of `programs`."""
     global _sealed
     named = frozenset(programs)
     if _sealed is not None:
@@ -161,6 +163,31 @@ def seal(programs: Iterable[str], writable: Iterable[str]) -> None:
     if kernel.has_seccomp():
         kernel.deny_calls((*_CALLS, *(() if named else ("execve",))))
     _sealed = named
+
+
+def isolate(memory: int, cpu_s: int) -> None:
+    """Leave this process nothing but computing, for good, before it runs code that may be hostile: it may use up to
+    `memory` bytes of address space and `cpu_s` seconds of CPU time, read Python's library and the system's, and use the
+    pipes that it has. It must not have a second thread yet.
+
+    Raises OSError where the kernel lacks seccomp or Landlock (`support`)."""
+    process.no_core()
+    for limit, value in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, cpu_s), (resource.RLIMIT_FSIZE, 0),
+                         (resource.RLIMIT_NOFILE, 64)):
+        hard = resource.getrlimit(limit)[1]
+        resource.setrlimit(limit, (value, value) if hard == resource.RLIM_INFINITY else (min(value, hard),) * 2)
+    kernel.no_new_privileges()
+    kernel.keep_capabilities(())
+    read = kernel.READ_FILE | kernel.READ_DIR
+    kernel.landlock(read | kernel.EXECUTE | _WRITES, dict.fromkeys(_libraries(), read))
+    kernel.allow_computing()
+
+
+def _libraries() -> list[str]:
+    """Return the files and folders that a Python program reads when it imports modules of the standard library."""
+    prefixes = (sys.base_prefix, sys.base_exec_prefix, "/", "/usr", "/usr/local")
+    return [*(os.path.join(prefix, folder) for prefix in prefixes for folder in ("lib", "lib64")),
+            "/etc/ld.so.cache", "/dev/null", "/dev/urandom"]
 
 
 def sealed() -> bool:

@@ -14,7 +14,7 @@ import os
 import platform
 import signal
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 _PDEATHSIG, _DUMPABLE, _NO_NEW_PRIVS = 1, 4, 38                     # options of prctl(2)
 _CAPABILITY_VERSION = 0x20080522
@@ -43,12 +43,27 @@ _CALLS = {
     "socketpair": (53, 199), "swapoff": (168, 225), "swapon": (167, 224), "umount2": (166, 39), "unshare": (272, 97),
     "userfaultfd": (323, 282),
 }
+#: what a Python program needs that computes, reads files and uses the pipes that it was given: it cannot change files'
+#: owners and modes, send signals, start threads or processes, or change another process's limits and priority
+_COMPUTING = {
+    "brk": (12, 214), "clock_getres": (229, 114), "clock_gettime": (228, 113), "clock_nanosleep": (230, 115),
+    "close": (3, 57), "exit": (60, 93), "exit_group": (231, 94), "fstat": (5, 80), "futex": (202, 98),
+    "getcwd": (79, 17), "getdents64": (217, 61), "getegid": (108, 177), "geteuid": (107, 175), "getgid": (104, 176),
+    "getpid": (39, 172), "getrandom": (318, 278), "gettid": (186, 178), "gettimeofday": (96, 169),
+    "getuid": (102, 174), "lseek": (8, 62), "madvise": (28, 233), "mmap": (9, 222), "mprotect": (10, 226),
+    "mremap": (25, 216), "munmap": (11, 215), "nanosleep": (35, 101), "newfstatat": (262, 79), "openat": (257, 56),
+    "pread64": (17, 67), "read": (0, 63), "readlinkat": (267, 78), "restart_syscall": (219, 128),
+    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "sched_getaffinity": (204, 123),
+    "sched_yield": (24, 124), "sigaltstack": (131, 132), "statx": (332, 291), "sysinfo": (99, 179), "uname": (63, 160),
+    "write": (1, 64),
+}
 _ARCH = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}     # column of `_CALLS`, AUDIT_ARCH_*
 #: bit in the call numbers of the x32 ABI, which are not in `_CALLS` and are all refused
 _X32 = 0x40000000
 #: flags of clone(2) that create namespaces: in a user namespace of its own a process has every capability
 _NAMESPACES = 0x7E020000
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000                             # SECCOMP_RET_*
+_REFUSE = _ERRNO | errno.EPERM
 
 
 @functools.cache
@@ -122,7 +137,8 @@ def landlock_version() -> int:
 
 def landlock(handled: int, allowed: Mapping[str, int]) -> None:
     """Deny the file-system rights `handled` (bits of Landlock) to this thread and to all threads and processes it
-    starts, except below the paths of `allowed` ({path: rights}). Missing paths are skipped. A denial cannot be lifted.
+    starts, except below the paths of `allowed` ({path: rights}). Missing paths are skipped, and so are rights that this
+    kernel's Landlock does not know. A denial cannot be lifted.
 
     The thread can no longer inspect processes outside its Landlock domain (ptrace, /proc/PID/environ). With version 6
     or later of Landlock, it cannot send signals to such processes either.
@@ -167,19 +183,32 @@ def deny_calls(names: Iterable[str]) -> None:
     namespaces are always denied, and so are socket pairs other than Unix streams, because a datagram socket can send to
     any address. A denial cannot be lifted."""
     column, architecture = _ARCH[platform.machine()]
-    refuse = _ERRNO | errno.EPERM
-    program = [_load(4), _jump(architecture, 1, 0), _answer(refuse), _load(0)]
+    program = [_load(4), _jump(architecture, 1, 0), _answer(_REFUSE), _load(0)]
     if platform.machine() == "x86_64":
-        program += [_jump(_X32, 0, 1, test=_AT_LEAST), _answer(refuse)]
+        program += [_jump(_X32, 0, 1, test=_AT_LEAST), _answer(_REFUSE)]
     for name in sorted(set(names)):
-        program += [_jump(_CALLS[name][column], 0, 1), _answer(refuse)]
+        program += [_jump(_CALLS[name][column], 0, 1), _answer(_REFUSE)]
     # clone3 passes flags by pointer, which a filter cannot read; after ENOSYS glibc falls back to clone
     program += [_jump(_CALLS["clone3"][column], 0, 1), _answer(_ERRNO | errno.ENOSYS)]
     program += [_jump(_CALLS["clone"][column], 0, 4), _load(16), _jump(_NAMESPACES, 0, 1, test=_ANY_BIT),
-                _answer(refuse), _answer(_ALLOW)]
+                _answer(_REFUSE), _answer(_ALLOW)]
     program += [_jump(_CALLS["socketpair"][column], 0, 6), _load(16), _jump(1, 0, 3), _load(24), _mask(0xF),
-                _jump(1, 1, 0), _answer(refuse)]
+                _jump(1, 1, 0), _answer(_REFUSE)]
     program.append(_answer(_ALLOW))
+    _set_filter(program)
+
+
+def allow_computing() -> None:
+    """Make all system calls fail with EPERM, in all threads of this process, except those that a Python program needs
+    to compute, to read files and to use the pipes that it has. A denial cannot be lifted."""
+    column, architecture = _ARCH[platform.machine()]
+    program = [_load(4), _jump(architecture, 1, 0), _answer(_REFUSE), _load(0)]
+    for numbers in _COMPUTING.values():
+        program += [_jump(numbers[column], 0, 1), _answer(_ALLOW)]
+    _set_filter([*program, _answer(_REFUSE)])
+
+
+def _set_filter(program: Sequence[bytes]) -> None:
     code = ctypes.create_string_buffer(b"".join(program), 8 * len(program))
     filter_ = struct.pack("<HxxxxxxQ", len(program), ctypes.addressof(code))
     set_filter, all_threads = 1, 1

@@ -59,8 +59,8 @@ TokenizerOpt = Annotated[Path, typer.Option(
 
 
 def progress_printer(silent: bool) -> Callable[[int, int], None]:
-    """Return a function that gets the bytes read and the bytes to read. It prints them to stderr every PROGRESS_S
-    seconds, with the rate and the time left, unless it is `silent`."""
+    """Return a function that gets the number of bytes read so far and the total. It prints both to stderr, with the
+    rate and the time left, at most once in PROGRESS_S seconds. If `silent`, it prints nothing."""
     began = reported = time.monotonic()
 
     def show_progress(done: int, total: int) -> None:
@@ -184,8 +184,8 @@ def files_of_rows(store: Store) -> list[str]:
 @contextlib.contextmanager
 def rows_of(run: str, root: str, phase: str | None, samples: str | None) -> Iterator[tuple[RowSet, Curriculum]]:
     """A context manager for reading the materialised rows of a run. It yields the rows and the curriculum. Of rows in
-    object storage, only those that --phase and --samples choose are copied to this machine. Raises BadUsage when the
-    run has no rows."""
+    object storage, only the files with rows that --phase and --samples choose are copied to this machine. Raises
+    BadUsage when the run has no curriculum or no materialised rows."""
     from tokenizer.mixture.curriculum import Curriculum
     from tokenizer.shards.rows import MANIFEST, RowSet, read_manifest
 
@@ -211,8 +211,9 @@ def rows_of(run: str, root: str, phase: str | None, samples: str | None) -> Iter
 
 
 def chosen(curriculum: Curriculum, phase: str | None, samples: str | None) -> tuple[int, int]:
-    """Return the range [first, stop) of samples that the values of --phase and --samples choose; all samples if both
-    are None. Raises BadUsage for a phase or range that the curriculum does not have."""
+    """Return the range [first, stop) of samples that the values of --phase and --samples choose: those in both, or all
+    samples if both are None. A range that ends after the last sample is cut there. Raises BadUsage for an unknown
+    phase, for a text that is no range, and when no sample is left."""
     first, stop = 0, curriculum.samples
     if phase is not None:
         names = {spec.name: spec for spec in curriculum.phases}
@@ -325,7 +326,7 @@ def decode(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt,
 
 def keep_tokenizer(store: Store, tokenizer: Tokenizer) -> None:
     """Copy a tokenizer's file into the folder `shards` of a store, under the name that a run would give it. Commands
-    that decode shards look for it there."""
+    that decode shards look for it there. Raises UserError if the file has changed since the tokenizer was loaded."""
     from tokenizer.load import file_contents
 
     target = f"shards/tokenizer-{tokenizer.sha256[:12]}.{'json' if tokenizer.kind == 'json' else 'model'}"

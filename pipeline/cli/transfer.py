@@ -26,7 +26,7 @@ def is_url(place: str | Path) -> bool:
 def local_copy(url: str, option: str, names: Callable[[Store], Sequence[str]] | None = None) -> Iterator[Path]:
     """A context manager for reading a folder of object storage. It yields a folder of this machine with a copy of the
     objects below `url`, or of those that `names` returns. `option` is the command-line option that has given `url`, for
-    messages. Errors that are raised in the `with` block name the URL, not the copy."""
+    messages. The messages of TokenmillErrors that are raised in the `with` block name the URL, not the copy."""
     check_root(url, option)
     store = Store(url)
     with Scratch() as scratch:
@@ -52,16 +52,16 @@ def local_copy(url: str, option: str, names: Callable[[Store], Sequence[str]] | 
 def uploaded(url: str, option: str) -> Iterator[Path]:
     """A context manager for writing a folder of object storage. It yields a path of this machine at which the `with`
     block creates a folder. At the end of the block, the folder's files are uploaded to `url`, below which there must be
-    no objects. `option` is the command-line option that has given `url`, for messages. Errors that are raised in the
-    block name the URL, not the folder.
+    no objects. `option` is the command-line option that has given `url`, for messages. The messages of TokenmillErrors
+    that are raised in the block name the URL, not the folder.
 
     In object storage, a folder cannot appear all at once: its objects appear one by one. So the object MARK is created
     first and removed last, and `local_copy` refuses a folder that has MARK. Only one of two writers can create MARK. An
     index is uploaded after the files that it names.
 
-    If an upload fails, the objects are removed. If the process is killed, they stay, and so does MARK, which holds a
-    sha256 of the whole folder. The same command, given again, has the same sha256 and uploads the missing objects. A
-    command that would write another folder is refused."""
+    If an upload fails, the objects are removed, unless another command uploads the same folder. If the process is
+    killed, they stay, and so does MARK, which holds a sha256 of the whole folder. The same command, given again, has
+    the same sha256 and uploads the missing objects. A command whose folder has other contents is refused."""
     store = unused_store(url, option)
     with Scratch() as scratch:
         folder = Path(scratch.path, "folder")
@@ -125,8 +125,8 @@ def index_last(path: str) -> tuple[bool, bool, str]:
 
 @contextlib.contextmanager
 def naming(folder: str, url: str) -> Iterator[None]:
-    """A context manager that replaces `folder` by `url` in the messages of errors that are raised in the `with` block.
-    """
+    """A context manager that replaces `folder` by `url` in the messages of TokenmillErrors that are raised in the
+    `with` block. """
     try:
         yield
     except TokenmillError as e:

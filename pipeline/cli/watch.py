@@ -56,8 +56,8 @@ def look(store: Store, run: str) -> Standing:
 
 
 def job_of(current: Standing) -> Any:
-    """Ask Ray about the job of a submitted run. Returns a `JobState`, None when Ray knows no such job, or a text that
-    says why Ray cannot be asked."""
+    """Ask Ray about the job of a submitted run. Returns a `JobState`, None when Ray knows no such job or none was noted
+    for the run, or a text that says why Ray cannot be asked."""
     from pipeline.base import auth
 
     address, job = current.facts.get("address"), current.facts.get("job")

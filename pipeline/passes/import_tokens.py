@@ -48,9 +48,8 @@ class ImportTokens:
     Writes the files that EncodePart writes, and files.json. A row in them is the number of a document in the token
     files. The size of texts is unknown and counts as 0. The task also writes ids: the hashes of the ids that the token
     files give to documents, which `CheckIds` compares; the file is empty if they give none. If a file does not have the
-    given format, the run ends with
-    an error, because no part of the file can be trusted. Memory: the tokens of a block, or of one document if that is
-    longer.
+    given format, the run ends with an error, because no part of the file can be trusted. Memory: the tokens of a block,
+    or of one document if that is longer.
     """
 
     name = "import_tokens"
@@ -131,8 +130,7 @@ class _Import:
 class CheckIds:
     """Checks that no two documents of a source have the same id; if two have, the run ends with an error. args: root
     (of the source), parts [{ids, files, train, val: $ref}]: the files ids, files.json and SPLIT.parquet of ImportTokens
-    tasks. The task needs almost no memory, and
-    8 bytes of disk for each document."""
+    tasks. The task needs almost no memory, and 8 bytes of disk for each document."""
 
     name = "check_ids"
     version = 1

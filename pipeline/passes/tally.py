@@ -54,8 +54,8 @@ def score_bin(score: float) -> int | None:
 
 
 def bin_edges(number: int) -> tuple[float, float]:
-    """Returns the edges (from, to) of the histogram bin with this number. It holds the scores s with from <= |s| <
-    to."""
+    """Returns the edges (from, to) of the histogram bin with this number. It holds the scores s with from <= |s| < to;
+    the last bin of each sign also holds all larger |s|."""
     if not number:
         return 0.0, 2.0 ** LOWEST
     octave, place = divmod(abs(number) - 1, BINS)

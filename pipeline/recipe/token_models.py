@@ -97,6 +97,11 @@ class TokenizerTrain(RecipeModel):
             raise ValueError(f"a vocabulary of {value:,} is outside 257 … 16,777,216 (256 bytes and end-of-text)")
         return value
 
+    @property
+    def sample_bytes(self) -> int:
+        """Return how many bytes of text the sample has at most."""
+        return self.sample if isinstance(self.sample, int) else self.sample.bytes
+
 
 class TokenizerSettings(RecipeModel):
     """The tokenizer of a recipe. `kind: bytes` is the tokenizer whose tokens are the bytes of UTF-8. `train:` trains a

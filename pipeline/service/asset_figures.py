@@ -8,16 +8,8 @@ import re
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from pipeline.base.visible import visible
-from pipeline.report.schema import (
-    DatasetFigures,
-    DuplicateFigures,
-    FunnelRow,
-    Lineage,
-    PassCost,
-    PlanOrder,
-    SourceFigures,
-    StreamFigures,
-)
+from pipeline.report.schema import Lineage, PassCost, PlanOrder, StreamFigures
+from pipeline.report.schema_documents import DatasetFigures, DuplicateFigures, FunnelRow, SourceFigures
 from pipeline.report.schema_figures import Graph
 from pipeline.service.problems import HttpProblem
 from pipeline.service.runs import REPORT, run_file

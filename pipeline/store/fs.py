@@ -34,7 +34,8 @@ from pipeline.store.errors import (
     StoreError,
     cannot_write,
 )
-from pipeline.store.remote import REQUESTS, Range, RemoteObject, connect, in_parallel
+from pipeline.store.listing import RemoteObject
+from pipeline.store.remote import REQUESTS, Range, connect, in_parallel
 
 __all__ = ["EnvironmentFailure", "Needs", "Store", "StoreError", "cannot_write", "make_folder", "swap_folders", "sync"]
 

@@ -16,7 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, cast
 
 from pipeline.store.errors import StoreError
-from pipeline.store.remote import Remote, RemoteObject, merged, start_of, version_of
+from pipeline.store.listing import RemoteObject, merged, start_of, version_of
+from pipeline.store.remote import Remote
 from pipeline.store.retry import answer, patiently
 
 #: bytes of a part of an upload, parts sent at a time, most parts of an upload (S3 allows parts of at least 5 MiB, and

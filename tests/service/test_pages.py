@@ -25,6 +25,7 @@ from pipeline.service.html import STATIC, own_path, path, sides, static_path
 from pipeline.service.problems import HttpProblem
 from pipeline.service.settings import ServiceSettings
 from pipeline.store.fs import Store
+from tests.conftest import rest_slow
 from tests.corpus import sentences
 from tests.service.conftest import BASE, OPERATOR, VIEWER, write_log, write_run
 from tests.service.corpus import HOSTILE, documents, publish_rows
@@ -184,6 +185,7 @@ def crawl(client: TestClient, start: str = "/") -> Iterator[str]:
 
 
 # -- a real store ----------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_every_link_leads_somewhere(browser, rows):
     seen = list(crawl(browser))
     assert len({w for w in seen if "/documents/" in w and "?" not in w}) == len(rows) + 1, (
@@ -371,7 +373,7 @@ def test_duplicate_shows_the_document_that_was_kept(browser, rows):
 
 
 # -- hostile data ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["kept", "dropped", "quarantined"])
+@pytest.mark.parametrize("kind", rest_slow(1, ["kept", "dropped", "quarantined"]))
 def test_hostile_documents_stay_text_in_a_list(hostile, kind):
     browser = client_of({"main": hostile})
     tree = read(browser, f"{DATASET}?kind={kind}")

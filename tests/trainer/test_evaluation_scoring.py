@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.evaluation import EOS, SMALL, VOCAB, Bytes, alone, model_of
-from trainer.evaluation.generation import continuations
+from trainer.evaluation.generation import OpenPrompt, continuations
 from trainer.evaluation.items import Prompt
-from trainer.evaluation.queries import MergedBoundary, Query, common_prefix, encode_prompts, shared_rows
+from trainer.evaluation.queries import MergedBoundary, Query, encode_prompts, shared_rows
 from trainer.evaluation.scoring import batches, likelihoods
 from trainer.evaluation.task_file import GenerateConfig
 from trainer.model.config import ModelConfig, RopeScaling
@@ -56,17 +56,18 @@ def draw_groups(seed: int, count: int) -> list[list[Query]]:
 def test_batches_with_shared_prefixes_give_what_single_forwards_give(config: ModelConfig):
     model = model_of(config)
     groups = draw_groups(1, 12)
-    owners = [(n, row) for n, group in enumerate(groups) for row in shared_rows(group, 100)]
-    found: list[dict] = [{} for _ in groups]
-    for (n, _), part in zip(owners, likelihoods(model, [row for _, row in owners], 300)):
-        found[n] |= part
-    for group, results in zip(groups, found):
-        assert sorted(results) == list(range(len(group)))
-        for number, query in enumerate(group):
-            nats, greedy = one_by_one(model, query)
-            assert results[number].nats == pytest.approx(nats, rel=1e-5, abs=1e-5)
-            assert results[number].tokens == len(query.tokens) - query.start
-            assert results[number].greedy == greedy
+    queries = [query for group in groups for query in group]
+    rows = list(shared_rows(queries, range(len(queries)), 100))
+    assert len(rows) < len(queries) and any(row.branched for row in rows)
+    results: dict = {}
+    for part in likelihoods(model, rows, 300):
+        results |= part
+    assert sorted(results) == list(range(len(queries)))
+    for number, query in enumerate(queries):
+        nats, greedy = one_by_one(model, query)
+        assert results[number].nats == pytest.approx(nats, rel=1e-5, abs=1e-5)
+        assert results[number].tokens == len(query.tokens) - query.start
+        assert results[number].greedy == greedy
 
 
 def test_the_greedy_continuation_is_known_as_such():
@@ -77,7 +78,7 @@ def test_the_greedy_continuation_is_known_as_such():
         tokens.append(int(alone(model, tokens)[-1].argmax()))
     other = [*tokens[:-1], (tokens[-1] + 1) % VOCAB]
     group = [Query(np.array(t, np.int32), len(prompt)) for t in (tokens, other)]
-    (result,) = likelihoods(model, list(shared_rows(group, 100)), 100)
+    (result,) = likelihoods(model, list(shared_rows(group, (0, 1), 100)), 100)
     assert result[0].greedy and not result[1].greedy
 
 
@@ -85,20 +86,26 @@ def test_the_greedy_continuation_is_known_as_such():
 @settings(max_examples=60, deadline=None)
 def test_rows_hold_every_query_once_within_the_limit(seed: int, most: int):
     for group in draw_groups(seed, 3):
-        rows = list(shared_rows(group, most))
+        group += group[:1]                                       # equal queries share all
+        rows = list(shared_rows(group, range(7, 7 + len(group)), most))
         numbers = [n for row in rows for n in np.unique(row.asked[:, 2])]
-        assert sorted(numbers) == list(range(len(group)))
-        prefix = common_prefix(group)
+        assert sorted(numbers) == list(range(7, 7 + len(group)))
         for row in rows:
             assert len(row.tokens) <= max(most, *(len(q.tokens) - 1 for q in group))
-            own = np.unique(row.asked[:, 2])
-            for branch, number in enumerate(own, 1):
-                # what the query attends to, in its order, is the query without its last token
-                seen = np.flatnonzero((row.branches == 0) | (row.branches == branch))
-                assert row.tokens[seen].tolist() == group[number].tokens[:-1].tolist()
+            own = [group[number - 7] for number in np.unique(row.asked[:, 2])]
+            for number, query in zip(np.unique(row.asked[:, 2]), own):
+                asked = row.asked[row.asked[:, 2] == number]
+                assert asked[:, 1].tolist() == query.continuation
+                # what its last place attends to, in its order, is the query without its last token
+                last = asked[-1, 0]
+                places = np.arange(len(row.tokens))
+                seen = places[(places <= last) & (row.ends > last)]
+                assert row.tokens[seen].tolist() == query.tokens[:-1].tolist()
                 assert row.positions[seen].tolist() == list(range(len(seen)))
-            if len(own) > 1:
-                assert len(row.tokens) == prefix + sum(len(group[n].tokens) - 1 - prefix for n in own)
+                assert asked[:, 0].tolist() == seen[query.start - 1:].tolist()
+            # no beginning is in the row twice
+            beginnings = {tuple(query.tokens[:n]) for query in own for n in range(1, len(query.tokens))}
+            assert len(row.tokens) == len(beginnings)
 
 
 @given(st.lists(st.integers(1, 300), max_size=60), st.integers(1, 1000))
@@ -116,10 +123,10 @@ def test_logits_are_computed_only_where_a_token_is_predicted(monkeypatch):
     """Five letters after one context: one place, so one line of logits."""
     model, lines = model_of(), []
     whole = Transformer.logits
-    monkeypatch.setattr(Transformer, "logits", lambda self, x: (lines.append(len(x)), whole(self, x))[1])
+    monkeypatch.setattr(Transformer, "logits", lambda self, x, *rest: (lines.append(len(x)), whole(self, x, *rest))[1])
     context = Bytes().encode("Question: which one?\nAnswer:")
     group = [Query(np.array([*context, 1 + ord(letter)], np.int32), len(context)) for letter in "ABCDE"]
-    likelihoods(model, list(shared_rows(group, 1000)), 1000)
+    likelihoods(model, list(shared_rows(group, range(5), 1000)), 1000)
     assert lines == [1]
 
 
@@ -130,8 +137,9 @@ def test_a_batch_computes_a_shared_prefix_once(monkeypatch):
                         lambda self, tokens, *rest: (sizes.append(tokens.numel()), hidden(self, tokens, *rest))[1])
     context = Bytes().encode("c" * 400)
     group = [Query(np.array([*context, *Bytes().encode(answer)], np.int32), 400) for answer in ("one", "two", "three")]
-    likelihoods(model, list(shared_rows(group, 2000)), 2000)
-    assert sizes == [400 + 2 + 2 + 4]           # the last token of an answer predicts nothing
+    likelihoods(model, list(shared_rows(group, range(3), 2000)), 2000)
+    # the last token of an answer predicts nothing, and "two" and "three" begin alike, too
+    assert sizes == [400 + 2 + 2 + 3]
 
 
 @given(st.text("ab \n", max_size=20), st.text("ab c\n", min_size=1, max_size=8))
@@ -172,20 +180,29 @@ def test_generation_in_batches_is_that_of_whole_forwards(config: ModelConfig):
     model, coder = model_of(config), Bytes()
     prompts = [[EOS, *coder.encode("ab" * n)] for n in (1, 9, 4, 20, 2)]
     settings = GenerateConfig(tokens=12, stop=())
-    texts = continuations(model, prompts, settings, coder, EOS, 200)
-    for prompt, text in zip(prompts, texts):
+    answers = [coder.encode("answer"[:n]) for n in (0, 1, 6, 3, 2)]
+    opened = [OpenPrompt(prompt, answer) for prompt, answer in zip(prompts, answers)]
+    for prompt, answer, result in zip(prompts, answers, continuations(model, opened, settings, coder, EOS, 200)):
         tokens = list(prompt)
         for _ in range(12):
             token = int(alone(model, tokens)[-1].argmax())
             if token == EOS:
                 break
             tokens.append(token)
-        assert text == coder.decode(tokens[len(prompt):])
+        assert result.text == coder.decode(tokens[len(prompt):])
+        assert (result.answer is None) == (not answer)
+        if result.answer is not None:
+            nats, greedy = one_by_one(model, Query(np.array([*prompt, *answer], np.int32), len(prompt)))
+            assert result.answer.nats == pytest.approx(nats, rel=1e-5)
+            assert (result.answer.tokens, result.answer.greedy) == (len(answer), greedy)
 
 
 def test_generation_ends_before_a_stop_text():
     model, coder = model_of(), Bytes()
-    (whole,) = continuations(model, [[EOS, 5]], GenerateConfig(tokens=12, stop=()), coder, EOS, 200)
-    stop = whole[5:7]
-    (text,) = continuations(model, [[EOS, 5]], GenerateConfig(tokens=12, stop=(stop,)), coder, EOS, 200)
-    assert text == whole[:whole.index(stop)]
+    prompts = [OpenPrompt([EOS, n]) for n in (5, 6, 7, 5)]
+    whole = [r.text for r in continuations(model, prompts, GenerateConfig(tokens=100, stop=()), coder, EOS, 999)]
+    stop = next(pair for i in range(98) if (pair := whole[0][i:i + 2]) not in whole[1])
+    stopped = continuations(model, prompts, GenerateConfig(tokens=100, stop=(stop,)), coder, EOS, 999)
+    # rows that end early leave the batch, and the others go on as before
+    assert [r.text for r in stopped] == [text.partition(stop)[0] for text in whole]
+    assert len(stopped[1].text) > len(stopped[0].text)

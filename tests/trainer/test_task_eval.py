@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
-from tests.trainer.evaluation import word_run
+from pipeline.base import confinement
+from tests.trainer.evaluation import word_run, write_task
 from tests.trainer.synthetic import quiet
 from trainer.__main__ import main
 from trainer.data.tokenizer import load_tokenizer
@@ -140,7 +142,7 @@ def test_another_tokenizer_is_refused(place: Path, tmp_path: Path, capsys):
 def test_a_model_of_nan_is_refused(place: Path, capsys, monkeypatch):
     from trainer.evaluation import scoring
 
-    monkeypatch.setattr(scoring.Transformer, "logits", lambda self, x: x.new_full((len(x), self.vocab), float("nan")))
+    monkeypatch.setattr(scoring.Transformer, "logits", lambda self, x, _: x.new_full((len(x), self.vocab), torch.nan))
     assert main(["eval", str(place / "store" / "runs" / "toy"), *common(place)]) == 1
     assert "earlier step" in capsys.readouterr().err
 
@@ -172,6 +174,33 @@ def test_texts_are_encoded_alike_one_by_one_and_together(kind: str, tmp_path: Pa
     assert coder is not None, why
     assert coder.encode_batch(texts) == [coder.encode(text) for text in texts]
     assert coder.encode_batch(texts)[1] == []
+
+
+def test_programs_run_only_with_allow_code(place: Path, tmp_path: Path, capsys, monkeypatch):
+    """Without --allow-code, the task has bits per byte alone, a line says so, and no process is started."""
+    rows = [{"prompt": "def f():\n    return 1  # w1", "solution": " w2", "test": f"def check(c):\n assert c() == {n}"}
+            for n in (1, 1, 2)]
+    write_task(tmp_path, rows, "coded", forms=["bpb", "code"], context="{prompt}", answer="{solution}",
+               lettered="", prior=None, choices_from="", choices=["{solution}"], gold="0",
+               generate={"tokens": 2, "stop": ["\n"]}, code={"function": "f", "tests": "{test}"})
+    arguments = [str(place / "store" / "runs" / "toy"), "--data", str(tmp_path / "data"), "--tasks",
+                 str(tmp_path / "coded.yaml"), "--out", str(tmp_path / "out"), "--json"]
+    with monkeypatch.context() as patched:
+        patched.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))
+        assert main(["eval", *arguments]) == 0
+    printed = capsys.readouterr()
+    (result,) = json.loads(printed.out)
+    assert list(result["measures"]) == ["bpb"] and result["main"] == "bpb"
+    assert [line for line in printed.err.splitlines() if line.startswith("coded: ") and "--allow-code" in line]
+    write_task(tmp_path, rows, "coded", **{**yaml.safe_load((tmp_path / "coded.yaml").read_text()), "forms": ["code"]})
+    assert main(["eval", *arguments]) == 2 and "--allow-code" in capsys.readouterr().err
+    if confinement.missing(confinement.support()):
+        pytest.skip("this kernel cannot isolate programs")
+    (result,) = evaluate(capsys, *arguments[:-1], "--allow-code")
+    assert result["measures"]["code"]["value"] == pytest.approx(2 / 3) and result["main"] == "code"
+    (items,) = (tmp_path / "out").glob("*/coded.items.jsonl")
+    lines = [json.loads(line) for line in items.read_text().splitlines()]
+    assert [(line["outcome"], line["right"]) for line in lines] == [("passed", True)] * 2 + [("wrong", False)]
 
 
 def test_the_list_needs_no_model(capsys):

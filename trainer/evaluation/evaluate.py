@@ -5,22 +5,27 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trainer.base.config import ConfigError
 from trainer.data.tokenizer import TextCoder
-from trainer.evaluation.generation import continuations
+from trainer.evaluation.generation import OpenPrompt, continuations
 from trainer.evaluation.items import ExamplePool, Item, Prompt, cloze, lettered, make_items, unconditional
 from trainer.evaluation.measures import ItemResult, Measure, measures, normalised
+from trainer.evaluation.programs import Outcome, WrittenProgram, outcome
 from trainer.evaluation.queries import MergedBoundary, Query, SharedRow, encode_prompts, shared_rows
 from trainer.evaluation.rows import find_files, read_rows, sums
 from trainer.evaluation.scoring import Likelihood, likelihoods
 from trainer.evaluation.task_file import EvalTask
 from trainer.model.transformer import Transformer
+
+#: the owner of a query: number of its item, its kind (cloze, letters or prior), and number of the answer in this kind
+Owner = tuple[int, str, int]
+#: number of queries among which common beginnings are looked for
+_TOGETHER = 1024
 
 
 class ContextTooShort(ConfigError):
@@ -52,8 +57,10 @@ class PreparedTask:
     """A task that is ready to be scored. `files` has the sha256 of each file of its data, by path. `sizes` has for each
     item (bytes, characters) of those answers whose likelihood is asked for. `rows` are the rows of tokens of all items,
     and `owners` has for each of them (number of the item, kind of prompt: cloze, letters or prior). `prompts` are the
-    tokens from which answers are generated; it is empty if the task generates none. `truncated` is the number of items
-    of which a prompt was cut at its beginning, because it is longer than the model's context."""
+    prompts that are continued, with the right answers whose likelihood is not asked for by `rows`; it is empty if the
+    task generates nothing. `programs` are the beginnings of the programs that are to be continued, with their tests; it
+    is empty if the task has not the form code. `truncated` is the number of items of which a prompt was cut at its
+    beginning, because it is longer than the model's context."""
 
     task: EvalTask
     files: Mapping[str, str]
@@ -61,14 +68,15 @@ class PreparedTask:
     items: Sequence[Item]
     sizes: Sequence[Sequence[tuple[int, int]]]
     rows: Sequence[SharedRow]
-    owners: Sequence[tuple[int, str]]
-    prompts: Sequence[Sequence[int]]
+    owners: Sequence[Owner]
+    prompts: Sequence[OpenPrompt]
+    programs: Sequence[WrittenProgram]
     truncated: int
 
     @property
     def work(self) -> int:
-        """The number of rows and prompts to compute, for showing progress."""
-        return len(self.rows) + len(self.prompts)
+        """The number of rows and prompts to compute, and of programs to run, for showing progress."""
+        return len(self.rows) + len(self.prompts) + len(self.programs)
 
 
 @dataclass(frozen=True)
@@ -116,35 +124,32 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
     items = make_items(task, read_rows(paths))
     if not items:
         raise ConfigError(f"{paths[0]}: no rows, so the task {task.name} cannot be scored; fetch the file again")
-    pool, own = items, True
+    pool = items
     sources = [*paths]
     if shots and file.examples:
         example_paths = find_files(data, f"{task.name}_examples", file.examples)
         if not example_paths:
             raise ConfigError(f"{data}: no examples for the task {task.name}; put {task.name}_examples.jsonl there, or "
                               f"give --shots 0")
-        pool, own = make_items(task, read_rows(example_paths)), False
+        pool = make_items(task, read_rows(example_paths))
         sources += example_paths
-    chooser = ExamplePool(task, pool, own, seed)
+    chooser = ExamplePool(task, pool, seed)
     examples = [chooser.examples(item, shots) for item in items]
-    rows, owners, cut = _rows(task, items, examples, reader)
-    prompts: list[Sequence[int]] = []
-    if file.generate is not None and "fg" in file.forms:
-        room = reader.context - file.generate.tokens
-        if room < 1:
-            raise ContextTooShort(f"{task.name}: generates {file.generate.tokens} tokens, but the model's context has "
-                                  f"{reader.context}; leave the task out, or give a task file with fewer")
-        texts = [cloze(task, item, shown)[item.gold].context for item, shown in zip(items, examples)]
-        coded = [ids or [reader.start] for ids in reader.coder.encode_batch([t.rstrip() for t in texts])]
-        cut |= {i for i, ids in enumerate(coded) if len(ids) > room}
-        prompts = [ids[-room:] for ids in coded]
+    prompts, cut = _prompts(task, items, examples, reader)
+    rows, owners, also_cut = _rows(task, items, examples, reader, prompts)
+    programs = [_program(task, item) for item in items] if "code" in file.forms else []
     highest = max([*(int(max(row.tokens.max(initial=0), row.asked[:, 1].max())) for row in rows),
-                   *(max(ids) for ids in prompts)])
+                   *(max(*p.tokens, *p.answer) for p in prompts)])
     if highest >= reader.vocab:
         raise ConfigError(f"the tokenizer gives the id {highest:,}, but the model knows {reader.vocab:,} tokens; give "
                           f"it the tokenizer with which it was trained")
-    sizes = [[_size(p.continuation) for p in _asked_cloze(task, item, [])] for item in items]
-    return PreparedTask(task, sums(data, sources), shots, items, sizes, rows, owners, prompts, len(cut))
+    return PreparedTask(task, sums(data, sources), shots, items, sizes_of(task, items), rows, owners, prompts, programs,
+                        len(cut | also_cut))
+
+
+def sizes_of(task: EvalTask, items: Sequence[Item]) -> list[list[tuple[int, int]]]:
+    """Return for each item (bytes, characters) of those answers whose likelihood is asked for in the cloze form."""
+    return [[_size(p.continuation) for p in _asked_cloze(task, item, [])] for item in items]
 
 
 def _asked_cloze(task: EvalTask, item: Item, examples: Sequence[Item]) -> list[Prompt]:
@@ -153,28 +158,55 @@ def _asked_cloze(task: EvalTask, item: Item, examples: Sequence[Item]) -> list[P
     return prompts if {"cf", "pairs"} & set(task.file.forms) else [prompts[item.gold]]
 
 
+def _prompts(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Item]],
+             reader: PromptReader) -> tuple[list[OpenPrompt], set[int]]:
+    """Tokenise the prompts that are to be continued, if any. Returns (prompts, the numbers of those that had to be
+    cut)."""
+    config = task.file.generate
+    if config is None or not {"fg", "code"} & set(task.file.forms):
+        return [], set()
+    room = reader.context - config.tokens
+    if room < 1:
+        raise ContextTooShort(f"{task.name}: generates {config.tokens} tokens, but the model's context has "
+                              f"{reader.context}; leave the task out, or give a task file with fewer")
+    texts = [cloze(task, item, shown)[item.gold].context for item, shown in zip(items, examples)]
+    coded = [ids or [reader.start] for ids in reader.coder.encode_batch([text.rstrip() for text in texts])]
+    return [OpenPrompt(ids[-room:]) for ids in coded], {i for i, ids in enumerate(coded) if len(ids) > room}
+
+
+def _program(task: EvalTask, item: Item) -> WrittenProgram:
+    config = task.file.code
+    assert config is not None
+    return WrittenProgram(cloze(task, item, [])[item.gold].context.rstrip(),
+                          task.render(config.function, item.values, item.where),
+                          task.render(config.tests, item.values, item.where))
+
+
 def _size(text: str) -> tuple[int, int]:
     text = text.strip() or text
     return len(text.encode("utf-8", "surrogatepass")), len(text)
 
 
 def _rows(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Item]],
-          reader: PromptReader) -> tuple[list[SharedRow], list[tuple[int, str]], set[int]]:
-    """Tokenise the prompts of all items. Returns (rows of tokens, their owners, the numbers of the items whose context
-    had to be cut)."""
+          reader: PromptReader, prompts: list[OpenPrompt]) -> tuple[list[SharedRow], list[Owner], set[int]]:
+    """Tokenise the queries of all items. Returns (rows of tokens, owners of the queries, the numbers of the items whose
+    context had to be cut). If only the right answer to a prompt in `prompts` is asked for, it becomes the prompt's
+    answer instead, so that the model reads the prompt once."""
     forms = set(task.file.forms)
     kinds: dict[str, Iterable[list[Prompt]]] = {}
-    if forms - {"mcf", "fg"}:
+    if forms - {"mcf", "fg", "code"}:
         kinds["cloze"] = (_asked_cloze(task, item, shown) for item, shown in zip(items, examples))
     if "mcf" in forms:
         kinds["letters"] = (lettered(task, item, shown) for item, shown in zip(items, examples))
     if "cf" in forms and task.file.prior is not None:
         kinds["prior"] = (unconditional(task, item) for item in items)
     rows: list[SharedRow] = []
-    owners: list[tuple[int, str]] = []
+    owners: list[Owner] = []
     cut: set[int] = set()
     merged: set[int] = set()
+    moved = bool(prompts) and not {"cf", "pairs"} & forms
     for kind, groups in kinds.items():
+        waiting: list[Query] = []
         for number, queries in enumerate(encode_prompts(groups, reader.coder, reader.start)):
             if isinstance(queries, MergedBoundary):
                 merged.add(number)
@@ -182,9 +214,15 @@ def _rows(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Ite
             fitting = [_fitting(query, task, items[number], reader) for query in queries]
             if any(a is not b for a, b in zip(fitting, queries)):
                 cut.add(number)
-            for row in shared_rows(fitting, reader.row):
-                rows.append(row)
-                owners.append((number, kind))
+            if moved and kind == "cloze" and fitting[0].context == list(prompts[number].tokens):
+                prompts[number] = replace(prompts[number], answer=fitting[0].continuation)
+                continue
+            owners += [(number, kind, choice) for choice in range(len(fitting))]
+            waiting += fitting
+            if len(waiting) >= _TOGETHER:
+                rows += shared_rows(waiting, range(len(owners) - len(waiting), len(owners)), reader.row)
+                waiting = []
+        rows += shared_rows(waiting, range(len(owners) - len(waiting), len(owners)), reader.row)
     if merged:
         raise ConfigError(f"{items[min(merged)].where}: the tokenizer makes one token of the end of the question and "
                           f"the beginning of the answer, so the answer's likelihood cannot be told apart (task "
@@ -211,23 +249,22 @@ def _fitting(query: Query, task: EvalTask, item: Item, reader: PromptReader) -> 
 
 def score(model: Transformer, prepared: PreparedTask, reader: PromptReader, contaminated: frozenset[int] = frozenset(),
           progress: Callable[[int], None] = lambda _rows: None) -> TaskScores:
-    """Score a task. `contaminated` are the numbers of rows of the benchmark that are known to be in the training data.
-    `progress` is called with the number of rows of tokens, or of generated answers, of every finished batch. Raises
-    NotFinite when a log-likelihood is NaN or infinite."""
-    task, config = prepared.task, prepared.task.file.generate
+    """Score a task. If it has the form code, the programs that the model writes are run. `contaminated` are the numbers
+    of rows of the benchmark that are known to be in the training data. `progress` is called with the number of rows of
+    tokens, or of generated answers, of every finished batch, and for every program that was run. Raises NotFinite when
+    a log-likelihood is NaN or infinite."""
+    task = prepared.task
     likelihoods_of: list[dict[str, dict[int, Likelihood]]] = [{} for _ in prepared.items]
-    for (number, kind), part in zip(prepared.owners, likelihoods(model, prepared.rows, reader.batch, progress)):
-        likelihoods_of[number].setdefault(kind, {}).update(part)
-    texts: list[str] = []
-    if prepared.prompts and config is not None:
-        texts = continuations(model, prepared.prompts, config, reader.coder, reader.eos, reader.batch, progress)
+    for part in likelihoods(model, prepared.rows, reader.batch, progress):
+        for query, likelihood in part.items():
+            number, kind, choice = prepared.owners[query]
+            likelihoods_of[number].setdefault(kind, {})[choice] = likelihood
     results = []
-    for item, sizes, parts, text in itertools.zip_longest(prepared.items, prepared.sizes, likelihoods_of, texts):
+    generated_of = _generated(model, prepared, reader, likelihoods_of, progress)
+    for item, sizes, parts, generated in zip(prepared.items, prepared.sizes, likelihoods_of, generated_of):
         lists = {kind: [part[i] for i in range(len(part))] for kind, part in parts.items()}
-        results.append(ItemResult(
-            item, lists.get("cloze", ()), sizes, lists.get("prior", ()), lists.get("letters", ()),
-            None if text is None or config is None else normalised(text, config),
-            None if config is None else normalised(item.choices[item.gold], config)))
+        results.append(ItemResult(item, lists.get("cloze", ()), sizes, lists.get("prior", ()), lists.get("letters", ()),
+                                  *generated))
     groups: dict[str, list[ItemResult]] = {}
     for result in results:
         if result.item.group:
@@ -238,3 +275,26 @@ def score(model: Transformer, prepared: PreparedTask, reader: PromptReader, cont
                       {name: measures(task, part) for name, part in sorted(groups.items())},
                       {name: measures(task, part) for name, part in apart.items() if part},
                       {name: len(part) for name, part in apart.items()}, results)
+
+
+def _generated(model: Transformer, prepared: PreparedTask, reader: PromptReader,
+               likelihoods_of: Sequence[dict[str, dict[int, Likelihood]]],
+               progress: Callable[[int], None]) -> list[tuple[str | None, str | None, Outcome | None]]:
+    """Return for each item what was generated, what was expected, and what became of a program's tests, each None if it
+    was not asked for. Likelihoods of the prompts' answers are put into `likelihoods_of`."""
+    config = prepared.task.file.generate
+    if not prepared.prompts or config is None:
+        return [(None, None, None)] * len(prepared.items)
+    results = continuations(model, prepared.prompts, config, reader.coder, reader.eos, reader.batch, progress)
+    for own, result in zip(likelihoods_of, results):
+        if result.answer is not None:
+            own["cloze"] = {0: result.answer}
+    texts = [result.text for result in results]
+    if not prepared.programs:
+        return [(normalised(text, config), normalised(item.choices[item.gold], config), None)
+                for text, item in zip(texts, prepared.items)]
+    tested: list[tuple[str | None, str | None, Outcome | None]] = []
+    for program, text in zip(prepared.programs, texts):
+        tested.append((text, None, outcome(replace(program, text=program.text + text))))
+        progress(1)
+    return tested

@@ -1,59 +1,128 @@
 """Generates greedy continuations of many prompts at once. Keys and values of earlier tokens are kept, so every new
-token costs one pass over a single token per prompt."""
+token costs one pass over a single token per prompt. The likelihood of the right answer after the same prompt costs only
+a pass over the answer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from trainer.data.tokenizer import TextCoder
-from trainer.evaluation.scoring import batches
+from trainer.evaluation.scoring import Likelihood, batches, predictions
 from trainer.evaluation.task_file import GenerateConfig
 from trainer.model.attention import DocMask, KeyValues
 from trainer.model.transformer import Transformer
 
 
+@dataclass(frozen=True)
+class OpenPrompt:
+    """Tokens that are to be continued. `answer` are tokens whose likelihood after the prompt is asked for, too; it is
+    empty if none is."""
+
+    tokens: Sequence[int]
+    answer: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """The generated text, and the likelihood of the prompt's `answer` (None if it has none)."""
+
+    text: str
+    answer: Likelihood | None
+
+
 @torch.no_grad()
-def continuations(model: Transformer, prompts: Sequence[Sequence[int]], config: GenerateConfig, coder: TextCoder,
-                  eos: int, most: int, progress: Callable[[int], None] = lambda _rows: None) -> list[str]:
-    """Return the greedy continuation of each prompt (token ids), which ends before EOS, before a stop text, or after
-    the largest number of tokens. A batch has at most `most` tokens, with those to be generated, or is a single prompt.
-    `progress` is called with the number of prompts of every finished batch."""
-    results = [""] * len(prompts)
-    for batch in batches([len(p) + config.tokens for p in prompts], most):
-        for number, text in zip(batch, _batch(model, [prompts[i] for i in batch], config, coder, eos)):
-            results[number] = text
+def continuations(model: Transformer, prompts: Sequence[OpenPrompt], config: GenerateConfig, coder: TextCoder,
+                  eos: int, most: int, progress: Callable[[int], None] = lambda _rows: None) -> list[Continuation]:
+    """Return the greedy continuation of each prompt, which ends before EOS, before a stop text, or after the largest
+    number of tokens. A batch has at most `most` tokens, with those to be generated or of the answers, or is a single
+    prompt. `progress` is called with the number of prompts of every finished batch. Raises NotFinite when the
+    likelihood of an answer is NaN or infinite."""
+    results: dict[int, Continuation] = {}
+    for batch in batches([len(p.tokens) + max(config.tokens, len(p.answer)) for p in prompts], most):
+        results |= zip(batch, _batch(model, [prompts[i] for i in batch], config, coder, eos))
         progress(len(batch))
-    return results
+    return [results[i] for i in range(len(prompts))]
 
 
-def _batch(model: Transformer, prompts: Sequence[Sequence[int]], config: GenerateConfig, coder: TextCoder,
-           eos: int) -> list[str]:
-    weight, longest = model.embed.weight, max(map(len, prompts))
-    lengths = torch.tensor([len(p) for p in prompts], device=weight.device)
-    tokens = torch.tensor([[*p, *[eos] * (longest - len(p))] for p in prompts], device=weight.device)
+def _batch(model: Transformer, prompts: Sequence[OpenPrompt], config: GenerateConfig, coder: TextCoder,
+           eos: int) -> list[Continuation]:
+    device, longest = model.embed.weight.device, max(len(p.tokens) for p in prompts)
+    lengths = torch.tensor([len(p.tokens) for p in prompts], device=device)
+    tokens = torch.tensor([[*p.tokens, *[eos] * (longest - len(p.tokens))] for p in prompts], device=device)
     seen = [KeyValues() for _ in model.blocks]
-    positions = torch.arange(longest, device=weight.device).expand(len(prompts), longest)
+    positions = torch.arange(longest, device=device).expand(len(prompts), longest)
     # padding follows the prompt, so causal attention hides it from the prompt
     hidden = model.hidden(tokens, DocMask(positions, None, None, longest), seen)
-    last = hidden[torch.arange(len(prompts), device=weight.device), lengths - 1]
-    # later tokens see the prompt without its padding, and all generated tokens
-    hides = torch.zeros(len(prompts), 1, 1, longest + config.tokens, dtype=weight.dtype, device=weight.device)
-    padding = torch.arange(longest, device=weight.device) >= lengths[:, None]
-    hides[..., :longest].masked_fill_(padding[:, None, None], float("-inf"))
-    ids: list[list[int]] = [[] for _ in prompts]
-    texts: list[str | None] = [None] * len(prompts)
-    for count in range(1, config.tokens + 1):
+    last = hidden[torch.arange(len(prompts), device=device), lengths - 1]
+    answers = _answers(model, [p.answer for p in prompts], last, lengths, seen)
+    for layer in seen:
+        layer.length = longest                                   # forget the answers
+    texts = _decoded(model, last, lengths, seen, config, coder, eos)
+    return [Continuation(text, answer) for text, answer in zip(texts, answers)]
+
+
+def _hidden_padding(lengths: Tensor, longest: int, more: int, dtype: torch.dtype) -> Tensor:
+    """Return a mask [B, 1, 1, longest + more] that hides the padding between prompts of these lengths and the `more`
+    tokens that follow the longest of them."""
+    mask = torch.zeros(len(lengths), 1, 1, longest + more, dtype=dtype, device=lengths.device)
+    padding = torch.arange(longest, device=lengths.device) >= lengths[:, None]
+    mask[..., :longest].masked_fill_(padding[:, None, None], float("-inf"))
+    return mask
+
+
+def _answers(model: Transformer, answers: Sequence[Sequence[int]], last: Tensor, lengths: Tensor,
+             seen: Sequence[KeyValues]) -> list[Likelihood | None]:
+    """Return the likelihood of each answer. `last` [B, d] are the vectors at the last tokens of the prompts, which
+    predict the first tokens of the answers."""
+    more = max(map(len, answers)) - 1                            # the last token of an answer predicts nothing
+    if more < 0:
+        return [None] * len(answers)
+    vectors = last[:, None]
+    if more > 0:
+        device, longest = last.device, seen[0].length
+        tokens = torch.tensor([[*a[:-1], *[0] * (more - len(a[:-1]))] for a in answers], device=device)
+        later = torch.full((more, more), float("-inf"), dtype=last.dtype, device=device).triu(1)
+        mask = _hidden_padding(lengths, longest, more, last.dtype).expand(-1, 1, more, -1).clone()
+        mask[..., longest:] = later
+        positions = lengths[:, None] + torch.arange(more, device=device)
+        vectors = torch.cat((vectors, model.hidden(tokens, DocMask(positions, mask, None, more), seen)), 1)
+    sizes = [len(a) for a in answers]
+    asked = torch.tensor([[i < size for i in range(more + 1)] for size in sizes], device=last.device)
+    targets = np.array([token for a in answers for token in a], np.int64)
+    nats, greedy = predictions(model, vectors[asked], np.arange(len(targets)), targets)
+    ends = np.cumsum(sizes)
+    return [Likelihood(float(nats[end - size:end].sum()), size, bool(greedy[end - size:end].all())) if size else None
+            for size, end in zip(sizes, ends)]
+
+
+def _decoded(model: Transformer, last: Tensor, lengths: Tensor, seen: Sequence[KeyValues], config: GenerateConfig,
+             coder: TextCoder, eos: int) -> list[str]:
+    """Return the generated texts. A row leaves the batch when its text has ended."""
+    longest, count = seen[0].length, len(lengths)
+    mask = _hidden_padding(lengths, longest, config.tokens, last.dtype)
+    ids: list[list[int]] = [[] for _ in range(count)]
+    texts: list[str | None] = [None] * count
+    rows = list(range(count))                                    # numbers of the rows that are left
+    for step in range(config.tokens):
         best = model.logits(last).argmax(-1)
-        for i, token in enumerate(best.tolist()):
-            if texts[i] is None:
-                texts[i] = _extended(ids[i], token, config, coder, eos)
-        if all(text is not None for text in texts) or count == config.tokens:
+        for row, token in zip(rows, best.tolist()):
+            texts[row] = _extended(ids[row], token, config, coder, eos)
+        left = [place for place, row in enumerate(rows) if texts[row] is None]
+        if not left or step == config.tokens - 1:
             break
-        at = (lengths + count - 1)[:, None]
-        mask = DocMask(at, hides[..., :longest + count], None, 1)
-        last = model.hidden(best[:, None], mask, seen)[:, 0]
+        if len(left) < len(rows):
+            rows = [rows[place] for place in left]
+            index = torch.tensor(left, device=last.device)
+            best, lengths, mask = best[index], lengths[index], mask[index]
+            for layer in seen:
+                layer.keep(index)
+        at = DocMask((lengths + step)[:, None], mask[..., :longest + step + 1], None, 1)
+        last = model.hidden(best[:, None], at, seen)[:, 0]
     return [coder.decode(ids[i]) if text is None else text for i, text in enumerate(texts)]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from trainer.evaluation.items import Item
+from trainer.evaluation.programs import Outcome
 from trainer.evaluation.scoring import Likelihood
 from trainer.evaluation.task_file import NORMS, EvalTask, GenerateConfig, Norm
 
@@ -32,8 +33,9 @@ class ItemResult:
     """What was computed for an item. `cloze` has for each answer its likelihood after the question, `prior` that after
     the task's prior, and `letters` that of its letter; each is empty if it was not asked for. If only the right answer
     was scored, `cloze` has only this one. `sizes` has (bytes, characters) of each answer in `cloze`, without whitespace
-    around it. `generated` is the generated answer, and `expected` the right one, both normalised; both are None if
-    the task generates no answers."""
+    around it. `generated` is the generated answer, and `expected` the right one, both normalised. If a program was
+    generated, `generated` is the generated text, and `outcome` what became of its tests. Those of the three that were
+    not asked for are None."""
 
     item: Item
     cloze: Sequence[Likelihood] = ()
@@ -42,6 +44,12 @@ class ItemResult:
     letters: Sequence[Likelihood] = ()
     generated: str | None = None
     expected: str | None = None
+    outcome: Outcome | None = None
+
+    @property
+    def right(self) -> bool:
+        """Whether the generated answer equals the right one, or the generated program passes its tests."""
+        return self.generated == self.expected if self.outcome is None else self.outcome == "passed"
 
     @property
     def gold(self) -> int:
@@ -106,7 +114,9 @@ def measures(task: EvalTask, results: Sequence[ItemResult]) -> dict[str, Measure
         out["word"] = mean([float(r.cloze[r.gold].greedy) for r in results])
         out["word.log_likelihood"] = mean([r.cloze[r.gold].nats for r in results])
     if "fg" in forms:
-        out["fg"] = mean([float(r.generated == r.expected) for r in results])
+        out["fg"] = mean([float(r.right) for r in results])
+    if "code" in forms:
+        out["code"] = mean([float(r.right) for r in results])
     return out
 
 

@@ -19,6 +19,8 @@ from trainer.evaluation.items import Prompt
 
 #: number of groups of prompts that are encoded in one call
 _BATCH = 256
+#: reading a token of a small model costs about as much as its attention to this many tokens
+_WORTH = 1024
 
 
 class MergedBoundary(ValueError):
@@ -32,6 +34,14 @@ class Query:
 
     tokens: np.ndarray
     start: int
+
+    @property
+    def context(self) -> list[int]:
+        return self.tokens[:self.start].tolist()
+
+    @property
+    def continuation(self) -> list[int]:
+        return self.tokens[self.start:].tolist()
 
 
 def encode_prompts(groups: Iterable[Sequence[Prompt]], coder: TextCoder,
@@ -65,69 +75,69 @@ def _query(prompt: Prompt, coded: Mapping[str, list[int]], start: int) -> Query:
 
 @dataclass(frozen=True)
 class SharedRow:
-    """Queries with a common beginning, as one row of tokens that a model reads once.
+    """Queries as one row of tokens that a model reads once. What queries begin with alike is in the row once.
 
-    The row holds the common prefix, then the rest of each query without its last token, which predicts nothing. A token
-    attends to itself and to those tokens before it that have the branch 0 (the prefix) or its own. Its position is the
-    one that it has in its query. So the model computes for each query what it would compute for the query alone.
-    `asked` has a line (place in the row, token that is to be predicted there, number of the query) for each predicted
-    token.
+    The row is a tree of tokens in depth-first order, in which each query without its last token (which predicts
+    nothing) is a path from the root. `ends` has for each token the place after the last of its descendants. A token
+    attends to itself and to its ancestors: to those tokens before it whose `ends` is after it. Its position is the one
+    that it has in its queries. So the model computes for each query what it would compute for the query alone. `asked`
+    has a line (place in the row, token that is to be predicted there, number of the query) for each predicted token.
     """
 
     tokens: np.ndarray
     positions: np.ndarray
-    branches: np.ndarray
+    ends: np.ndarray
     asked: np.ndarray
 
     @property
     def branched(self) -> bool:
         """Whether attention differs from causal attention over the row."""
-        return bool((self.branches > 1).any())
+        return bool((self.ends < len(self.tokens)).any())
 
 
-def shared_rows(queries: Sequence[Query], most: int) -> Iterator[SharedRow]:
-    """Combine `queries` into rows of up to `most` tokens. A query that is longer makes a row of its own. Queries
-    without a common beginning are not combined, because a longer row costs more memory for attention."""
-    prefix = common_prefix(queries)
-    batch: list[int] = []
-    size = prefix
-    for number, query in enumerate(queries):
-        rest = len(query.tokens) - 1 - prefix
-        if batch and (prefix == 0 or size + rest > most):
-            yield _row(queries, batch, prefix)
-            batch, size = [], prefix
-        batch.append(number)
-        size += rest
+def shared_rows(queries: Sequence[Query], numbers: Sequence[int], most: int) -> Iterator[SharedRow]:
+    """Combine `queries` with a common beginning into rows of up to `most` tokens; a query that is longer makes a row of
+    its own. `numbers` are the numbers of the queries. A query is not added to a row in which its attention to the
+    others' tokens, which is computed and masked, would cost more than reading its beginning again."""
+    order = sorted(range(len(queries)), key=lambda i: queries[i].tokens[:-1].astype(">i4").tobytes())
+    batch: list[tuple[int, int]] = []                            # queries, and how many tokens each shares
+    size = 0
+    for number in order:
+        length = len(queries[number].tokens) - 1
+        shared = common_prefix(queries[batch[-1][0]], queries[number]) if batch else 0
+        new = length - shared
+        if batch and (size + new > most or size * new > _WORTH * shared):
+            yield _row(queries, numbers, batch)
+            batch, size, shared, new = [], 0, 0, length
+        batch.append((number, shared))
+        size += new
     if batch:
-        yield _row(queries, batch, prefix)
+        yield _row(queries, numbers, batch)
 
 
-def common_prefix(queries: Sequence[Query]) -> int:
-    """Return how many tokens all queries begin with. The last token of a query does not count."""
-    shortest = min(len(q.tokens) for q in queries) - 1
-    first = queries[0].tokens[:shortest]
-    differs = np.zeros(shortest, bool)
-    for query in queries[1:]:
-        differs |= query.tokens[:shortest] != first
+def common_prefix(first: Query, second: Query) -> int:
+    """Return how many tokens both queries begin with. The last token of a query does not count."""
+    shortest = min(len(first.tokens), len(second.tokens)) - 1
+    differs = first.tokens[:shortest] != second.tokens[:shortest]
     return int(differs.argmax()) if differs.any() else shortest
 
 
-def _row(queries: Sequence[Query], numbers: Sequence[int], prefix: int) -> SharedRow:
-    if len(numbers) == 1:
-        prefix = 0
-    parts = [queries[numbers[0]].tokens[:prefix]]
-    positions, branches = [np.arange(prefix)], [np.zeros(prefix, np.int32)]
-    asked = []
-    offset = prefix
-    for branch, number in enumerate(numbers, 1):
-        query = queries[number]
-        rest = query.tokens[prefix:-1]
-        parts.append(rest)
-        positions.append(np.arange(prefix, prefix + len(rest)))
-        branches.append(np.full(len(rest), branch, np.int32))
-        before = np.arange(query.start - 1, len(query.tokens) - 1)       # places, in the query, that predict
-        places = np.where(before < prefix, before, before - prefix + offset)
-        asked.append(np.stack([places, query.tokens[query.start:], np.full(len(places), number)], 1))
-        offset += len(rest)
-    return SharedRow(np.concatenate(parts), np.concatenate(positions).astype(np.int32), np.concatenate(branches),
+def _row(queries: Sequence[Query], numbers: Sequence[int], batch: Sequence[tuple[int, int]]) -> SharedRow:
+    """Make a row of sorted queries, each given with the number of tokens that it shares with the one before."""
+    tokens, positions, asked = [], [], []
+    ends = np.full(sum(len(queries[i].tokens) - 1 - shared for i, shared in batch), -1, np.int32)
+    path = np.empty(0, np.int64)                                 # places in the row of the tokens of a query
+    size = 0
+    for i, shared in batch:
+        query = queries[i]
+        ends[path[shared:]] = size
+        stop = size + len(query.tokens) - 1 - shared
+        path = np.concatenate([path[:shared], np.arange(size, stop)])
+        tokens.append(query.tokens[shared:-1])
+        positions.append(np.arange(shared, len(path)))
+        places = path[query.start - 1:]                          # those that predict
+        asked.append(np.stack([places, query.tokens[query.start:], np.full(len(places), numbers[i])], 1))
+        size = stop
+    ends[path] = size
+    return SharedRow(np.concatenate(tokens), np.concatenate(positions).astype(np.int32), ends,
                      np.concatenate(asked).astype(np.int32))

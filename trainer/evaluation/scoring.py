@@ -18,6 +18,8 @@ from trainer.model.transformer import Transformer
 
 #: largest number of logits that exist at a time: 8 MB in float32 on a CPU, 256 MB on a GPU, which needs larger matrices
 _LOGITS = {"cpu": 1 << 21, "cuda": 1 << 26}
+#: number of tokens whose logits are computed at a time: on a CPU as many as fit into its caches with their logits
+_TOKENS = {"cpu": 1 << 11, "cuda": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,18 @@ class Likelihood:
 
 def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
     """Divide rows of these lengths into batches of similar length, longest first. Yields the numbers of the rows of a
-    batch. Padded to its longest row, a batch has at most `most` tokens, or is a single row."""
+    batch. Padded to its longest row, a batch has at most `most` tokens, or is a single row. A batch of an eighth of
+    this size, which keeps a processor busy, ends before its padding exceeds a 32nd of it."""
     batch: list[int] = []
+    padding = 0
     for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > most:
-            yield batch
-            batch = []
+        if batch:
+            longest = lengths[batch[0]]
+            padding += longest - lengths[number]
+            padded = (len(batch) + 1) * longest
+            if padded > most or (padded > most // 8 and 32 * padding > padded):
+                yield batch
+                batch, padding = [], 0
         batch.append(number)
     if batch:
         yield batch
@@ -53,7 +61,7 @@ def likelihoods(model: Transformer, rows: Sequence[SharedRow], most: int,
     """Compute for each row the likelihoods of its queries: {number of the query: likelihood}. A batch has at most
     `most` tokens, or is a single row. `progress` is called with the number of rows of every finished batch. Raises
     NotFinite when a log-likelihood is NaN or infinite."""
-    results: list[dict[int, Likelihood]] = [{}] * len(rows)
+    results: list[dict[int, Likelihood]] = [{} for _ in rows]
     for batch in batches([len(row.tokens) for row in rows], most):
         for number, result in zip(batch, _batch([rows[i] for i in batch], model)):
             results[number] = result
@@ -74,13 +82,13 @@ def _batch(rows: Sequence[SharedRow], model: Transformer) -> list[dict[int, Like
     positions = padded([row.positions for row in rows])
     dense = None
     if any(row.branched for row in rows):
-        dense = branch_mask(padded([row.branches for row in rows], -1), weight.dtype)
+        dense = tree_mask(padded([row.ends for row in rows]), weight.dtype)
     hidden = model.hidden(padded([row.tokens for row in rows]), DocMask(positions, dense, None, length))
     # several queries may ask at the same place: its logits are computed once
     asked = [row.asked[:, 0].astype(np.int64) + i * length for i, row in enumerate(rows)]
     places, index = np.unique(np.concatenate(asked), return_inverse=True)
     targets = np.concatenate([row.asked[:, 1] for row in rows]).astype(np.int64)
-    nats, greedy = _predictions(model, hidden.flatten(0, 1)[torch.from_numpy(places).to(weight.device)], index, targets)
+    nats, greedy = predictions(model, hidden.flatten(0, 1)[torch.from_numpy(places).to(weight.device)], index, targets)
     results, start = [], 0
     for row in rows:
         stop = start + len(row.asked)
@@ -91,32 +99,48 @@ def _batch(rows: Sequence[SharedRow], model: Transformer) -> list[dict[int, Like
     return results
 
 
-def branch_mask(branches: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the attention mask [B, 1, T, T] of rows with these branches [B, T] (see `SharedRow`): 0 where a token
-    attends, else -inf."""
-    length = branches.shape[1]
-    key, query = branches[:, None, None, :], branches[:, None, :, None]
-    causal = torch.ones(length, length, dtype=torch.bool, device=branches.device).tril()
-    mask = torch.zeros(len(branches), 1, length, length, dtype=dtype, device=branches.device)
-    return mask.masked_fill_(~(((key == 0) | (key == query)) & causal), float("-inf"))
+def tree_mask(ends: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the attention mask [B, 1, T, T] of rows with these `ends` [B, T] (see `SharedRow`): 0 where a token
+    attends, else -inf. Padding has the end 0; it attends to itself, because a softmax over nothing is NaN."""
+    place = torch.arange(ends.shape[1], device=ends.device)
+    hidden = (ends[:, None, None, :] <= place[:, None]) | (place > place[:, None])
+    hidden &= place != place[:, None]
+    return torch.zeros(hidden.shape, dtype=dtype, device=ends.device).masked_fill_(hidden, float("-inf"))
 
 
-def _predictions(model: Transformer, hidden: Tensor, index: np.ndarray,
-                 targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def predictions(model: Transformer, hidden: Tensor, index: np.ndarray,
+                targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return for each target its log-likelihood (float64), and whether it is the likeliest token. `hidden` [N, d] are
     the vectors at N places, and `index` is the place of each target, from 0."""
     nats, greedy = np.empty(len(targets)), np.empty(len(targets), bool)
-    chunk = max(1, _LOGITS[hidden.device.type] // model.vocab)
+    width = min(model.vocab, _TOKENS[hidden.device.type])
+    chunk = max(1, _LOGITS[hidden.device.type] // width)
     order = np.argsort(index, kind="stable")
     for start in range(0, len(hidden), chunk):
-        logits = model.logits(hidden[start:start + chunk]).float()
         own = order[np.searchsorted(index[order], start):np.searchsorted(index[order], start + chunk)]
-        places = torch.from_numpy(index[own] - start).to(logits.device)
-        tokens = torch.from_numpy(targets[own]).to(logits.device)
-        best = logits.argmax(-1)
-        nats[own] = (logits[places, tokens].double() - logits.logsumexp(-1).double()[places]).cpu().numpy()
+        places, tokens = (torch.from_numpy(a).to(hidden.device) for a in (index[own] - start, targets[own]))
+        asked, normaliser, best = _asked_logits(model, hidden[start:start + chunk], places, tokens, width)
+        nats[own] = (asked - normaliser[places]).cpu().numpy()
         greedy[own] = (best[places] == tokens).cpu().numpy()
     if not np.isfinite(nats).all():
         raise NotFinite("the model's log-likelihoods are NaN or infinite, so it cannot be scored; evaluate an earlier "
                         "step")
     return nats, greedy
+
+
+def _asked_logits(model: Transformer, hidden: Tensor, places: Tensor, tokens: Tensor,
+                  width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the logits of `tokens` at `places`, and for each vector in `hidden` the logarithm of the sum of all
+    exponentiated logits (both float64), and the likeliest token. Logits of `width` tokens are computed at a time."""
+    highest = torch.full((len(hidden),), float("-inf"), device=hidden.device)
+    total, best = torch.zeros_like(highest), torch.zeros_like(highest, dtype=torch.int64)
+    asked = torch.empty(len(tokens), dtype=torch.float64, device=hidden.device)
+    for first in range(0, model.vocab, width):
+        logits = model.logits(hidden, slice(first, first + width)).float()
+        here = (tokens >= first) & (tokens < first + width)
+        asked[here] = logits[places[here], tokens[here] - first].double()
+        top, token = logits.max(-1)
+        best = torch.where(top > highest, token + first, best)
+        before, highest = highest, torch.maximum(highest, top)
+        total = total * (before - highest).exp() + logits.sub_(highest[:, None]).exp_().sum(-1)
+    return asked, total.log().double() + highest.double(), best

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +22,8 @@ FOLDER = Path(__file__).parent / "tasks"
 #: bpb: bits per byte of the right answer. cf (cloze form): which answer has the highest likelihood? mcf
 #: (multiple-choice form): the same for the letters of lettered answers. pairs: is the right one of two sentences
 #: likelier? word: is the right word the likeliest continuation? fg (free generation): is the generated answer right?
-Form = Literal["bpb", "cf", "mcf", "pairs", "word", "fg"]
+#: code: does the generated program pass its tests?
+Form = Literal["bpb", "cf", "mcf", "pairs", "word", "fg", "code"]
 #: by what the log-likelihood of an answer is divided before answers are compared; `prior` subtracts the log-likelihood
 #: of the answer after the text `prior` alone
 Norm = Literal["raw", "per_byte", "per_char", "per_token", "prior"]
@@ -41,6 +42,22 @@ class GenerateConfig:
     stop: tuple[str, ...] = ("\n\n", "Question:")
     extract: Literal["number", "text"] = "number"
 
+    def check(self) -> None:
+        if self.tokens < 1:
+            raise ValueError("tokens must be ≥ 1")
+        if not all(self.stop):
+            raise ValueError("stop must not contain an empty text, which would end every answer at once")
+
+
+@dataclass(frozen=True)
+class ProgramConfig:
+    """How a generated program is tested. The program is the context without whitespace at its end, followed by the
+    generated text. `function` is the name of the function in it that is tested. `tests` is Python code that defines
+    `check`, which is called with the function. Both are templates."""
+
+    function: str
+    tests: str
+
 
 @dataclass(frozen=True)
 class TaskFile:
@@ -56,8 +73,9 @@ class TaskFile:
     of the form cf is the main one. `id` identifies a row (default: its number), and `group` makes the name of a group,
     which is also scored on its own and from which an item's examples are taken. With `shuffle`, the answers of each row
     are put into a pseudo-random order. `shots` is the default number of examples before the question; they come from
-    the files `examples` (default: the other rows), and `separator` follows each of them. `version` rises with every
-    change that can change a score.
+    the files `examples` (default: the other rows), and `separator` follows each of them. `generate` says how answers of
+    the forms fg and code are generated, and `code` how programs are tested. `version` rises with every change that can
+    change a score.
     """
 
     version: int
@@ -83,6 +101,7 @@ class TaskFile:
     separator: str = "\n\n"
     shuffle: bool = False
     generate: GenerateConfig | None = None
+    code: ProgramConfig | None = None
 
     @property
     def main(self) -> str:
@@ -98,15 +117,22 @@ class TaskFile:
             raise ValueError("files and forms must not be empty")
         if "mcf" in self.forms and "{options}" not in self.lettered:
             raise ValueError("the form mcf needs lettered, a template with {options}")
-        if "fg" in self.forms and self.generate is None:
-            raise ValueError("the form fg needs generate")
+        generated = [form for form in ("fg", "code") if form in self.forms]
+        if generated and self.generate is None:
+            raise ValueError(f"the form {generated[0]} needs generate")
+        if len(generated) > 1:
+            raise ValueError("a task has either the form fg or the form code")
+        if "code" in self.forms and self.code is None:
+            raise ValueError("the form code needs code, with function and tests")
         if self.norm == "prior" and self.prior is None:
             raise ValueError("norm: prior needs prior")
         if self.shots < 0:
             raise ValueError("shots must be ≥ 0")
         for pattern in (*self.files, *self.examples):
-            if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
+            if not Path(pattern).parts or Path(pattern).is_absolute() or ".." in Path(pattern).parts:
                 raise ValueError(f"{pattern!r} must be a path below the data folder")
+            if any("**" in part and part != "**" for part in Path(pattern).parts):
+                raise ValueError(f"{pattern!r}: ** stands for whole folders, as in '**/test/*.jsonl'")
 
 
 @dataclass(frozen=True)
@@ -125,6 +151,11 @@ class EvalTask:
         except TemplateError as error:
             raise ConfigError(f"{where}: {error} (task {self.name}); mend the row or give a task file that fits it "
                               f"to --tasks") from None
+
+
+def without_code(task: EvalTask) -> EvalTask:
+    """Return the task without the form code."""
+    return replace(task, file=replace(task.file, forms=tuple(form for form in task.file.forms if form != "code")))
 
 
 def built_in() -> dict[str, Path]:

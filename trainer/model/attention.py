@@ -56,18 +56,32 @@ class DocMask:
 
 
 class KeyValues:
-    """The keys and values [B, T, G, D] of all tokens that one layer has read, so that text can be generated token by
-    token without reading it again."""
+    """The keys and values [B, T, G, D] of the first `length` tokens that one layer has read, so that text can be
+    generated token by token without reading it again. To forget the last tokens, set a smaller `length`."""
+
+    #: number of tokens for which memory is kept ready, so that not every new token copies all earlier ones
+    ROOM = 64
 
     def __init__(self) -> None:
+        self.length = 0
         self.k: Tensor | None = None
         self.v: Tensor | None = None
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add the keys and values of new tokens. Returns those of all tokens."""
-        self.k = k if self.k is None else torch.cat((self.k, k), 1)
-        self.v = v if self.v is None else torch.cat((self.v, v), 1)
-        return self.k, self.v
+        start, end = self.length, self.length + k.shape[1]
+        if self.k is None or self.v is None or end > self.k.shape[1]:
+            old = () if self.k is None or self.v is None else (self.k[:, :start], self.v[:, :start])
+            self.k, self.v = (x.new_empty(len(x), end + self.ROOM, *x.shape[2:]) for x in (k, v))
+            for new, earlier in zip((self.k, self.v), old):
+                new[:, :start] = earlier
+        self.k[:, start:end], self.v[:, start:end], self.length = k, v, end
+        return self.k[:, :end], self.v[:, :end]
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep only the rows with these numbers."""
+        if self.k is not None and self.v is not None:
+            self.k, self.v = self.k[rows], self.v[rows]
 
 
 def document_mask(positions: Tensor, dtype: torch.dtype, masking: Masking = "document",

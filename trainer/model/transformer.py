@@ -151,7 +151,8 @@ class Transformer(nn.Module):
         x = self.norm(x)
         return x / self.config.width_ratio if self.config.mup else x
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Compute the logits [..., V] of vectors [..., d] that `hidden` has computed."""
+    def logits(self, x: Tensor, tokens: slice = slice(None)) -> Tensor:
+        """Compute the logits [..., V] of vectors [..., d] that `hidden` has computed; with `tokens` only those of these
+        tokens."""
         output = self.embed.weight if self.head is None else self.head.weight
-        return soft_cap(x @ replicated(output).t(), self.config.softcap)
+        return soft_cap(x @ replicated(output)[tokens].t(), self.config.softcap)

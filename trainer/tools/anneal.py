@@ -174,7 +174,8 @@ def arm(base: Run, checkpoint: Checkpoint, mixes: Mapping[str, Mapping[str, Any]
         raise ConfigError(str(error)) from None
     # the phase has a rate of its own; shares in the run's schedule (a warm-up of 2%) would refer to another total
     decayed = {**settings, "schedule": {"kind": "constant", "warmup": "0"}, "skip": []}
-    return replace(arm_of(base, name, seed, decayed, curriculum, folder), before=checkpoint.meta["tokens"])
+    return replace(arm_of(base, name, seed, decayed, curriculum, folder), before=checkpoint.meta["tokens"],
+                   step=checkpoint.step)
 
 
 def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int, seed: int,

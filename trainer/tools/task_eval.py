@@ -56,6 +56,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     evaluate.add_argument("--contaminated", metavar="FILE",
                           help="score the items that this file names apart (default: RUN/contamination.jsonl, which "
                                "the step decontaminate writes)")
+    evaluate.add_argument("--allow-code", action="store_true",
+                          help="also run the programs that the model writes (humaneval), in processes that can only "
+                               "compute; needs Linux with seccomp and Landlock")
     evaluate.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
                           help="auto: a GPU if there is one (bfloat16; on a CPU float32)")
     evaluate.add_argument("--batch", type=positive, metavar="TOKENS",
@@ -105,7 +108,29 @@ def checked(options: argparse.Namespace) -> tuple[list[EvalTask], Path]:
     data = Path(options.data)
     if not data.is_dir():
         raise ConfigError(f"--data {data}: is no folder; give the folder with the tasks' data")
-    return tasks if options.tasks else present(tasks, data), data
+    return runnable(tasks if options.tasks else present(tasks, data), options), data
+
+
+def runnable(tasks: Sequence[EvalTask], options: argparse.Namespace) -> list[EvalTask]:
+    """Return the tasks, without --allow-code those without the form code, and say so. Raises ConfigError when programs
+    cannot be isolated on this machine, and when a task has no other form."""
+    from trainer.base.config import ConfigError
+    from trainer.evaluation.programs import check_isolation
+    from trainer.evaluation.task_file import without_code
+
+    coded = [task for task in tasks if "code" in task.file.forms]
+    if coded and options.allow_code:
+        check_isolation()
+    if not coded or options.allow_code:
+        return list(tasks)
+    for task in coded:
+        others = [form for form in task.file.forms if form != "code"]
+        if not others:
+            raise ConfigError(f"{task.name}: runs programs that the model writes; allow it with --allow-code, or leave "
+                              f"the task out")
+        say(f"{task.name}: only {', '.join(others)}; --allow-code also runs the programs that the model writes",
+            sys.stderr)
+    return [without_code(task) if task in coded else task for task in tasks]
 
 
 def list_tasks(tasks: Sequence[EvalTask], options: argparse.Namespace) -> int:
@@ -276,7 +301,9 @@ def write_results(folder: Path, result: dict[str, Any], scores: TaskScores) -> N
             line |= {"tokens": [v.tokens for v in r.cloze], "bytes": [size for size, _ in r.sizes],
                      "greedy": [v.greedy for v in r.cloze]}
         if r.generated is not None:
-            line |= {"generated": r.generated, "right": r.generated == r.expected}
+            line |= {"generated": r.generated, "right": r.right}
+        if r.outcome is not None:
+            line["outcome"] = r.outcome
         lines.append(json.dumps(line, ensure_ascii=False))
     replace(folder / f"{result['task']}.items.jsonl", "".join(f"{line}\n" for line in lines))
     replace(folder / f"{result['task']}.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
