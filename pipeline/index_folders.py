@@ -13,6 +13,7 @@ from pipeline.base.errors import TokenmillError
 from pipeline.base.files import file_sha256
 from pipeline.base.scratch import Scratch
 from pipeline.engine.shuffle.exchange import SegmentWriter, read_segment
+from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
 from pipeline.store.index_folder import NoIndex, file_ref, overlap, read_index, steps_in, with_files, write_index
 from stages.dedup.fragment import SIZES, bucket_of
@@ -127,9 +128,11 @@ def _merge_keys(indexes: Sequence[DedupIndex], name: str, folder: Store, names: 
     files = []
     for number in range(ranges):
         blocks = [np.zeros(0, dtype)]
-        for keys, before in zip(parts, groups):
-            for block in _range(keys, number, ranges, field):
+        for keys, before, after in zip(parts, groups, groups[1:]):
+            for ref, block in _range(keys, number, ranges, field, dtype):
                 if dtype == KEY:
+                    if len(block) and int(block["document"].max()) >> 32 >= after - before:
+                        raise _no_file(ref, "it names a group of documents that the index does not have")
                     block = block.copy()
                     block["document"] += np.uint64(before << 32)
                 blocks.append(block)
@@ -151,10 +154,24 @@ def _merge_keys(indexes: Sequence[DedupIndex], name: str, folder: Store, names: 
     return {"files": files, "buckets": buckets}
 
 
-def _range(keys: dict[str, Any], number: int, ranges: int, field: str) -> Iterator[Any]:
-    """Yield the records of range `number` of `ranges` from the files of keys of one index."""
+def _range(keys: dict[str, Any], number: int, ranges: int, field: str,
+           dtype: np.dtype[Any]) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Yield the records of range `number` of `ranges` from the files of keys of one index, each time with the
+    reference to their file. Raises NoIndex if a file is damaged, or holds other records than `dtype`."""
     buckets, all_buckets = keys["buckets"], keys["buckets"] * len(keys["files"])
     for bucket in range(number * all_buckets // ranges, -(-(number + 1) * all_buckets // ranges)):
         ref = keys["files"][bucket // buckets]
-        stored = read_segment(Store(ref["root"]), {**ref, "$ref": ref["$file"]}, bucket % buckets)
-        yield stored[bucket_of(stored[field], ranges) == number]
+        try:
+            stored = read_segment(Store(ref["root"]), {**ref, "$ref": ref["$file"]}, bucket % buckets)
+        except DamagedFile as e:
+            raise _no_file(ref, e.why) from e
+        except (ValueError, TypeError, LookupError, OverflowError) as e:
+            raise _no_file(ref, str(e)) from e
+        if stored.dtype != dtype:
+            raise _no_file(ref, f"it holds other records ({stored.dtype})")
+        yield ref, stored[bucket_of(stored[field], ranges) == number]
+
+
+def _no_file(ref: dict[str, Any], why: str) -> NoIndex:
+    return NoIndex(f"{ref['$file']} (below {ref['root']}) is no file of this index: {why}; make the index again with "
+                   f"`tokenmill dedup index`")

@@ -278,7 +278,9 @@ class TaskInputs:
 
     def segment(self, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
         """Returns the records of one bucket of an exchange file, read-only. Exchange files carry records from task to
-        task (`TaskOutputs.segments`). Only this bucket of the file is read."""
+        task (`TaskOutputs.segments`). Only this bucket of the file is read. Raises DamagedFile when the file is missing
+        or damaged, and DamagedIndex when such a file of an index outside the store is missing, damaged or has no such
+        bucket."""
         from pipeline.engine.shuffle.exchange import read_segment
 
         store, path = self._place(ref)
@@ -286,6 +288,10 @@ class TaskInputs:
             return read_segment(store, {**ref, "$ref": path}, bucket)
         except DamagedFile as e:
             raise (self.damaged(ref, e.why) if "$file" in ref else e) from e
+        except (ValueError, TypeError, LookupError, OverflowError) as e:
+            if "$file" not in ref:                            # whoever made the index can give it any header
+                raise
+            raise self.damaged(ref, f"is no file of this index ({e})") from e
 
     def segments(self, refs: Sequence[Mapping[str, Any]], bucket: int, *, whole: Sequence[str] = (),
                  numbered: bool = False) -> Iterator[np.ndarray]:

@@ -1,4 +1,5 @@
-"""Warns about a recipe that can run but looks wrong. Each warning names the place in the recipe and a remedy.
+"""Warns about a recipe that can run but looks wrong. Each warning names the place in the recipe and, unless it is about
+an entry that nothing uses, a remedy.
 
 A recipe that cannot run is refused by `pipeline.recipe`. A rule warns only when it is sure. There are no warnings about
 the recipes that come with Tokenmill and the demo.
@@ -336,8 +337,9 @@ def _unused(recipe: Recipe) -> Iterator[Finding]:
     imported = {i for s in recipe.shards.values() for i in s.inputs}
     for name in recipe.sources:
         if name not in read | imported:
-            yield ("sources", name), ("no shards take it" if holds_tokens(recipe.sources[name])
-                                      else "no dataset is made from it")
+            yield ("sources", name), ("no shards take it; name it in shards, or remove it"
+                                      if holds_tokens(recipe.sources[name]) else
+                                      "no dataset is made from it; name it in a dataset's from, or remove it")
     if recipe.shards:
         used = read | {i for s in recipe.shards.values() for i in s.inputs}
         used |= {old for dataset in recipe.datasets.values() for old in dataset.against}
@@ -350,7 +352,7 @@ def _unused(recipe: Recipe) -> Iterator[Finding]:
         mixed = {name for phase in recipe.curriculum.phases for name in phase.mixed}
         for name in recipe.shards:
             if name not in mixed and not any(stream.startswith(f"{name}.") for stream in mixed):
-                yield ("shards", name), "no phase of the curriculum mixes it in"
+                yield ("shards", name), "no phase of the curriculum mixes it in; add it to a mix, or remove it"
 
 
 def _overlap(recipe: Recipe) -> Iterator[Finding]:

@@ -171,7 +171,8 @@ def length_charts(document: dict[str, Any], color: dict[str, int]) -> list[dict[
 
 def language_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Count, for each source, the documents that the final datasets (from which no other dataset is made) kept, by
-    language. The most common languages come first, and the other languages are combined."""
+    language. The LANGUAGES most common ones come first, then the others together, then the documents without a
+    language. Sources without documents are left out."""
     out = []
     for source in document["names"]["sources"]:
         by_language: dict[str, int] = {}

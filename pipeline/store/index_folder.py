@@ -22,6 +22,8 @@ from stages.dedup.index import DedupIndex
 
 FORMAT = 1
 MANIFEST = "index.json"
+#: most priorities of the documents of an index; each input of its datasets has one
+_RANKS = 1 << 20
 
 
 class NoIndex(TokenmillError):
@@ -73,7 +75,7 @@ def write_index(folder: Store, index: DedupIndex) -> None:
 
 def _check_numbers(index: DedupIndex) -> None:
     """Raise ValueError if the place of a number in an index holds something else than an integer, or an integer that is
-    too small."""
+    beyond its limits."""
     refs = [ref for keys in index.keys.values() for ref in keys["files"]]
     refs += [group[part] for group in index.groups for part in ("documents", "texts", "ids")]
     at_least = [(index.ranks, 0), (index.documents, 0), *((keys["buckets"], 1) for keys in index.keys.values()),
@@ -81,6 +83,8 @@ def _check_numbers(index: DedupIndex) -> None:
                                                                    for name in ("size", "bytes", "rows"))]
     if any(type(number) is not int or number < least for number, least in at_least):
         raise ValueError("a number is none, or too small")
+    if index.ranks > _RANKS or any(group["rank"] >= index.ranks for group in index.groups):
+        raise ValueError("a priority is too large")
 
 
 def read_index(root: str, step: str) -> DedupIndex:

@@ -201,6 +201,8 @@ class OldSets:
     def _text(self, ref: Mapping[str, Any], document: Any) -> tuple[NDArray[np.uint8], str]:
         """Return (UTF-8 of the text, its language)."""
         offset, size = int(document["offset"]), int(document["size"])
+        if offset + size > ref["bytes"]:
+            raise self._inputs.damaged(ref, "lacks a text that another file of its index places there")
         block = self._inputs.read_range(ref, offset, offset + size)
         raw_size = int.from_bytes(block[:_HEAD], "little")
         most = BLOCK + 4 * self._stage.config.max_chars + _NAMES       # so that no file can ask for all memory

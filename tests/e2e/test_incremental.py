@@ -6,15 +6,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.engine.shuffle.exchange import SegmentFile, SegmentWriter, read_segment
 from pipeline.plan.lint import lint
 from pipeline.recipe import load_recipe
 from pipeline.recipe.errors import RecipeError
@@ -341,3 +345,66 @@ def test_a_takedown_reaches_an_index(site, grown, tmp_path):
     run(site / "3.yaml", store)
     assert gone not in indexed() != set()
     assert gone not in {id for name in CRAWLS for id in ids(store, f"datasets/new_{name}")}
+
+
+def _crafted(path: Path, kind: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Change the records of the first file of a kind in the index of `minhash` at `path`, and all checksums and sizes,
+    as somebody could who makes an index that is to break a run."""
+    manifest = path / "minhash" / "index.json"
+    about = json.loads(manifest.read_bytes().partition(b"\n")[2])
+    ref = about["keys"]["bands"]["files"][0] if kind == "keys" else about["groups"][0][kind]
+    file = SegmentFile.open(Store(str(path)), {**ref, "$ref": ref["$file"]})
+    parts = [read_segment(Store(str(path)), {**ref, "$ref": ref["$file"]}, number) for number in range(file.buckets)]
+    changed = [change(part.copy()) for part in parts]
+    with SegmentWriter(str(path / ref["$file"]), changed[0].dtype, file.buckets, key=()) as out:
+        for number, records in enumerate(changed):
+            out.write(np.full(len(records), number), records)
+    data = (path / ref["$file"]).read_bytes()
+    sha256 = hashlib.sha256(data).hexdigest()
+    ref |= {"size": len(data), "bytes": len(data), "content": out.content, "sha256": sha256, "etag": f"sha256:{sha256}"}
+    body = json.dumps(about, sort_keys=True, indent=1).encode()
+    manifest.write_bytes(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+
+
+def _put(field: str, value: int) -> Callable[[np.ndarray], np.ndarray]:
+    def change(records: np.ndarray) -> np.ndarray:
+        records[field] = value
+        return records
+
+    return change
+
+
+@pytest.mark.parametrize(("kind", "change", "words"), [
+    ("keys", _put("document", 77 << 32), r"names group 77 of the index, which has only \d+"),
+    ("keys", _put("document", 4000), "documents.seg .* lacks a document that the files of keys name"),
+    ("keys", _put("document", 2**32 - 1), "documents.seg .* is no file of this index"),
+    ("keys", lambda records: records["key"].copy(), "keys.seg .* holds other records"),
+    ("documents", lambda records: records["chars"].copy(), "documents.seg .* holds other records"),
+    ("documents", lambda records: records[:0], "documents.seg .* lacks a document"),
+    ("documents", _put("offset", 2**64 - 1), "texts.bin .* lacks a text"),
+    ("documents", _put("size", 2**62), "texts.bin .* lacks a text"),
+    ("documents", _put("number", 2**32 - 1), "texts.bin .* is damaged")])
+def test_a_crafted_record_of_an_index_ends_the_run_with_a_line(site, folders, tmp_path, kind, change, words):
+    """All checksums are right, but the records name what does not exist."""
+    shutil.copytree(folders / "both", tmp_path / "both")
+    _crafted(tmp_path / "both", kind, change)
+    against = f"against: {tmp_path / 'both'}"
+    (site / "crafted.yaml").write_text(recipe({"new_three": f"{{from: three, steps: [{{minhash: {{{against}}}}}]}}"}))
+    done = commands.command("pipeline.cli", "run", str(site / "crafted.yaml"), "--store", str(tmp_path / "store"),
+                            "--quiet", "--backend", "inline")
+    assert done.returncode == 1
+    [line] = [line for line in done.stderr.splitlines() if re.search(words, line)]
+    assert str(tmp_path / "both") in line
+    assert "make the index again with `tokenmill dedup index`" in line
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("change", [_put("document", 77 << 32), lambda records: records["key"].copy()])
+def test_an_index_with_crafted_keys_is_not_merged(folders, tmp_path, change):
+    shutil.copytree(folders / "one", tmp_path / "one")
+    _crafted(tmp_path / "one", "keys", change)
+    done = commands.command("pipeline.cli", "dedup", "merge", str(tmp_path / "one"), str(folders / "two"), "--out",
+                            str(tmp_path / "merged"))
+    assert done.returncode == 2
+    assert re.search(r"keys\.seg .* is no file of this index: .*make the index again", done.stderr), done.stderr
+    assert "Traceback" not in done.stderr

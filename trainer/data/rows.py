@@ -89,7 +89,8 @@ def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length:
 
 
 def masks_of(shards: ShardSet, numbers: Sequence[int], length: int) -> list[np.ndarray | None]:
-    """Return for each of these windows which of its L = `length` targets count in the loss; None if all do."""
+    """Return for each of these windows which of its L = `length` targets count in the loss, as bool (L,). If the shard
+    set has no loss masks, all targets count, and each item is None."""
     if shards.counts(0, 0) is None:                           # no window has a mask
         return [None] * len(numbers)
     # of the same tokens that were prefetched: another range may consist of other blocks of a file in a bucket

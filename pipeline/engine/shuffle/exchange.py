@@ -269,6 +269,8 @@ class SegmentFile:
             raise DamagedFile(path, "has a damaged header")
         descr, key = header["dtype"], header["key"]
         dtype = np.dtype(descr if isinstance(descr, str) else [(f[0], f[1], *map(tuple, f[2:])) for f in descr])
+        if dtype.hasobject:                            # the bytes of the file would be taken for addresses of memory
+            raise DamagedFile(path, "has records of Python objects")
         file = cls(store, path, dtype, header["buckets"], header["rows"], None if key is None else tuple(key),
                    tuple(header["covers"]), after, header["index"], data)
         if file.start + file.rows * dtype.itemsize != size:
