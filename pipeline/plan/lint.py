@@ -337,8 +337,9 @@ def _unused(recipe: Recipe) -> Iterator[Finding]:
     imported = {i for s in recipe.shards.values() for i in s.inputs}
     for name in recipe.sources:
         if name not in read | imported:
-            yield ("sources", name), ("no shards take it" if holds_tokens(recipe.sources[name])
-                                      else "no dataset is made from it")
+            yield ("sources", name), ("no shards take it; name it in shards, or remove it"
+                                      if holds_tokens(recipe.sources[name]) else
+                                      "no dataset is made from it; name it in a dataset's from, or remove it")
     if recipe.shards:
         used = read | {i for s in recipe.shards.values() for i in s.inputs}
         used |= {old for dataset in recipe.datasets.values() for old in dataset.against}
@@ -351,7 +352,7 @@ def _unused(recipe: Recipe) -> Iterator[Finding]:
         mixed = {name for phase in recipe.curriculum.phases for name in phase.mixed}
         for name in recipe.shards:
             if name not in mixed and not any(stream.startswith(f"{name}.") for stream in mixed):
-                yield ("shards", name), "no phase of the curriculum mixes it in"
+                yield ("shards", name), "no phase of the curriculum mixes it in; add it to a mix, or remove it"
 
 
 def _overlap(recipe: Recipe) -> Iterator[Finding]:

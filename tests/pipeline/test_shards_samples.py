@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -180,6 +181,17 @@ def test_counts_are_those_of_all_samples_one_by_one(store, curriculum, steps):
             at.stream[chosen] == [s.name for s in curriculum.streams].index(row["stream"]))
         assert (row["realised"], row["tokens"]) == (mine.sum(), at.sequence[chosen][mine].sum())
         assert abs(row["realised"] - row["planned"]) <= 2 * len(ranges)
+
+
+def test_a_document_that_is_read_in_several_blocks_is_missing_once(store, curriculum, tmp_path):
+    shutil.copytree(store, tmp_path / "store")
+    shutil.rmtree(tmp_path / "store/datasets")
+    at, sets = Order(curriculum).locate(0, curriculum.samples), [ShardSet(store / s.train) for s in curriculum.streams]
+    read = {span.id for stream, window, length in zip(at.stream, at.window, at.sequence)
+            for span in sets[stream].documents(window * length + 1, window * length + 1 + length)}
+    for block in (64, 1000, 1 << 20):
+        found = count_documents(Store(tmp_path / "store"), curriculum, [(0, curriculum.samples)], block=block)
+        assert found["missing"] == len(read)
 
 
 def test_a_share_is_an_estimate_whose_intervals_hold_the_counts(store, curriculum):
