@@ -186,10 +186,13 @@ class Curve(RecipeModel):
 
 
 class LabelRule(RecipeModel):
-    """How the streams of split shards divide the share that they have together (`tokenizer.mixture.split`). At most one
-    rule (`alpha`, `temperature`, `unimax`, `weights`, `upsample` or `curve`) divides the share among the values of the
-    label `by`, or without `by` among all streams. `within` is the rule by which the streams of one value divide what
-    the value gets."""
+    """How the streams of split shards divide the share that they have together (`tokenizer.mixture.split`): by one rule
+    (`alpha`, `temperature`, `unimax`, `weights`, `upsample` or `curve`), or without a rule in proportion to their
+    tokens.
+
+    With `by` (such as `language`), the share is first divided among the labels of this kind. The streams with one label
+    then divide what it gets by the rule `within`, or without `within` in proportion to their tokens. Without `by`, the
+    share is divided among all streams at once."""
 
     by: str | None = None
     alpha: Annotated[float, Field(ge=0)] | None = None

@@ -51,6 +51,32 @@ class Figures(BaseModel):
         return self
 
 
+class KeptSize(BaseModel):
+    """The documents that a run kept in a dataset, and the bytes of their texts."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    docs: int
+    bytes: int
+
+
+class KeptSizes(BaseModel):
+    """The section of report.json about datasets. Only the sizes of the datasets are checked."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    datasets: dict[str, KeptSize]
+
+
+def kept_sizes(at: Store, run: str) -> dict[str, KeptSize]:
+    """Return the sizes of the datasets that a run made, as its report says. The dict is empty if the run has no report,
+    or a damaged one."""
+    try:
+        return KeptSizes.model_validate_json(run_file(at, run, "report.json", REPORT)).datasets
+    except (HttpProblem, ValidationError):
+        return {}
+
+
 def read_figures(at: Store, run: str) -> Figures:
     """Read the figures of a run's report. Raises HttpProblem when the run has no report.json, or a damaged one."""
     try:
