@@ -178,7 +178,7 @@ def waves(documents: int) -> None:
                 each = {w: 1e6 * (more[w] - less[w]) / (documents - documents // 4) for w in more}
                 print(f"{name}{what}: " + ", ".join(f"{w} {us:.2f}" for w, us in each.items())
                       + f"; {sum(each.values()):.2f} us/document", flush=True)
-    sizes, costs, candidates = (2000, 8000), [], []
+    sizes, costs, candidates = (4000, 16_000), [], []
     for size in (500, *sizes):                                  # the first one warms up
         with tempfile.TemporaryDirectory() as folder:
             store, barrier = Store(folder), MinHash()
@@ -187,7 +187,8 @@ def waves(documents: int) -> None:
             for doc in docs:
                 stage.process(Document(doc.id, doc.text))
             signing = time.process_time() - begun
-            parts = write_parts(barrier, docs, store, part_rows=2000, row_group=500)
+            parts = write_parts(barrier, docs, store, part_rows=20_000, row_group=500)
+            del docs                    # the garbage collector would go through them, in the time of the waves
             cost, done = run_waves(barrier.waves(parts), store)
             costs.append({"signatures": signing, **cost})
             candidates.append(sum(r.counters["candidates"] for r in done["clusters"]))

@@ -38,8 +38,9 @@ from pipeline.engine.task import TaskSpec  # noqa: E402
 from pipeline.store import snapshot  # noqa: E402
 from pipeline.store.fs import Store  # noqa: E402
 from pipeline.store.lease import heartbeat_name, identity  # noqa: E402
+from pipeline.store.listing import RemoteObject  # noqa: E402
 from pipeline.store.log import Log  # noqa: E402
-from pipeline.store.remote import InMemory, RemoteObject  # noqa: E402
+from pipeline.store.remote import InMemory  # noqa: E402
 from pipeline.store.segment import FORMAT, encode_record, encode_segment, segment_name  # noqa: E402
 
 IN_SEGMENT = 1000         # records of a segment, in the log of many records

@@ -7,8 +7,9 @@ asks it over HTTP:
     python benchmarks/service.py --documents 100000 --texts 10000
 
 *Cold*: the first request of a fresh server, which compares every part that it reads with its hash. The files are in the
-page cache, as they have just been written. *Warm*: the same request again, the median of --repeat. Exit code 1 when a
-wanted figure is missed.
+page cache, as they have just been written. *New*: another request of the same kind, with a value that was not asked for
+before, the median of --repeat; the server knows the parts, but not the answer. *Again*: the first request again, which
+the server remembers. Exit code 1 when a wanted figure is missed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.service_corpus import EVERY, RARE, write_dataset  # noqa: E402
+from benchmarks.service_corpus import EVERY, RARE, SOURCES, write_dataset  # noqa: E402
 
 SERVER = """
 import sys, uvicorn
@@ -43,17 +44,23 @@ from pipeline.service.settings import ServiceSettings
 uvicorn.run(create_app(ServiceSettings({"bench": sys.argv[1]}, rate=1e6, burst=10**6)), host="127.0.0.1", port=0,
             log_level="info", access_log=False)
 """
-#: question → (dataset, parameters, seconds wanted cold, seconds wanted warm)
-QUESTIONS: dict[str, tuple[str, dict[str, Any], float | None, float | None]] = {
-    "page, two filters, stored order": ("many/kept", {"source": "web", "signal": "quality:4:"}, 1.5, 0.3),
-    "page, rare value": ("many/kept", {"source": "law", "language": "it", "signal": "quality:4.9999:"}, 1.5, None),
-    "page, one domain": ("many/kept", {"domain": "site77.example", "show": "url"}, None, None),
+#: question → (dataset, parameters, parameters of the i-th new request, seconds wanted cold, seconds wanted otherwise)
+QUESTIONS: dict[str, tuple[str, dict[str, Any], Callable[[int], dict[str, Any]], float | None, float | None]] = {
+    "page, two filters, stored order": ("many/kept", {"source": "web", "signal": "quality:4:"},
+                                        lambda i: {"signal": f"quality:4.{i + 1}:"}, 1.5, 0.3),
+    "page, rare value": ("many/kept", {"source": "law", "language": "it", "signal": "quality:4.9999:"},
+                         lambda i: {"source": SOURCES[i]}, 1.5, 0.3),
+    "page, one domain": ("many/kept", {"domain": "site77.example", "show": "url"},
+                         lambda i: {"domain": f"site{78 + i}.example"}, None, 0.3),
     "page, sorted by a signal": ("many/kept", {"source": "web", "sort": "signals.quality", "descending": "true"},
-                                 None, None),
-    "page, sorted by id": ("many/kept", {"source": "web", "sort": "id"}, None, None),
-    "counts by source and language": ("many/kept/counts", {"by": ["source", "language"]}, None, None),
-    "histogram": ("many/kept/histogram", {"of": "quality"}, None, None),
-    "search in texts of 2 kB": ("texts/kept", {"text": RARE, "limit": 200}, None, 2.0),
+                                 lambda i: {"source": SOURCES[i + 1]}, None, 0.3),
+    "page, sorted by id": ("many/kept", {"source": "web", "sort": "id"}, lambda i: {"source": SOURCES[i + 1]}, None,
+                           0.3),
+    "counts by source and language": ("many/kept/counts", {"by": ["source", "language"]},
+                                      lambda i: {"source": SOURCES[i]}, None, None),
+    "histogram": ("many/kept/histogram", {"of": "quality"}, lambda i: {"bins": 41 + i}, None, None),
+    "search in texts of 2 kB": ("texts/kept", {"text": RARE, "limit": 200}, lambda i: {"text": RARE[:-1 - i]}, None,
+                                2.0),
 }
 #: bytes of memory that the server may take
 MEMORY = 1 << 30
@@ -103,20 +110,28 @@ def documents_of(answer: Any) -> int:
 
 def measure(store: Path, repeat: int) -> list[dict[str, Any]]:
     rows = []
-    for name, (path, parameters, cold_wanted, warm_wanted) in QUESTIONS.items():
+    for name, (path, parameters, other, cold_wanted, warm_wanted) in QUESTIONS.items():
         with served(store) as (pid, address):
             with urllib.request.urlopen(f"{address}/api/v1/stores") as answer:
                 answer.read()                                                      # imports are not the question
-            before = cpu_seconds(pid)
-            cold, answer = ask(address, path, parameters)
-            middle = cpu_seconds(pid)
-            warm = statistics.median(ask(address, path, parameters)[0] for _ in range(repeat))
-            after = cpu_seconds(pid)
-            rows.append({"question": name, "documents": documents_of(answer), "cold_s": cold, "warm_s": warm,
-                         "cold_cpu_s": middle - before, "warm_cpu_s": (after - middle) / repeat,
+
+            def timed(requests: Sequence[dict[str, Any]], pid: int = pid, address: str = address, path: str = path,
+                      ) -> tuple[float, float, Any]:
+                """Median seconds and CPU seconds of some requests, and the last answer."""
+                seconds, before = [], cpu_seconds(pid)
+                for request in requests:
+                    taken, answer = ask(address, path, request)
+                    seconds.append(taken)
+                return statistics.median(seconds), (cpu_seconds(pid) - before) / len(requests), answer
+
+            cold, cold_cpu, answer = timed([parameters])
+            new, new_cpu, _ = timed([{**parameters, **other(i)} for i in range(repeat)])
+            again, again_cpu, _ = timed([parameters] * repeat)
+            rows.append({"question": name, "documents": documents_of(answer), "cold_s": cold, "cold_cpu_s": cold_cpu,
+                         "new_s": new, "new_cpu_s": new_cpu, "again_s": again, "again_cpu_s": again_cpu,
                          "peak": peak_bytes(pid), "missed": any(
-                             wanted is not None and taken > wanted
-                             for taken, wanted in ((cold, cold_wanted), (warm, warm_wanted)))})
+                             wanted is not None and taken > wanted for taken, wanted in
+                             ((cold, cold_wanted), (new, warm_wanted), (again, warm_wanted)))})
     return rows
 
 
@@ -135,7 +150,7 @@ def main() -> int:
     parser.add_argument("--documents", type=int, default=10_000_000, help="small documents")
     parser.add_argument("--parts", type=int, default=200, help="their parts")
     parser.add_argument("--texts", type=int, default=1_000_000, help="documents of 2 kB")
-    parser.add_argument("--repeat", type=int, default=5, help="warm requests")
+    parser.add_argument("--repeat", type=int, default=5, help="new requests, and repeated ones; at most 7")
     parser.add_argument("--store", type=Path, help="use and keep the store in this folder; make it if it is missing")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="service-benchmark-") as scratch:
@@ -148,10 +163,12 @@ def main() -> int:
         rows_of = measure(store, options.repeat)
         peak = memory_of_all(store)
     print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    print(f"{'question':34} {'documents':>10} {'cold s':>8} {'CPU s':>7} {'warm s':>8} {'CPU s':>7} {'peak MB':>8}")
+    print(f"{'question':34} {'documents':>10} {'cold s':>8} {'CPU s':>7} {'new s':>8} {'CPU s':>7} {'again s':>8} "
+          f"{'CPU s':>7} {'peak MB':>8}")
     for row in rows_of:
         print(f"{row['question']:34} {row['documents']:>10,} {row['cold_s']:>8.2f} {row['cold_cpu_s']:>7.2f} "
-              f"{row['warm_s']:>8.2f} {row['warm_cpu_s']:>7.2f} {row['peak'] / 1e6:>8.0f}"
+              f"{row['new_s']:>8.2f} {row['new_cpu_s']:>7.2f} {row['again_s']:>8.3f} {row['again_cpu_s']:>7.3f} "
+              f"{row['peak'] / 1e6:>8.0f}"
               f"{'  missed' if row['missed'] else ''}")
     wanted = options.texts // EVERY
     print(f"peak with four requests at a time: {peak / 1e6:.0f} MB")

@@ -110,7 +110,7 @@ def few(task: EvalTask, options: argparse.Namespace, folder: Path) -> Path:
 def write_peer_tasks(folder: Path, prepared: PreparedTask) -> None:
     """Write the prompts of a task as task files of lm-evaluation-harness, one for each form."""
     task = prepared.task
-    chooser = ExamplePool(task, prepared.items, True, 0)
+    chooser = ExamplePool(task, prepared.items, 0)
     examples = [chooser.examples(item, prepared.shots) for item in prepared.items]
     if set(task.file.forms) - {"mcf", "fg"}:
         write_peer(folder, f"{task.name}-cloze", [

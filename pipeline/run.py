@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.base.collector import rarely_collected
 from pipeline.base.machine import usable_cores
+from pipeline.base.redact import redact
 from pipeline.cluster.attempts import asked_to_stop, code_folder, facts_of, keep_code, keep_recipe, note_attempt
 from pipeline.cluster.cancellation import GRACE_S, interrupted, watching
 from pipeline.engine.driver.bad_files import BadFiles
@@ -337,7 +338,7 @@ def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> d
                     for name, files in planner.files.items()},
         "nodes": [{"name": n.name, "kind": n.kind, "dataset": n.dataset, "deps": n.upstream, "steps": list(n.steps),
                    "publishes": n.publishes, "tasks": sum(map(len, n.batches)),
-                   **({"against": list(n.against)} if n.against else {}),
+                   **({"against": [redact(name) for name in n.against]} if n.against else {}),
                    **({"measures": measures[n.name]} if n.name in measures else {})} for n in nodes],
     }
 

@@ -8,7 +8,9 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -104,6 +106,14 @@ def real_files(pattern: str, *parts: str) -> list[Path]:
 @pytest.fixture(scope="session")
 def data():
     return shared_data
+
+
+def rest_slow(quick: int, cases: Sequence[Any]) -> list[Any]:
+    """Return the cases of a parametrised test. `quick` of them, evenly spread, run by `make test`; the others are slow.
+    """
+    chosen = {round(i * len(cases) / quick) for i in range(quick)}
+    return [case if i in chosen else pytest.param(*(case if isinstance(case, tuple) else (case,)),
+                                                  marks=pytest.mark.slow) for i, case in enumerate(cases)]
 
 
 class SlowClock:

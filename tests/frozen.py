@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from pipeline.base.machine import cpu_tag
-from pipeline.store.dataset import dataset_hash
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from stages.stage import python_version
 

@@ -14,6 +14,7 @@ from tokenizer.train import train_bpe
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "arguments", "says"), [
     ("many_files.py", ["--files", "300"], "1 to be indexed"),
     ("log_replay.py", ["--records", "3000", "--segments", "1000", "--delay", "0"], "most of them removed"),
@@ -24,11 +25,10 @@ FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
     ("materialize.py", ["--gb", "0.005"], "MB per CPU second"),
     ("loader.py", ["--tokens", "2000000", "--shards", "2"], "numpy.memmap"),
     ("dedup_driver_memory.py", ["--documents", "4000"], '"planted": 200,\n "removed": 200'),
-    pytest.param("service.py", ["--documents", "2000", "--parts", "3", "--texts", "500", "--repeat", "1"],
-                 "peak with four requests", marks=pytest.mark.slow),
-    pytest.param("code_metrics.py", ["--at", "HEAD"], "product: statements", marks=pytest.mark.slow),
-    pytest.param("engine_overhead.py", ["--docs", "500", "1000", "--backend", "process", "inline"], "by the engine",
-                 marks=pytest.mark.slow),
+    ("service.py", ["--documents", "2000", "--parts", "3", "--texts", "500", "--repeat", "1"],
+     "peak with four requests"),
+    ("code_metrics.py", ["--at", "HEAD"], "product: statements"),
+    ("engine_overhead.py", ["--docs", "500", "1000", "--backend", "process", "inline"], "by the engine"),
 ])
 def test_a_benchmark_runs(tmp_path, script, arguments, says):
     done = subprocess.run([sys.executable, FOLDER / script, *arguments], capture_output=True, text=True, timeout=900,

@@ -63,12 +63,14 @@ def repeat(tmp_path, monkeypatch):
 SUITE = (".venv/bin/python", "-m", "pytest", "-q")
 
 
+@pytest.mark.slow
 def test_a_test_that_passes_alone_is_listed_as_flaky(repeat):
     code, flaky, said = repeat(*SUITE, "-n", "1", "--dist", "loadgroup", test_some=FLAKY)
     assert (code, flaky) == (0, ["  test_some.py::test_flaky[\\xe9 [x]]"]), said
     assert "1 failed in" in said and "1 passed in" in said
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_again_fails(repeat):
     code, flaky, said = repeat(*SUITE, test_some=BAD)
     assert (code, flaky) == (1, []), said

@@ -53,7 +53,7 @@ EXCEPTIONS = {
     # compiles functions where numba is installed, and imports it when the first of them is called
     ("pipeline/base/compiled.py", "numba"),
 }
-RAY = {*(f"pipeline/engine/backends/ray_{part}.py" for part in ("backend", "demand", "local", "metrics")),
+RAY = {*(f"pipeline/engine/backends/ray_{part}.py" for part in ("backend", "demand", "local", "metrics", "supervisor")),
        "pipeline/cluster/jobs.py", "trainer/launch/ray.py"}
 #: what a GPU node has: beyond it these may import nothing. `pipeline.base` is for everybody and imports nobody
 LEAN = {"tokenizer/mixture": {"numpy", "pyarrow", "tokenizer", "pipeline"},

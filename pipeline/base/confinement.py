@@ -147,8 +147,9 @@ def enter(secrets: Collection[str]) -> None:
 
 def seal(programs: Iterable[str], writable: Iterable[str]) -> None:
     """Seal this process: deny it, for good, everything that parsing does not need. The process may then start only
-    `programs` (names or paths), and write only below the folders `writable`, to /dev/shm and to devices. If the process
-    was sealed before, nothing changes; FreshProcess is then raised if the earlier seal denies one of `programs`."""
+    `programs` (names or paths), and write only below the folders `writable`, to /dev/shm, to devices and to files of
+    its own in /proc. If the process was sealed before, nothing changes; FreshProcess is then raised if the earlier seal
+    denies one of `programs`."""
     global _sealed
     named = frozenset(programs)
     if _sealed is not None:

@@ -34,8 +34,9 @@ def file_sha256(path: str | Path) -> str:
 
 
 def state(info: os.stat_result) -> str:
-    """Returns a value that changes whenever a local file is written or replaced. It consists of the file's inode, size,
-    mtime and ctime. The ctime is included because a program can set the mtime of a file, but not the ctime."""
+    """Returns a value that changes when a local file is written or replaced, unless this follows another change within
+    one step of the file system's clock. It consists of the file's inode, size, mtime and ctime. The ctime is included
+    because a program can set the mtime of a file, but not the ctime."""
     return f"{info.st_ino}:{info.st_size}:{info.st_mtime_ns}:{info.st_ctime_ns}"
 
 

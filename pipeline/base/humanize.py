@@ -1,13 +1,17 @@
-"""Writes numbers for people, most of them with three significant digits. The notation of numbers in recipes is in
-`pipeline.base.quantities`."""
+"""Writes numbers for people, most of them with at most three significant digits. The notation of numbers in recipes is
+in `pipeline.base.quantities`."""
 
 from __future__ import annotations
 
 
 def digits(value: float) -> str:
-    """Writes a number with at most three significant digits (0.012, 1.23, 45.6), and as a whole number from 99.95 on
-    (789, 1,234). A number below 0.0001 gets an exponent (1e-05)."""
-    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+    """Writes a number with at most three significant digits (0.012, 1.23, 45.6), and as a whole number with all its
+    digits from 99.95 on (789, 1,234). A number that rounds to less than 0.0001 or to 1e15 or more gets an exponent
+    (1e-5, 1.5e20)."""
+    if 99.95 <= abs(value) < 999.5e12:
+        return f"{value:,.0f}"
+    mantissa, e, exponent = f"{value:.3g}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if e else mantissa
 
 
 def count(n: float) -> str:

@@ -1,8 +1,8 @@
 """Parses numbers as people write them: 20B, 0.5M, 32MB, 0.5%. The recipe, the curriculum and the trainer use the same
 notation.
 
-A number has digits, with `_` between any of them or commas between thousands (1_000, 1,000,000), and optionally a
-fraction and an exponent, but no sign. A unit may follow, in upper or lower case. The arithmetic is exact: 2.01M is
+A number has digits, with `_` or commas between thousands if any (1_000, 1,000,000), and optionally a fraction and an
+exponent, but no sign. A unit may follow, in upper or lower case. The arithmetic is exact: 2.01M is
 2010000. A count or size that is not whole is refused, not rounded.
 """
 
@@ -19,9 +19,9 @@ _BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 #: longest text accepted as a number, in characters
 LONGEST = 40
-# a comma must be followed by three digits: 1,5M (a decimal comma) is refused, not read as 15M
-NUMBER = re.compile(r"\s*((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?|\.[0-9]+)"
-                    r"\s*([A-Za-z]*)\s*\Z")
+# a comma or `_` must be followed by three digits: 1,5M (a decimal comma) is refused, not read as 15M
+NUMBER = re.compile(r"\s*((?:[0-9]{1,3}(?:(?:,[0-9]{3})+|(?:_[0-9]{3})+)|[0-9]+)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?"
+                    r"|\.[0-9]+)\s*([A-Za-z]*)\s*\Z")
 
 
 def parse_number(value: Any) -> tuple[Fraction, str] | None:
@@ -61,7 +61,8 @@ def parse_bytes(value: Any) -> int:
 
 def parse_share(value: Any) -> float:
     """Parses a share: '0.5%' → 0.005. A number without a percent sign is refused, because 0.5 could mean a half or half
-    a percent. Only 0 needs no percent sign. Raises ValueError for this, and for more than 100%."""
+    a percent. Only 0 needs no percent sign. Raises ValueError for any other value without one, and for more than
+    100%."""
     if not isinstance(value, bool) and value in (0, "0"):
         return 0.0
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*%\s*", value) if isinstance(value, str) else None

@@ -52,7 +52,8 @@ _QUERY_NAME = re.compile(rf"(?i)(?:{_QUERY})$")
 
 
 def redact(text: str) -> str:
-    """Returns `text` with every secret masked. Text without secrets is returned unchanged."""
+    """Returns `text` with every secret masked that is known or has the shape of one (see the module). Other text is
+    returned unchanged."""
     secrets = _any_of(tuple(sorted(_values(os.environ))))
     if secrets is not None:
         text = secrets.sub(MASK, text)

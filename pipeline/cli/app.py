@@ -77,8 +77,8 @@ def train(ctx: typer.Context) -> None:
 
 def run_command(arguments: Sequence[str]) -> int:
     """Run one command line, given without the program's name, and return its exit code. An error is printed on stderr
-    as one line; with --debug, its traceback is printed first. Secrets are masked in errors, tracebacks and log
-    messages."""
+    without a traceback (`report_error`); with --debug, its traceback is printed first. A usage error, such as an
+    unknown option, is printed as Click formats it. Secrets are masked in errors, tracebacks and log messages."""
     arguments, debug = take_debug(arguments)
     logging.getLogger("tokenmill").addFilter(mask_record)
     if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the terminal cannot print are escaped

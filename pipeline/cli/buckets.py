@@ -89,7 +89,8 @@ def fit(data: Annotated[list[Path], typer.Argument(
 
 
 def _shares(text: str) -> list[Fraction]:
-    """Parse percentages such as '30,60' into shares between 0 and 1. Raises BadUsage when they do not ascend."""
+    """Parse percentages such as '30,60' into shares between 0 and 1. Raises BadUsage unless they are numbers above 0
+    and below 100, each larger than the one before."""
     try:
         shares = [Fraction(part.strip().rstrip("%")) / 100 for part in text.split(",")]
     except (ValueError, ZeroDivisionError):
@@ -102,8 +103,9 @@ def _shares(text: str) -> list[Fraction]:
 def _columns(paths: Sequence[Path], scores: Sequence[str], by: str | None,
              weight: str) -> Iterator[tuple[Any, Any, Any]]:
     """Read the scores of documents from Parquet files. Yields, for each batch of rows, (group of each row, {signal:
-    scores as float64}, weight of each row as int64). A row's group is its value of `by`; if `by` is None, groups are
-    None. Raises BadUsage for a file without one of the signals, and for weights that are not whole numbers."""
+    scores as float64}, weight of each row as int64). A score that is missing is NaN, and a missing weight is 0. A row's
+    group is its value of `by`; if `by` is None, groups are None. Raises BadUsage for a file that is no Parquet file or
+    lacks one of the signals, and for weights that are not whole numbers from 0 to 2^53."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -73,8 +73,9 @@ def train(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The m
           json_lines: JsonOpt = False) -> None:
     """Train a fastText quality classifier, calibrate it and write its model card.
 
-    Writes FILE and, beside it, .calibration.json, .card.json and .card.md. Equal texts, settings and seed give equal
-    files. The texts on which the model's accuracy is measured have no near-duplicates among the texts trained on.
+    Writes FILE and, beside it, files with the endings .card.json, .card.md and, if there are enough held-out texts,
+    .calibration.json. Equal texts, settings and seed give equal files. The texts on which the model's accuracy is
+    measured have no near-duplicates among the texts trained on.
 
     \b
     Examples:
@@ -111,8 +112,9 @@ def train(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The m
 def _labelled(path: Path, label: str | None, text_column: str, label_column: str,
               data: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """Yield (label, text) of the documents at a path. All have the label `label`; if it is None, each row has its own
-    label in the column `label_column`, and rows without one are skipped. At the end, an entry that describes the path
-    (label, name, number of documents, bytes, hash) is added to `data`."""
+    label in the column `label_column`, and rows without one are skipped; a file in which no row has a label raises
+    BadUsage. At the end, an entry that describes the path (label, name, number of documents, bytes, hash) is added to
+    `data`."""
     from stages.stage import file_sha256
 
     digest, documents_read, size = hashlib.sha256(), 0, 0
@@ -133,8 +135,8 @@ def _labelled(path: Path, label: str | None, text_column: str, label_column: str
 
 
 def _label_of(value: Any) -> str | None:
-    """Return a label from a table as a string, or None for a missing or empty value. The values 3, 3.0 and "3" become
-    the same label."""
+    """Return a label from a table as a string, or None for a value that is missing, empty, or neither text nor number.
+    The values 3, 3.0 and "3" become the same label; true becomes "1" and false "0"."""
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, float):
@@ -394,8 +396,9 @@ def _card(model: Path) -> dict[str, Any]:
 
 
 def _opened(model: Path) -> tuple[dict[str, Any], Classifier]:
-    """Open a model. Returns its card, and the classifier with its calibration table. Raises BadUsage when the card or
-    the calibration file is missing or belongs to another model."""
+    """Open a model. Returns its card, and the classifier with its calibration table. Raises BadUsage when the card is
+    missing or belongs to another model, and likewise for the calibration file if the card says that the model is
+    calibrated."""
     from stages.models.classifier import Classifier, companion_path
     from stages.scoring import calibration
     from stages.scoring.models import FastText

@@ -22,8 +22,9 @@ WIDE = 80
 
 def compare(place: str, names: Sequence[str], texts: tuple[str, str], marks: bool = False) -> None:
     """Print the differences between the texts that two extraction engines found in one page: in two columns on a
-    terminal that is wide enough, otherwise one below the other. `place` names the page, `names` are the names of the
-    two engines; `marks` says that the texts are Markdown. Control characters are made visible."""
+    terminal with colours that has at least WIDE columns, otherwise one below the other. If the texts are equal, only a
+    line on stderr says so. `place` names the page, `names` are the names of the two engines; `marks` says that the
+    texts are Markdown. Control characters are made visible."""
     place, left, right = visible(place).replace("\n", " "), visible(texts[0]), visible(texts[1])
     pairs = rows(left, right, marks=marks)
     if all(row.same for row in pairs):
@@ -48,9 +49,10 @@ def _left_out(n: int) -> str:
 
 
 def stacked(pairs: list[DiffRow]) -> Iterator[str]:
-    """Yield the lines of a comparison of two texts, for a terminal or a file. The first character of a line says which
-    text contains the line: `-` only the first, `+` only the second, a blank both. `~` marks a paragraph that differs
-    between the texts, with [-words-] of the first and {+words+} of the second."""
+    """Yield the lines of a comparison of two texts, for a terminal or a file. Of long runs of equal paragraphs, only
+    the number is given. The first character of a line says which text contains the line: `-` only the first, `+` only
+    the second, a blank both. `~` marks a paragraph that differs between the texts, with [-words-] of the first and
+    {+words+} of the second."""
     for row in shortened(pairs):
         if isinstance(row, int):
             yield f"  {_left_out(row)}"

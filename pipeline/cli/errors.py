@@ -18,14 +18,15 @@ class UserError(TokenmillError):
 
 
 class BadUsage(UserError):
-    """The command line is wrong. The error's message says why, and the exit code is 2."""
+    """The command line, or something that it names (such as a file or a run), cannot be used. The error's message says
+    why, and the exit code is 2."""
 
     exit_code = 2
 
 
 def report_error(e: BaseException, debug: bool = False) -> int:
-    """Print on stderr what went wrong, in one line, with secrets masked. With `debug`, first print the traceback,
-    including those of worker processes. Returns the exit code."""
+    """Print on stderr what went wrong, with secrets masked: in one line, or in one line for each problem of a recipe.
+    With `debug`, first print the traceback, including those of worker processes. Returns the exit code."""
     from pipeline.base.redact import redact
     from pipeline.base.visible import visible
 
@@ -36,7 +37,8 @@ def report_error(e: BaseException, debug: bool = False) -> int:
 
 
 def in_words(e: BaseException) -> str:
-    """Describe an error in one line, for a user. The line says so if the error is unexpected (a bug of Tokenmill)."""
+    """Describe an error for a user: in one line, or for a recipe in one line for each of its problems. The line says so
+    if the error is unexpected (a bug of Tokenmill)."""
     from pipeline.store.errors import FULL, cannot_write
 
     if isinstance(e, (KeyboardInterrupt, SystemExit, TokenmillError)):

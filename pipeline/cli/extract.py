@@ -134,7 +134,8 @@ def engines(option: str) -> list[str]:
 # -- files -------------------------------------------------------------------------------------------------------------
 def listed(arguments: Sequence[str]) -> list[str]:
     """Return the paths of the files that the arguments name. The files of a folder or glob come in the order of their
-    names; hidden files in folders are left out. Raises BadUsage for a URL, and for an argument that matches no file."""
+    names; hidden files in folders are left out. Raises BadUsage for a URL, for an argument that matches no file, and if
+    - (stdin) is named twice."""
     if arguments.count("-") > 1:
         raise BadUsage("- stands for stdin, which can be read only once")
     out: list[str] = []
@@ -179,8 +180,8 @@ def on_disk(file: str) -> Iterator[str]:
 
 
 def guarded(file: str, documents: Iterator[list[Extracted]]) -> Iterator[list[Extracted]]:
-    """Yield `documents`. Errors that the reader of `file` raises while it yields them become UserErrors, which are
-    shown as one line."""
+    """Yield `documents`. An OSError or ValueError that the reader of `file` raises while it yields them becomes a
+    UserError, which is shown as one line."""
     try:
         with reading(Path(file)):
             yield from documents
@@ -192,8 +193,8 @@ def guarded(file: str, documents: Iterator[list[Extracted]]) -> Iterator[list[Ex
 def shown(file: str, documents: Iterator[list[Extracted]], collection: bool, extractor: Extractor, many: bool,
           limit: int, as_json: bool) -> bool:
     """Print the documents of a file, or compare their texts if there are two engines. `collection` says that the file
-    may hold many documents. `many` says that the command prints several documents in all. Returns whether a step failed
-    on one of the documents."""
+    may hold many documents. `many` says that the command may print several documents in all; each then has a heading.
+    Returns whether a step failed on one of the documents."""
     from pipeline.cli.compare import compare
     from stages.read.reader import Skipped
 
@@ -237,8 +238,8 @@ def shown(file: str, documents: Iterator[list[Extracted]], collection: bool, ext
 
 
 def place_of(file: str, doc: Document | BadRecord, collection: bool) -> str:
-    """Return the place of a document, for messages: the name of its file. If the file holds many documents, the
-    document's record number, archive member and URL are added."""
+    """Return the place of a document, for messages: the name of its file. For a document of an archive, the member's
+    name is added; for one of another file that may hold many documents, the record number, member and URL."""
     from stages.read.streams import is_archive
 
     member, url = doc.locator.get("sub") or "", getattr(doc, "url", "")

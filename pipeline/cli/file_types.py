@@ -63,8 +63,8 @@ def resolve(file_type: str) -> tuple[type[Reader], str]:
 
 
 def _file_types() -> list[str]:
-    """Return the types that `--as` accepts: the names of readers, and of steps that declare which reader they need
-    (such as `book`)."""
+    """Return the types that messages propose for `--as`: the names of readers except `sample`, and of Tokenmill's own
+    steps that declare which reader they need (such as `book`)."""
     from stages.catalog import STAGES, readers, stage_class
 
     return [*(name for name in readers() if name != "sample"), *(n for n in STAGES if stage_class(n).read_by)]
@@ -85,7 +85,7 @@ def _installed_readers() -> Iterator[tuple[str, type[Reader]]]:
 
 
 def has_many(file_type: str) -> bool:
-    """Return whether files of this type hold many documents."""
+    """Return whether files of this type may hold many documents."""
     return file_type == ARCHIVE or resolve(file_type)[0].collection
 
 
@@ -116,7 +116,9 @@ class Extractor:
     def documents(self, path: str, file: str, file_type: str) -> Iterator[list[Extracted]]:
         """Yield the documents of the file at `path`, which has this type; `file` is its name for the user. A document
         is a list with one version for each engine, or with one version if there is no choice of engines for its type.
-        In an archive, each reader yields the members whose suffixes it accepts."""
+        In an archive, a member is read by the first of `archive_readers` that accepts it. Members that no reader
+        accepts come last, with the reason `other_type`. If an archive has LaTeX members, they are joined into a paper
+        and come first."""
         if file_type != ARCHIVE:
             yield from self._read(file_type, path, file)
             return
@@ -201,7 +203,8 @@ def _processed(stage: Any, doc: Document) -> str | None:
 
 def settings_of(options: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Parse the values of --set, such as `pdf.ocr=tesseract`, into {name of a reader or step: {key: value}}. Raises
-    BadUsage for another form or an unknown name, and RecipeError for a value that is not YAML."""
+    BadUsage for another form, for an unknown name, and for `html.engine` and `html.format`, which have options of their
+    own. Raises RecipeError for a value that is not YAML."""
     from pipeline.recipe.errors import nearest
     from pipeline.recipe.marks import parse_yaml
     from stages.catalog import STAGES, readers, stage_class, steps
@@ -247,8 +250,8 @@ def _check(name: str, settings: dict[str, Any]) -> None:
 
 # -- what a file is ----------------------------------------------------------------------------------------------------
 def file_type_of(path: str, file: str) -> str:
-    """Return the type of a file. The file's first bytes decide if they are conclusive, otherwise its suffix, otherwise
-    what its text looks like."""
+    """Return the type of a file. The name shows whether it is an archive. For other files, the first bytes decide if
+    they are conclusive, otherwise the suffix, otherwise what the text looks like."""
     from stages.catalog import reader_class
     from stages.read.streams import DamagedStream, DecompressedStream, is_archive
     from stages.text.encoding import decode

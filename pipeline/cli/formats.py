@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,7 @@ from pipeline.cli.transfer import is_url, local_copy, uploaded
 from pipeline.store.fs import Store
 
 if TYPE_CHECKING:
+    from tokenizer.export.target import OpenTarget
     from tokenizer.load import Tokenizer
     from tokenizer.mixture.curriculum import Curriculum
     from tokenizer.shards.rows import RowSet
@@ -57,8 +59,8 @@ TokenizerOpt = Annotated[Path, typer.Option(
 
 
 def progress_printer(silent: bool) -> Callable[[int, int], None]:
-    """Return a function that gets the bytes read and the bytes to read. It prints them to stderr every PROGRESS_S
-    seconds, with the rate and the time left, unless it is `silent`."""
+    """Return a function that gets the number of bytes read so far and the total. It prints both to stderr, with the
+    rate and the time left, at most once in PROGRESS_S seconds. If `silent`, it prints nothing."""
     began = reported = time.monotonic()
 
     def show_progress(done: int, total: int) -> None:
@@ -119,19 +121,32 @@ def export(format: FormatOpt,
             names = files_of_rows if rows else files_of_set
             copied = stack.enter_context(local_copy(shards, "SHARDS", names)) if is_url(shards) else Path(shards)
             shard_set = opened(copied)
-            folder = stack.enter_context(written(out, "--out"))
-            result = (export_rows if rows else write)(shard_set, format.value, folder, drop_loss, show_progress)
+            place = stack.enter_context(exported(out, "--out"))
+            result = (export_rows if rows else write)(shard_set, format.value, place, drop_loss, show_progress)
         elif order is not None:
             row_set, curriculum = stack.enter_context(rows_of(order, store, phase, samples))
             first, stop = chosen(curriculum, phase, samples)
-            folder = stack.enter_context(written(out, "--out"))
-            result = export_samples(row_set, curriculum, format.value, folder, first, stop, drop_loss, show_progress)
+            place = stack.enter_context(exported(out, "--out"))
+            result = export_samples(row_set, curriculum, format.value, place, first, stop, drop_loss, show_progress)
     if json_lines:
         figures = {f"{what}s" if key == "documents" else key: value for key, value in result._asdict().items()}
         typer.echo(json.dumps({"path": out, "format": format.value, **figures}))
     elif not quiet:
         typer.echo(f"{out}: {plural(result.documents, what)} of {result.tokens:,} tokens in "
                    f"{plural(result.files, 'file')} of {size(result.bytes)}, {size(result.linked)} of them hard links")
+
+
+@contextlib.contextmanager
+def exported(out: str, option: str) -> Iterator[Path | OpenTarget]:
+    """A context manager for an export to the new folder `out`, the value of the command-line option `option`. It yields
+    the path of the folder or, if `out` is a URL, what opens it."""
+    if is_url(out):
+        from pipeline.cli.streamed import streamed
+
+        yield partial(streamed, out, option)
+        return
+    with writing(Path(out), option):
+        yield Path(out)
 
 
 @contextlib.contextmanager
@@ -169,8 +184,8 @@ def files_of_rows(store: Store) -> list[str]:
 @contextlib.contextmanager
 def rows_of(run: str, root: str, phase: str | None, samples: str | None) -> Iterator[tuple[RowSet, Curriculum]]:
     """A context manager for reading the materialised rows of a run. It yields the rows and the curriculum. Of rows in
-    object storage, only those that --phase and --samples choose are copied to this machine. Raises BadUsage when the
-    run has no rows."""
+    object storage, only the files with rows that --phase and --samples choose are copied to this machine. Raises
+    BadUsage when the run has no curriculum or no materialised rows."""
     from tokenizer.mixture.curriculum import Curriculum
     from tokenizer.shards.rows import MANIFEST, RowSet, read_manifest
 
@@ -196,8 +211,9 @@ def rows_of(run: str, root: str, phase: str | None, samples: str | None) -> Iter
 
 
 def chosen(curriculum: Curriculum, phase: str | None, samples: str | None) -> tuple[int, int]:
-    """Return the range [first, stop) of samples that the values of --phase and --samples choose; all samples if both
-    are None. Raises BadUsage for a phase or range that the curriculum does not have."""
+    """Return the range [first, stop) of samples that the values of --phase and --samples choose: those in both, or all
+    samples if both are None. A range that ends after the last sample is cut there. Raises BadUsage for an unknown
+    phase, for a text that is no range, and when no sample is left."""
     first, stop = 0, curriculum.samples
     if phase is not None:
         names = {spec.name: spec for spec in curriculum.phases}
@@ -310,7 +326,7 @@ def decode(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt,
 
 def keep_tokenizer(store: Store, tokenizer: Tokenizer) -> None:
     """Copy a tokenizer's file into the folder `shards` of a store, under the name that a run would give it. Commands
-    that decode shards look for it there."""
+    that decode shards look for it there. Raises UserError if the file has changed since the tokenizer was loaded."""
     from tokenizer.load import file_contents
 
     target = f"shards/tokenizer-{tokenizer.sha256[:12]}.{'json' if tokenizer.kind == 'json' else 'model'}"

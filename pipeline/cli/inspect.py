@@ -84,8 +84,8 @@ def check_published(store: Store, kind: str, dataset: str) -> None:
 def rows(store: Store, kind: str, dataset: str, equal: dict[str, str] | None = None, id: str | None = None,
          ) -> Iterator[dict[str, Any]]:
     """Yield the rows of a published folder, KIND/DATASET, in the order of its files. `equal` maps names of columns to
-    the values that rows must have, and `id` is the beginning that their ids must have. Rows that do not match are not
-    decoded."""
+    the values that rows must have, and `id` is the beginning that their ids must have. Only rows that match are
+    converted to dicts."""
     import pyarrow.compute as pc
 
     from pipeline.store.dataset import iter_batches

@@ -52,8 +52,8 @@ def train(data: Annotated[list[Path], typer.Argument(
           json_lines: JsonOpt = False) -> None:
     """Train an n-gram model of SentencePiece pieces (modified Kneser-Ney), as CCNet does on Wikipedia.
 
-    Equal texts and settings give equal files. Every fiftieth document is held out from training; the perplexity of
-    these documents is printed.
+    Equal texts and settings give equal files. Every fiftieth document is held out from training. Below which
+    perplexities 30 % and 60 % of the first thousand of these documents lie is printed.
 
     \b
     Examples:

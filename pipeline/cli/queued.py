@@ -28,7 +28,8 @@ def work(store: Store, claim: str, backend: opt.BackendName, workers: int | None
          insecure_local: bool, allow_code: bool) -> int:
     """Run an entry (a submitted run) of the queue and write its result to the queue. `claim` ('NUMBER/EVENT') names the
     entry. Returns the exit code. The entry returns to waiting when another driver holds the store's lease, when the
-    cluster does not answer, or when this process is told to stop although nobody has cancelled the run."""
+    cluster does not answer, or when this process is told to stop although nobody has cancelled the run. Raises BadUsage
+    for a claim of another form."""
     from pipeline.engine.driver.endings import Interrupted
 
     number, _, event = claim.partition("/")

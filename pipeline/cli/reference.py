@@ -1,8 +1,8 @@
 """Updates the tables of options in docs/cli.md from the commands: `python -m pipeline.cli.reference docs/cli.md`.
 
-Each section `### tokenmill COMMAND` of the page holds prose and one table. The table is replaced, and the prose is not
-changed. `make docs` runs this module, and a test checks that the page is up to date.
-"""
+Each section of the page whose heading is `tokenmill COMMAND` holds prose and one table. The table is replaced, and the
+prose is not changed. The section of `tokenmill train`, whose options the trainer parses, stays as it is. `make docs`
+runs this module, and a test checks that the page is up to date. """
 
 from __future__ import annotations
 
@@ -58,9 +58,8 @@ def table(command: Any) -> str:
 def rewrite(page: str) -> str:
     """Return the page with its tables replaced by tables of the present commands.
 
-    Raises ValueError when the page has no section for a command, has a section without a command, or has not exactly
-    one table in a section.
-    """
+    Raises ValueError when the page's sections are not exactly those of the commands, in the order of the commands, or
+    when a section has not exactly one table. """
     head, *sections = SECTION.split(page)
     by_name, names = commands(), sections[::2]
     if names != list(by_name):

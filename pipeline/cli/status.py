@@ -8,7 +8,7 @@ from pipeline.base.humanize import size
 from pipeline.base.visible import visible
 from pipeline.cli.options import as_typed
 from pipeline.cluster.attempts import Standing, driver_of
-from pipeline.engine.driver.progress import age, clock
+from pipeline.engine.driver.hangs import age, clock
 from pipeline.store.fs import Store
 
 #: most failures, and most running tasks, shown at once

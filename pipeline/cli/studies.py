@@ -19,7 +19,7 @@ from pipeline.cli.options import check_root, resolve_run
 from pipeline.run import RunSummary, default_workers, make_backend
 from pipeline.store.fs import Store
 from pipeline.study.data import StudyData, candidate_data, make_data, study_data
-from pipeline.study.variants import HELD_OUT, named_variants
+from pipeline.study.variants import HELD_OUT, DataVariant, load_variant, named_variants
 from tokenizer.mixture.curriculum import Curriculum
 
 
@@ -34,6 +34,7 @@ def ablate_data(options: Namespace) -> list[str]:
                        "with --out")
     study = study_data(named_variants(options.data or [], options.vary), options.held_out or [], name=options.name,
                        tokens=options.tokens, tokenizers=options.tokenizers, allow_custom=options.allow_custom_stages)
+    check_settings(study.variants[0], options)
     summaries = made_runs(study, root, options)
     return ["ablate", *(f"{summary.store}/runs/{summary.run}" for summary in summaries), "--on", HELD_OUT,
             "--out", options.out or f"{summaries[0].store}/studies/{study.name}",
@@ -63,8 +64,16 @@ def anneal_data(options: Namespace) -> list[str]:
             *passed_on(options, ("tokens", "share", "out"))]
 
 
+def check_settings(first: DataVariant, options: Namespace) -> None:
+    """Raise RecipeError when `--set` names a setting of the training that does not exist, or a wrong value, before the
+    data is made."""
+    load_variant(first, [f"train.{change.removeprefix('train.')}" for change in options.overrides],
+                 options.allow_custom_stages)
+
+
 def tokenizer_of(store: Store, folder: Path, run: str) -> dict[str, Any]:
-    """Return the section `tokenizer:` of a recipe that has the tokenizer of a run."""
+    """Return the section `tokenizer:` of a recipe that has the tokenizer of a run. Raises BadUsage when the run has no
+    curriculum, which names the tokenizer."""
     path = f"runs/{run}/curriculum.json"
     if not store.exists(path):
         raise BadUsage(f"{store.at(path)}: no such file; give a run that has been trained")
@@ -92,7 +101,7 @@ def made_runs(study: StudyData, root: str, options: Namespace) -> list[RunSummar
 
 def passed_on(options: Namespace, names: Sequence[str]) -> list[str]:
     """Return the arguments that are about the trainings: those that all studies have, and the options `names`."""
-    out = ["--seeds", str(options.seeds), "--jobs", str(options.jobs), "--device", options.device]
+    out = ["--seeds", str(options.seeds), "--jobs", str(options.jobs), "--device", options.device, "--by", options.by]
     for name in (*names, "ranks", "address", "gpus"):
         value = getattr(options, name)
         out += [f"--{name}", str(value)] if value else []

@@ -177,7 +177,8 @@ def evaluate(paths: Annotated[list[Path], typer.Argument(
 
 
 def _tokenizers(paths: list[Path]) -> tuple[list[tuple[str, Tokenizer]], list[Path]]:
-    """Load the tokenizers that `paths` begin with. Returns (names and tokenizers, the other paths)."""
+    """Load the tokenizers that `paths` begin with; the first path is taken for one in any case. Returns (names and
+    tokenizers, the other paths). Raises BadUsage when no other path is left, or a tokenizer is named twice."""
     from tokenizer.load import byte_tokenizer, load_tokenizer
 
     first = next((i for i, path in enumerate(paths) if i and not _is_tokenizer(path)), len(paths))
@@ -197,7 +198,8 @@ def _is_tokenizer(path: Path) -> bool:
 
 
 def _grouped(paths: list[Path], columns: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield (group, text) of each text in the files and folders. A text file has none of the columns."""
+    """Yield (group, text) of each text in the files and folders. Raises BadUsage for a file without one of the columns;
+    a text file has none."""
     if columns == ["path"]:
         yield from ((str(path), text) for path in paths for text in texts([path]))
         return

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 def forward(arguments: Sequence[str]) -> int:
     """Pass the command line to the trainer, and return its exit code. If the command compares data that is still to be
-    made, it is made first. After a successful `train run`, a section about the training is added to the run's
-    report."""
+    made, it is made first. After a successful `train run`, a section about the training is added to the run's report
+    where `_report` can do so. If PyTorch is not installed, a message says so, and the exit code is 1."""
     try:
         from trainer.__main__ import main
 
         code = main(with_data(list(arguments)))
-    except SystemExit as stop:                    # argparse has printed what is wrong with the arguments
+    except SystemExit as stop:                    # what is wrong has been printed
         return int(stop.code or 0)
     except ModuleNotFoundError as e:
         if e.name != "torch":
@@ -30,7 +30,8 @@ def forward(arguments: Sequence[str]) -> int:
 
 def _report(arguments: Sequence[str]) -> None:
     """Add the training to the report of its run, if possible. Does nothing when the pipeline is not installed (as on
-    some GPU nodes), when --out puts the training outside the folder of its run, or on ranks other than 0."""
+    some GPU nodes), when --out is given (the training is then outside the folder of its run), or on ranks other than
+    0."""
     from trainer.__main__ import parser
 
     options = parser("run").parse_args(arguments)
@@ -49,7 +50,7 @@ def _report(arguments: Sequence[str]) -> None:
 
 def _add_training(run: str, store: str) -> str | None:
     """Add the training to the report of its run, and return the report's path. Returns None when the run has no report
-    or when an error occurs. The error is only printed, because the training itself has succeeded."""
+    or when a TokenmillError occurs. The error is only printed, because the training itself has succeeded."""
     from pipeline.base.errors import TokenmillError
     from pipeline.cli.options import resolve_run
     from pipeline.report.collect import add_training
@@ -64,7 +65,9 @@ def _add_training(run: str, store: str) -> str | None:
 
 def with_data(arguments: list[str]) -> list[str]:
     """Make the data that `train ablate --data` and `train anneal --data` compare. Return the command line with which
-    the trainer compares it. Any other command line is returned as it is."""
+    the trainer compares it. Any other command line is returned as it is.
+
+    An error in making the data is printed as one line; then SystemExit is raised with the exit code of the command."""
     from trainer.__main__ import parser
 
     if arguments[:1] not in (["ablate"], ["anneal"]) or {"-h", "--help"} & set(arguments):
@@ -72,6 +75,10 @@ def with_data(arguments: list[str]) -> list[str]:
     options = parser(arguments[0]).parse_args(arguments)
     if not options.data and not options.vary:
         return arguments
+    from pipeline.cli.errors import report_error
     from pipeline.cli.studies import ablate_data, anneal_data
 
-    return ablate_data(options) if arguments[0] == "ablate" else anneal_data(options)
+    try:
+        return ablate_data(options) if arguments[0] == "ablate" else anneal_data(options)
+    except Exception as e:
+        raise SystemExit(report_error(e)) from None

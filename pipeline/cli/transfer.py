@@ -26,7 +26,7 @@ def is_url(place: str | Path) -> bool:
 def local_copy(url: str, option: str, names: Callable[[Store], Sequence[str]] | None = None) -> Iterator[Path]:
     """A context manager for reading a folder of object storage. It yields a folder of this machine with a copy of the
     objects below `url`, or of those that `names` returns. `option` is the command-line option that has given `url`, for
-    messages. Errors that are raised in the `with` block name the URL, not the copy."""
+    messages. The messages of TokenmillErrors that are raised in the `with` block name the URL, not the copy."""
     check_root(url, option)
     store = Store(url)
     with Scratch() as scratch:
@@ -52,21 +52,17 @@ def local_copy(url: str, option: str, names: Callable[[Store], Sequence[str]] | 
 def uploaded(url: str, option: str) -> Iterator[Path]:
     """A context manager for writing a folder of object storage. It yields a path of this machine at which the `with`
     block creates a folder. At the end of the block, the folder's files are uploaded to `url`, below which there must be
-    no objects. `option` is the command-line option that has given `url`, for messages. Errors that are raised in the
-    block name the URL, not the folder.
+    no objects. `option` is the command-line option that has given `url`, for messages. The messages of TokenmillErrors
+    that are raised in the block name the URL, not the folder.
 
     In object storage, a folder cannot appear all at once: its objects appear one by one. So the object MARK is created
     first and removed last, and `local_copy` refuses a folder that has MARK. Only one of two writers can create MARK. An
     index is uploaded after the files that it names.
 
-    If an upload fails, the objects are removed. If the process is killed, they stay, and so does MARK, which holds a
-    sha256 of the whole folder. The same command, given again, has the same sha256 and uploads the missing objects. A
-    command that would write another folder is refused."""
-    check_root(url, option)
-    store = Store(url)
-    here = list(store.list(""))
-    if here and MARK not in here:
-        raise BadUsage(f"{option} {url}: has {here[0]}: the folder is not empty; name a new folder, or remove it first")
+    If an upload fails, the objects are removed, unless another command uploads the same folder. If the process is
+    killed, they stay, and so does MARK, which holds a sha256 of the whole folder. The same command, given again, has
+    the same sha256 and uploads the missing objects. A command whose folder has other contents is refused."""
+    store = unused_store(url, option)
     with Scratch() as scratch:
         folder = Path(scratch.path, "folder")
         with naming(str(folder), store.root):
@@ -74,7 +70,8 @@ def uploaded(url: str, option: str) -> Iterator[Path]:
         paths = sorted((path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()),
                        key=index_last)
         own = f"{file_sha256(folder)} {SYSTEM.new_id()}".encode()
-        _claim(store, option, paths, own)
+        if not claim(store, option, own) <= {*paths}:
+            raise claimed(store, option)
         try:
             for path in paths:
                 if store.size(path) != (folder / path).stat().st_size:         # objects of the same sha256 are whole
@@ -88,18 +85,35 @@ def uploaded(url: str, option: str) -> Iterator[Path]:
         store.remove(MARK)
 
 
-def _claim(store: Store, option: str, paths: Sequence[str], own: bytes) -> None:
-    """Create MARK with the contents `own`, which begin with the sha256 of the folder. A MARK with the same sha256 is
-    replaced: it is from a command that was killed, or that uploads the same files at this moment. Raises BadUsage when
-    the folder has a MARK with another sha256, or objects other than `paths`."""
-    if not store.put_absent(MARK, own):
-        if store.read(MARK).split(b" ")[0] != own.split(b" ")[0] or not {*store.list("")} <= {MARK, *paths}:
-            raise BadUsage(f"{option} {store.root}: has {MARK}: another command writes there, or was killed; name a "
-                           f"new folder, or remove it first")
-        store.write(MARK, own)
-    elif any(path != MARK for path in store.list("")):            # another command was done while the body ran
+def unused_store(url: str, option: str) -> Store:
+    """Return the store of a new folder. Raises BadUsage if the folder has objects, but no MARK."""
+    check_root(url, option)
+    store = Store(url)
+    here = list(store.list(""))
+    if here and MARK not in here:
+        raise BadUsage(f"{option} {url}: has {here[0]}: the folder is not empty; name a new folder, or remove it first")
+    return store
+
+
+def claim(store: Store, option: str, own: bytes) -> set[str]:
+    """Create MARK with the contents `own`, whose first word identifies the contents of the folder. Returns the objects
+    that are there. There are none, unless a command that writes the same contents was killed, or runs at this moment;
+    its MARK is replaced. Raises BadUsage when the folder has a MARK with another first word, or objects without a
+    MARK."""
+    if store.put_absent(MARK, own):
+        if all(path == MARK for path in store.list("")):
+            return set()
         store.remove(MARK)
         raise BadUsage(f"{option} {store.root}: another command has written there; name a new folder")
+    if store.read(MARK).split(b" ")[0] != own.split(b" ")[0]:
+        raise claimed(store, option)
+    store.write(MARK, own)
+    return {*store.list("")} - {MARK}
+
+
+def claimed(store: Store, option: str) -> BadUsage:
+    return BadUsage(f"{option} {store.root}: has {MARK}: another command writes there, or was killed; name a new "
+                    f"folder, or remove it first")
 
 
 def index_last(path: str) -> tuple[bool, bool, str]:
@@ -111,8 +125,8 @@ def index_last(path: str) -> tuple[bool, bool, str]:
 
 @contextlib.contextmanager
 def naming(folder: str, url: str) -> Iterator[None]:
-    """A context manager that replaces `folder` by `url` in the messages of errors that are raised in the `with` block.
-    """
+    """A context manager that replaces `folder` by `url` in the messages of TokenmillErrors that are raised in the
+    `with` block. """
     try:
         yield
     except TokenmillError as e:

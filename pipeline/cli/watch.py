@@ -56,8 +56,8 @@ def look(store: Store, run: str) -> Standing:
 
 
 def job_of(current: Standing) -> Any:
-    """Ask Ray about the job of a submitted run. Returns a `JobState`, None when Ray knows no such job, or a text that
-    says why Ray cannot be asked."""
+    """Ask Ray about the job of a submitted run. Returns a `JobState`, None when Ray knows no such job or none was noted
+    for the run, or a text that says why Ray cannot be asked."""
     from pipeline.base import auth
 
     address, job = current.facts.get("address"), current.facts.get("job")
@@ -117,11 +117,11 @@ def logs(run: RunArg, store: StoreOpt = "store",
       tokenmill logs fineweb-3f2a91c0 --store s3://bucket/store
       tokenmill logs -f fineweb-3f2a91c0
     """
-    from pipeline.cluster.attempts import LogReader
+    from pipeline.cluster.attempts import LogReader, piece_name
 
     at, name = resolve_run(run, store)
     current = look(at, name)
-    if current.facts.get("how") == "local":
+    if current.facts.get("how") == "local" and not at.exists(piece_name(name, current.attempt, 1)):
         raise UserError(f"'{name}' was not submitted, so the output of its driver went to the terminal that started "
                         f"it; {as_typed('status', name, at)} shows its state")
     reader, attempt = LogReader(at, name, current.attempt), current.attempt

@@ -62,9 +62,9 @@ class Standing:
     * unknown: the run's files cannot be read
 
     `facts` is the content of run.json. `progress` is the content of progress.json, or {} when this attempt has not
-    written it yet. `error` says why the run failed. `silent_s` is the number of seconds since the driver's last sign of
-    life; None unless the run is running or stopping. `age_s` is the number of seconds since the driver wrote
-    `progress`.
+    written it yet or it cannot be read. `error` says why the run failed; None when no error was recorded. `silent_s` is
+    the number of seconds since the driver's last sign of life; None unless the run is running or stopping. `age_s` is
+    the number of seconds since the driver wrote `progress`; None when `progress` is {}.
     """
 
     run: str

@@ -2,8 +2,8 @@
 node of a cluster.
 
 The result of a check is {"name", "level": green | yellow | red, "said", "remedy"}, where `said` describes what the
-check found. A red check means that a run will fail, and a yellow check that a run may fail or be slow. Results are
-plain JSON, so that a node can send them. Files that the checks write are removed again.
+check found. A red check means that a run will probably fail, and a yellow check that a run may fail, be slow or be less
+safe. Results are plain JSON, so that a node can send them. Files that the checks write are removed again.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ UNSEEN_S = 3 * PATIENCE_S
 #: seconds until an entry is started again if its driver could not reach the cluster: at first, and at most. Each
 #: further failure doubles them, because each start adds three files to the queue
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 15.0, 300.0
-#: starts in a row that may end without a message before the run counts as failed
+#: the run counts as failed after so many starts in a row that ended without a message and without a finished task
 MOST_DEATHS = 5
 #: the environment variable by which a driver gets the roots (JSON) that its recipe is confined to
 ROOTS = "TOKENMILL_ROOTS"
@@ -107,7 +107,7 @@ class Dispatcher:
         elif self._is_abandoned(head):
             if head.stopping:
                 self.queue.append(head, "cancelled", by=head.last.by)
-            elif head.deaths() >= MOST_DEATHS:
+            elif head.deaths(self._done(head)) >= MOST_DEATHS:
                 self.queue.append(head, "failed", error=f"its driver has ended {MOST_DEATHS} times without a message "
                                   f"and without having finished a task; look at its log, or run `tokenmill resume "
                                   f"{head.run}` on the server's machine to see why")
@@ -118,17 +118,23 @@ class Dispatcher:
             ask_to_stop(self.store, head.run, head.attempt)
 
     def _claim(self, entry: QueueEntry) -> None:
-        claimed = self.queue.append(entry, "start", holder=self._holder,
-                                    tasks=int(progress_of(self.store, entry.run).get("done") or 0))
+        claimed = self.queue.append(entry, "start", holder=self._holder, tasks=self._done(entry))
         if claimed is not None and claimed.last.kind == "start" and claimed.last.holder == self._holder:
             self._children[claimed.number, len(claimed.events)] = self._start(claimed)
 
+    def _done(self, entry: QueueEntry) -> int:
+        """Return the number of tasks that the run of an entry has done, as its progress says."""
+        return int(progress_of(self.store, entry.run).get("done") or 0)
+
     def _is_abandoned(self, entry: QueueEntry) -> bool:
         """Whether no process works on an entry of the queue, although a server has claimed it (taken it in order to
-        start its run). A driver is the process that schedules the run. The entry is abandoned in three cases: the
-        server that claimed it, or the driver that has begun it, is known to be dead; no driver has begun within START_S
-        seconds after the claim; or the driver is on another machine and its heartbeat has not changed for UNSEEN_S
-        seconds.
+        start its run). A driver is the process that schedules the run. The entry is abandoned in three cases:
+
+        * No driver has begun it. In addition, this server claimed it and the driver that it started has ended, or
+          another server claimed it and is known to be dead or did so more than START_S seconds ago.
+        * A driver has begun it and is known to be dead.
+        * A driver has begun it, this machine cannot check whether that process is alive, and the heartbeat of the store
+          has not changed for UNSEEN_S seconds.
 
         A wrong guess does no harm. If the server was only slow, it finds that its claim was taken over, and so does the
         driver that it starts. If the driver is alive, it holds the lease of the commit log, and no other driver can
@@ -200,9 +206,10 @@ def begin(queue: Queue, number: int, event: int, holder: Holder) -> QueueEntry:
 
 def end(queue: Queue, number: int, event: int, kind: str, error: str = "") -> None:
     """Note in the queue how the run of entry `number` has ended: `kind` is done, failed or cancelled, or one of
-    returned and unreachable, which make the entry wait again. `event` is the number of the event by which this driver
-    (the process that scheduled the run) noted that it had begun. Does nothing when the entry has ended, or when another
-    driver has been started since."""
+    returned and unreachable, which make the entry wait again. If the run was cancelled, an entry that would wait again
+    becomes cancelled instead. `event` is the number of the event by which this driver (the process that scheduled the
+    run) noted that it had begun. Does nothing when the entry has ended, or when another driver has been started
+    since."""
     while True:
         entry = queue.entry(number)
         since = entry.events[event + 1:]

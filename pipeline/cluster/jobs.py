@@ -202,8 +202,8 @@ def on_every_node(address: str, target: str, arguments: dict[str, Any], timeout:
 
     Returns {"dashboard": "host:port", "nodes": [{"name", "id", "began", "ended", "result" or "error"}]}, with nodes
     sorted by name. `began` and `ended` are the times of the call by the clock of this machine, in seconds since 1970. A
-    node that does not answer within `timeout` seconds has an error. Raises ClusterError when this process cannot attach
-    to the cluster.
+    node has an error if it does not answer within `timeout` seconds, or if the function raises there. Raises
+    ClusterError when this process cannot attach to the cluster.
     """
     own = not ray.is_initialized()
     try:

@@ -12,8 +12,9 @@ succeed. The commit log, which alone decides which driver may commit, does not k
 An entry is `waiting` until a server claims it (event `start`), `starting` until its driver has begun (`running`), and
 ends as `done`, `failed` or `cancelled`. An entry is claimed only when all entries before it have ended, and an entry
 that has ended never changes, so at most one entry is starting or running. The event `returned` makes an entry wait
-again, because a driver that is not in the queue held the store. The event `unreachable` does so, too, because the Ray
-cluster did not answer. `pipeline.cluster.dispatch` claims entries and starts their drivers.
+again: a driver that is not in the queue held the store or took it over, or the entry's driver was told to stop although
+nobody had cancelled the run. The event `unreachable` does so, too, because the Ray cluster did not answer.
+`pipeline.cluster.dispatch` claims entries and starts their drivers.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class RequestReused(QueueError):
 
 
 class RunTaken(QueueError):
-    """Raised when another submission with the same run name is in the queue and has not ended."""
+    """Raised when a different submission with the same run name is in the queue and has not ended."""
 
 
 class QueueFull(QueueError):
@@ -163,19 +164,21 @@ class QueueEntry:
                 break
         return count
 
-    def deaths(self) -> int:
-        """Return how many starts in a row have ended without a message and without having finished a task. The latest
-        start counts even if it has finished tasks. A start after which the entry waits again does not count."""
-        count, tasks, returned = 0, None, False
-        for event in reversed(self.events):
-            if event.kind in ("returned", "unreachable"):
-                returned = True
-            elif event.kind == "start" and returned:
-                returned = False
-            elif event.kind == "start":
-                if tasks is not None and event.tasks < tasks:
-                    break
-                count, tasks = count + 1, event.tasks
+    def deaths(self, done: int) -> int:
+        """Return how many starts in a row, up to the latest, have ended without a message and without having finished a
+        task. `done` is the number of tasks that the run has done by now. A start after which the entry waits again does
+        not count.
+
+        A start has finished tasks if more tasks are done after it than before it and all earlier starts. A start that
+        dies while it plans leaves fewer tasks, as it has not yet found all results of the earlier ones.
+        """
+        starts = [i for i, event in enumerate(self.events) if event.kind == "start"]
+        count = most = 0
+        for start, next_start in zip(starts, [*starts[1:], None]):
+            most = max(most, self.events[start].tasks)
+            after = done if next_start is None else self.events[next_start].tasks
+            if not any(event.kind in ("returned", "unreachable") for event in self.events[start:next_start]):
+                count = 0 if after > most else count + 1
         return count
 
 
@@ -313,11 +316,12 @@ class Queue:
                                                 f"'{entry.run}'; send another id with another recipe")
                         return entry
                     # each of two servers may have found the name free before the other put its entry
-                    if entry.run == submission.run and not entry.ended and entry.digest != digest:
+                    if entry.run == submission.run and not entry.ended:
                         if submission.resumes:
                             return entry
-                        raise RunTaken(f"the run '{entry.run}' of another submission is in the queue; choose another "
-                                       f"name, or cancel that run")
+                        if entry.digest != digest:
+                            raise RunTaken(f"the run '{entry.run}' of another submission is in the queue; choose "
+                                           f"another name, or cancel that run")
                 if sum(e.state == "waiting" for e in entries) >= MOST_WAITING:
                     raise QueueFull(f"{MOST_WAITING} recipes wait in {self.store.root} already; wait for some, or "
                                     f"cancel them")

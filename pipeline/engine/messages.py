@@ -5,17 +5,17 @@ The driver schedules the tasks of a run and commits their results. A supervisor 
 watches the children, which are the confined processes that run tasks.
 
 * An `Assignment` goes from the driver's scheduler to a backend. The backend answers with events: `Done`, `Failed`,
-  `Hindered`, `Lost`, `Returned`, `Hanging`, `Quarantined`, `StatusReport`, and `Ready`, which is the first event of
-  each supervisor.
+  `Hindered`, `Lost`, `Returned`, `Hanging`, `Quarantined` and `StatusReport`. The first event of each supervisor is
+  `Ready`, which is meant for the backend; the scheduler ignores it.
 * A `Work` order goes from a supervisor to a child, which answers with `Finished`, `Raised` or `NeedsFreshProcess`.
 
 Inside a process the objects themselves are passed. At a process boundary, which is a child's pipe or a call of a Ray
-actor, `encode` turns a message into JSON, and the `Channel` of that direction turns it back into an object. The spec of
-a task is thus serialised at most twice: on its way to another node, and on its way into a child.
+actor, `encode` turns a message into JSON, and the `Channel` of that direction turns it back into an object. On the way
+of an assignment, the spec of its task is thus serialised once for another node, and once for each child that gets it.
 
 A child parses hostile documents and may have been taken over by one. Its answers are therefore never unpickled. They
-are read as JSON, and only expected messages with fields of the declared types are accepted. Any other message ends the
-child, but not the run.
+are read as JSON, and only expected messages with fields of the declared types are accepted (the contents of nested
+lists and dicts are not checked here). Any other message ends the child, and its task is tried again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pipeline.store.records import PartRecord
 
 M = TypeVar("M")
 _LENGTH = struct.Struct(">I")
-MAX_BYTES = 64 << 20         # bytes of the longest message; a record is about 1 kB
+MAX_BYTES = 64 << 20         # bytes of the longest message on a child's pipe; a record is about 1 kB
 
 #: what caused a failure. `exception`: the task's own code; the task is repeated a few times. `permanent`: an error that
 #: every other attempt would meet. `environment`: the machine or the storage. `lost`: the death of the node. `damaged`:
@@ -42,15 +42,17 @@ FailureKind = Literal["exception", "permanent", "environment", "lost", "damaged"
 
 
 class ProtocolError(ValueError):
-    """Raised for bytes that are not a message, or for a message of a class that this channel does not accept."""
+    """Raised for bytes or a dict that are not a message, for a message that this channel does not accept because of its
+    class or the types of its fields, and for a message of more than MAX_BYTES bytes."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an attempt at a task failed. `row` is the document at which the task's own code raised an exception; if the
-    next attempt raises the same message at the same row, the run ends. `row` is None for errors that must not end the
-    run in this way, for instance because they may be temporary. `path` is the damaged file of the store if `kind` is
-    "damaged"."""
+    """Why an attempt at a task failed. `row` is the document at which the task's own code raised an exception (-1:
+    outside any document); if the next attempt raises the same message at the same row, the run ends. `row` is None for
+    errors that must not end the run in this way, for instance because they may be temporary. `path` is the damaged file
+    of the store if `kind` is "damaged", else "". `traceback` is that of the exception, the end of the output of a child
+    that died, or ""."""
 
     kind: FailureKind
     message: str
@@ -61,8 +63,9 @@ class Failure:
 
 class TaskStatus(NamedTuple):
     """The state of a running attempt at a task. The attempt has run for `seconds`. It works on the document in row
-    `row` (-1: on none), in stage number `stage` (negative: the document is still being read), and has not moved on for
-    `still` seconds. `does` says what its process does, such as "computing" or "sleeping" (`worker.limits.doing`)."""
+    `row`, or on a batch that begins there (-1: on none), in stage number `stage` (negative: the document is still being
+    read), and has not moved on for `still` seconds. `does` says what its process does, such as "computing" or
+    "sleeping" (`worker.limits.doing`)."""
 
     id: int
     row: int
@@ -116,7 +119,7 @@ class Failed:
 @dataclass(frozen=True)
 class Hindered:
     """Event: the machine or the storage keeps a task from its work, for example a full disk. The task waits, and is
-    tried again on the same node."""
+    tried again on the same node; after several tries in vain, `Failed` follows."""
 
     id: int
     message: str
@@ -124,9 +127,9 @@ class Hindered:
 
 @dataclass(frozen=True)
 class Lost:
-    """Event: the node (machine) died under these attempts at tasks, and no document is to blame. `host` is the node's
-    id, or "" if it is not known. A node may have several supervisors (actors that run tasks). If several of them report
-    losses, this counts as one death of the node."""
+    """Event: the supervisor that had these attempts at tasks died, alone or together with its node (machine), or no
+    longer answers. No document is to blame. `host` is the node's id, or "" if it is not known. A node may have several
+    supervisors. Losses on one node within `losses.SAME_DEATH_S` seconds count as one death of the node."""
 
     ids: tuple[int, ...]
     message: str
@@ -135,8 +138,8 @@ class Lost:
 
 @dataclass(frozen=True)
 class Returned:
-    """Event: these attempts at tasks never started, or the end of their node (machine) was announced in advance. They
-    do not count as failures."""
+    """Event: these attempts at tasks had not started as far as the driver knows, or the end of their node (machine) was
+    announced in advance. They do not count as failures."""
 
     ids: tuple[int, ...]
     message: str
@@ -152,8 +155,9 @@ class Hanging:
 
 @dataclass(frozen=True)
 class Quarantined:
-    """Event: it is proved that a document kills the process that works on it, or that an input file kills its reader at
-    record `row`. Later attempts at the task skip the document, or stop reading the file before that record."""
+    """Event: it is proved that the document in row `row` kills the process that works on it, or that an input file
+    kills the process that reads row `row` from it. Later attempts at the task skip the document, or stop reading the
+    file before that row and continue behind it if the file's format allows it."""
 
     id: int
     row: int
@@ -163,8 +167,8 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class StatusReport:
-    """Event: the states of all running tasks. A supervisor (an actor that runs tasks) reports its own tasks. The
-    scheduler receives one report for all supervisors."""
+    """Event: the states of all running tasks. A supervisor reports its own tasks. The scheduler receives one report for
+    all supervisors."""
 
     running: tuple[TaskStatus, ...]
 
@@ -184,9 +188,9 @@ class Work:
     store: str
     scratch: str
     skip: tuple[Skip, ...] = ()
-    rows: tuple[int, int] | None = None          # first and last row
+    rows: tuple[int, int] | None = None          # first and last row, both included
     file: int | None = None
-    batch_rows: int | None = None
+    batch_rows: int | None = None                # most documents at a time (`TaskInputs.batch_rows`)
 
 
 # -- child to supervisor -----------------------------------------------------------------------------------------------
@@ -210,7 +214,7 @@ Answer = Finished | Raised | NeedsFreshProcess
 
 
 # -- the codec ---------------------------------------------------------------------------------------------------------
-#: declared types of fields that are checked when a message is read
+#: annotation of a field → types that its value may have when a message is read; other fields are not checked by it
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "str": str, "int": int, "float": (int, float), "int | None": (int, type(None)), "FailureKind": str,
     "dict[str, Any]": dict, "list[dict[str, Any]]": list, "Counters": dict}

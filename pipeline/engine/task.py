@@ -1,7 +1,8 @@
 """Defines the interface of tasks, the units of work that the engine runs: `task.run(inputs, cursor, out) -> counters`.
 
 A task is a class with a `name`, a `version` and a static `run`. It reads the files that its JSON arguments name, writes
-named files, and returns counters that can be added up over tasks. It never sees Ray, the commit log or other tasks::
+named files, and returns counters that can be merged over tasks (`store.records.merge_counters`). It never sees Ray, the
+commit log or other tasks::
 
     class CountLines:
         name = "count_lines"
@@ -14,8 +15,9 @@ named files, and returns counters that can be added up over tasks. It never sees
             Path(out.path("lines.txt")).write_text(str(n))
             return {"lines": n}
 
-Workers find a task by its import path 'module:Class'. The key under which its results are stored holds the name and the
-version instead. The class may therefore move to another module, and its stored results stay valid.
+Workers find a task by its import path 'module:Class'. The key under which its results are stored covers the name and
+the version instead. A class of Tokenmill may therefore move to another module, and its stored results stay valid. (For
+a user's own class, the key also covers the source code of its module.)
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class ResourceRequest(NamedTuple):
     """The resources that a task needs. Tasks with equal requests are of one kind and wait in one queue."""
 
     memory_mb: int
-    gpus: float = 0.0                  # below 1 a share of one device, else whole devices
+    gpus: float = 0.0                  # below 1 a share of one device, else whole devices (1.5 takes two)
     cpu: str = ""                      # CPU tag its numbers depend on (`base.machine.cpu_tag`); "": any CPU
 
 
@@ -76,15 +78,15 @@ class TaskSpec:
     task: str                          # import path 'module:Class'
     node: str                          # dataset, or 'dataset/wave'; for progress, the log and the report
     args: dict[str, Any]
-    weight: int = 1                    # bytes read; orders tasks (largest first) and drives the ETA
+    weight: int = 1                    # bytes read; orders tasks (largest first), and sets the ETA and CPU limits
     label: str = ""                    # for people: 'web/crawl-01.warc.gz [3/8]'
-    memory_mb: int = 500               # RSS declared for the child that runs it
+    memory_mb: int = 500               # memory that it may use, without that of an idle child process
     gpus: float = 0.0
     order: int = 0                     # position in the node's plan order
     origin: str = ""                   # source or dataset of its part
-    replay_key: str = ""               # key without thresholds; a task with the same one can reuse verdicts
+    replay_key: str = ""               # key without thresholds; tasks with the same one compute the same signals
     cpu: str = ""                      # CPU tag in the keys of its numeric stages; it runs only on such CPUs
-    confined: bool = True              # False: a user's own stage needs credentials, sockets or other programs
+    confined: bool = True              # False: a user's own stage or reader needs more rights
     roots: tuple[str, ...] = ()        # object storage, besides the store, that its input files are read from
 
     @property
@@ -118,9 +120,9 @@ def _changed(ref: Mapping[str, Any]) -> ChangedInput:
 
 def _unchanged(path: str, ref: Mapping[str, Any]) -> bool:
     """Whether the local file at `path` is still the version that `ref` describes, with which the run was planned.
-    Compares size and modification time, or the hash if `ref` has one. Hashing a large file for every task that reads it
-    would be slow. The file is therefore not hashed again if its inode, size and times are those that the driver saw
-    when it hashed the file."""
+    Compares the size and the modification time, or the size and the hash if `ref` has a hash. Hashing a large file for
+    every task that reads it would be slow. The file is therefore not hashed again if its inode, size and times are
+    those that the driver saw when it hashed the file."""
     try:
         info = os.stat(path)
     except FileNotFoundError:
@@ -219,7 +221,7 @@ class TaskInputs:
         return path
 
     def check(self) -> None:
-        """Raise ChangedInput when a local input file has changed since `fetch` returned it."""
+        """Raise ChangedInput when a local input file that `fetch` returned has changed since the run was planned."""
         for path, ref in self._read.items():
             if not _unchanged(path, ref):
                 raise _changed(ref)
@@ -254,7 +256,8 @@ class TaskInputs:
 
     def damaged(self, ref: Mapping[str, Any], why: str = "is damaged: its checksum is wrong") -> Exception:
         """Returns the error that a task must raise when a file that it reads by range does not hold the bytes that were
-        written. The store makes its own files again, but not those of an index outside it."""
+        written: DamagedFile for a file of the store, which the run then makes again, and DamagedIndex for a file of an
+        index outside the store, which only the user can make again."""
         if "$file" in ref:
             return DamagedIndex(f"{ref['$file']} (below {ref['root']}) {why}; make the index again with `tokenmill "
                                 f"dedup index`")
@@ -275,7 +278,9 @@ class TaskInputs:
 
     def segment(self, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
         """Returns the records of one bucket of an exchange file, read-only. Exchange files carry records from task to
-        task (`TaskOutputs.segments`). Only this bucket of the file is read."""
+        task (`TaskOutputs.segments`). Only this bucket of the file is read. Raises DamagedFile when the file is missing
+        or damaged, and DamagedIndex when such a file of an index outside the store is missing, damaged or has no such
+        bucket."""
         from pipeline.engine.shuffle.exchange import read_segment
 
         store, path = self._place(ref)
@@ -283,6 +288,10 @@ class TaskInputs:
             return read_segment(store, {**ref, "$ref": path}, bucket)
         except DamagedFile as e:
             raise (self.damaged(ref, e.why) if "$file" in ref else e) from e
+        except (ValueError, TypeError, LookupError, OverflowError) as e:
+            if "$file" not in ref:                            # whoever made the index can give it any header
+                raise
+            raise self.damaged(ref, f"is no file of this index ({e})") from e
 
     def segments(self, refs: Sequence[Mapping[str, Any]], bucket: int, *, whole: Sequence[str] = (),
                  numbered: bool = False) -> Iterator[np.ndarray]:
@@ -324,7 +333,8 @@ class TaskOutputs:
         writer: writer.write(bucket of each record, records)`.
 
         Inside a bucket, records are sorted by the fields `key` (None: by all fields). If `key` is (), they stay in the
-        order of writing. `memory`: bytes of records to collect before they are written to a scratch file.
+        order of writing. `memory`: bytes that records in memory and their sorted copy may take together; when they are
+        used up, the records are written to a scratch file.
         """
         from pipeline.engine.shuffle.exchange import SegmentWriter
 
@@ -334,17 +344,17 @@ class TaskOutputs:
 
     def quarantine(self, row: int, id: str, stage: str, stage_key: str, reason: str,
                    file: Mapping[str, Any] | None = None) -> None:
-        """Note that a document is quarantined because it crashed or hung its process, or used too much memory. `file`
-        is given if this happened while the document was read from an input file; it then tells later runs where to stop
-        reading that file. The entry becomes part of the task's commit record."""
+        """Note that a document is quarantined because it crashed its process, or used too much CPU time or memory.
+        `file` is given if this happened while the document was read from an input file; it then tells later runs where
+        to stop reading that file. The entry becomes part of the task's commit record."""
         self.quarantined.append({"row": row, "id": id, "stage": stage, "stage_key": stage_key, "reason": reason,
                                **({} if file is None else {"file": dict(file)})})
 
 
 class Task(Protocol):
     """The interface of a task (a unit of work). `name` is unique among tasks. A worker takes rights away from its
-    process before a task parses input. If the task has an attribute `sets_up` that is True, `run` starts with all
-    rights, sets up its stages, and then gives the rights up by calling `inputs.confine`."""
+    process before it calls `run`. If the task has an attribute `sets_up` that is True, `run` starts with these rights,
+    sets up its stages, and must give the rights up by calling `inputs.confine` before it parses input."""
 
     name: str
     version: int

@@ -7,8 +7,9 @@ sample of that source. The error of this extrapolation is a 95 % interval of the
 Two quantities do not grow in proportion to the input. One is the number of duplicates, whose share rises with the
 number of documents: a sample of one thousandth holds both documents of a pair with a chance of one in a million. The
 lower bound is therefore the duplicates in the sample, scaled up in proportion. The upper bound is the duplicates in the
-sample, plus a margin for chance, divided by the square of the sample's share. The other quantity is the number of
-tokens, because a tokenizer trained on little text encodes that text in too few tokens.
+sample, plus a margin for chance, divided by the sample's share of the source and by the smallest such share of all
+sources, and at most the number of documents. The other quantity is the number of tokens, because a tokenizer trained on
+little text encodes that text in too few tokens.
 """
 
 from __future__ import annotations
@@ -16,15 +17,24 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pipeline.forecast.mixture import StreamUse, mixture
+from pipeline.forecast.mixture import mixture
 from pipeline.forecast.range import Range, exactly, total
-from pipeline.forecast.sample import SampleRun, SourceSample
+from pipeline.forecast.results import (
+    NOTHING,
+    Amount,
+    CostForecast,
+    DatasetForecast,
+    ExpectedDuplicates,
+    NodeCost,
+    StreamForecast,
+    TotalCost,
+)
+from pipeline.forecast.sample import SampleRun
 from pipeline.store.records import PartRecord
 from stages.dedup.fragment import SIZES
 
@@ -38,90 +48,8 @@ NOISE, EXCHANGE = Range(1.0, 0.85, 1.2), Range(1.0, 0.7, 1.5)
 START_S = 15.0
 #: a line is fitted only to at least this many tasks, and only if their sizes differ
 LEAST_TASKS = 6
-NOTHING = exactly(0.0)
 ALL = exactly(1.0)
 PUBLISHED = {"dropped.parquet", "quarantine.parquet", "body", "ends", "table.parquet"}
-
-
-@dataclass(frozen=True)
-class Amount:
-    documents: Range
-    text_bytes: Range
-
-
-@dataclass(frozen=True)
-class DatasetForecast(Amount):
-    dataset: str
-    sources: dict[str, Amount]
-
-
-@dataclass(frozen=True)
-class StreamForecast:
-    stream: str
-    tokens: Range
-    held_out: Range
-
-
-@dataclass(frozen=True)
-class ExpectedDuplicates:
-    """Says how many documents of one source a deduplication is expected to remove. `documents`: how many documents of
-    the source it compares. `in_sample`: the share of documents that it removed in the sample. `removed`: how many
-    documents it will remove from the whole input."""
-
-    node: str
-    source: str
-    documents: float
-    in_sample: float
-    removed: Range
-
-
-@dataclass(frozen=True)
-class NodeCost:
-    """The forecast cost of one node of the plan (such as a pass over the documents or a deduplication). When `kind` is
-    "read", it is the cost of reading a source."""
-
-    name: str
-    kind: str
-    cpu_s: Range
-    disk_bytes: Range = NOTHING
-    exchange_bytes: Range = NOTHING
-    published_bytes: Range = NOTHING
-    memory_mb: float = 0.0
-    tasks: int = 1
-
-    @property
-    def longest_s(self) -> float:
-        return self.cpu_s.value / self.tasks
-
-
-@dataclass(frozen=True)
-class TotalCost:
-    cores: int
-    cpu_hours: Range
-    wall_s: Range
-    disk_bytes: Range
-    published_bytes: Range
-    exchange_bytes: Range
-    memory_mb_per_worker: float
-    price_per_core_hour: float | None
-    cost: Range | None
-
-
-@dataclass(frozen=True)
-class CostForecast:
-    sample: dict[str, SourceSample]
-    sample_wall_s: float
-    datasets: list[DatasetForecast]
-    streams: list[StreamForecast]
-    mixture: list[StreamUse]
-    duplicates: list[ExpectedDuplicates]
-    nodes: list[NodeCost]
-    total: TotalCost
-    notes: list[str]
-
-    def to_json(self) -> dict[str, Any]:
-        sample = {name: {**asdict(s), "scale": round(s.scale, 3)} for name, s in self.sample.items()}
-        return {**asdict(self), "sample": sample}
 
 
 def forecast(run: SampleRun, *, cores: int, price: float | None = None) -> CostForecast:
@@ -144,7 +72,8 @@ def forecast(run: SampleRun, *, cores: int, price: float | None = None) -> CostF
 def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
     """Return the wall-clock seconds of all nodes of the plan on `cores` cores. In the lower bound, the work is divided
     evenly among the cores. In the upper bound, every node also waits for its longest task after all its other tasks are
-    done (Graham 1966). On one core no node waits."""
+    done (Graham 1966), and a quarter is added to the sum. The estimate counts half of these waits. On one core no node
+    waits. START_S is added to all three."""
     cpu = total(n.cpu_s for n in nodes) * (1 / cores)
     tails = sum(n.longest_s for n in nodes) if cores > 1 else 0.0
     value = START_S + max(cpu.value, max(n.longest_s for n in nodes)) + tails / 2
@@ -154,8 +83,9 @@ def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
 def line(size: np.ndarray, cost: np.ndarray) -> tuple[float, float]:
     """Fit a line to the costs of tasks of different sizes. Returns (cost of a task without any bytes, cost per byte).
     The line is fitted by medians (Theil 1950, Sen 1968), so that it is not distorted by a task that loads a model or
-    compiles code. Neither value is negative. With fewer than LEAST_TASKS tasks, or tasks of about equal size, the whole
-    cost counts as cost per byte."""
+    compiles code. Neither value is negative. The cost per byte is at most the mean cost per byte of all tasks, and a
+    quarter of this mean if the medians show no growth. With fewer than LEAST_TASKS tasks, or tasks of about equal size,
+    the whole cost counts as cost per byte."""
     even = float(cost.sum()) / max(float(size.sum()), 1.0)
     i, j = np.triu_indices(len(size), 1)
     apart = np.abs(size[i] - size[j]) > 0.25 * float(np.median(size))
@@ -253,7 +183,7 @@ class Extrapolation:
         text."""
         trained = self.run.recipe.tokenizer.train if self.run.recipe.tokenizer else None
         cpu, trained_bytes = sum(r.cpu_s for r in records), sum(r.counters.get("bytes", 0) for r in records)
-        more = min(trained.sample / trained_bytes, self.largest) if trained and trained_bytes else 1.0
+        more = min(trained.sample_bytes / trained_bytes, self.largest) if trained and trained_bytes else 1.0
         return Range(cpu * max(1.0, 0.7 * more), cpu, cpu * max(1.0, more))
 
     def _deduplicated(self, name: str, records: Sequence[PartRecord]) -> None:
@@ -385,7 +315,8 @@ class Extrapolation:
     def _margin(weights: np.ndarray, size: np.ndarray, values: np.ndarray) -> float:
         """Return the 95 % error of the weighted sum of `values`, which has one value per task. The error is computed
         from the spread of the ratio of values to bytes, because a mere difference in the sizes of tasks adds no
-        uncertainty. A single task shows no spread, so its whole value counts as error."""
+        uncertainty. A single task shows no spread, so its whole value counts as error. If the whole input was read (no
+        weight is above 1), there is no error."""
         n, most = len(values), float(weights.max())
         if most <= 1:
             return 0.0

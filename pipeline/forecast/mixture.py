@@ -48,8 +48,8 @@ def phases(recipe: Recipe, tokens: Mapping[str, Range] | None = None) -> list[Ph
 
 
 def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse], list[str]]:
-    """Return how much the phases of the recipe's curriculum use every token stream, and notes about streams with too
-    few tokens.
+    """Return how much the phases of the recipe's curriculum use every token stream, and notes about streams that have
+    too few tokens or are read more often than is worthwhile.
 
     `tokens` holds the expected training tokens by stream. A stream provides slightly fewer tokens, because it is cut
     into whole windows (training sequences).

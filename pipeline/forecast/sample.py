@@ -1,8 +1,8 @@
 """Runs a recipe on a sample of its inputs, in a temporary store.
 
-Whether a record is drawn depends only on a pseudo-random function (PRF) of its id. The same inputs therefore give the
-same sample, and a larger share contains all records of a smaller share. Every source is represented. If the input is
-too large to be read whole for an estimate, whole files are drawn first, by the PRF of their paths.
+Records are drawn by rising rank, which is a pseudo-random function (PRF) of their ids. The same inputs therefore give
+the same sample, and a larger share contains all records of a smaller share. Every source is represented. If the input
+is too large to be read whole for an estimate, whole files are drawn first, by the PRF of their paths.
 
 The sample of a source is written to `UNITS` files of unequal sizes. Each file becomes a partition, the input of one
 task. The spread of the results of these tasks gives the error of an estimate. The different sizes of the files reveal
@@ -115,7 +115,7 @@ class SampleRun:
 def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet", verify_inputs: bool = False,
                limits: SampleLimits | None = None, backend: Callable[[Store], Backend] | None = None) -> SampleRun:
     """Draw about `share` (0 … 1) of every source and run the recipe on this sample, in child processes of this machine
-    (or on the workers of `backend`).
+    (without Linux in this process), or on the workers of `backend`.
 
     Raises InputError for missing inputs, CurriculumError when the phases of the training do not fit into its total, and
     SampleError when the sample is too small for the recipe or exceeds `limits`.

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from rich.markup import escape
 
 from pipeline.base.humanize import count, duration, size
-from pipeline.forecast.cost import CostForecast
 from pipeline.forecast.range import Range
+from pipeline.forecast.results import CostForecast
 from pipeline.plan.show import WIDTH
 
 

@@ -4,8 +4,8 @@
 writes one shard of a split: the documents that start in one range of the token stream. The stream is the concatenation
 of the encoded parts in plan order, which puts the documents in the order (relative path of the input file, number of
 the record in it). The bytes of the stream therefore depend neither on the partition size nor on which worker ran which
-task. `pipeline.plan.tokens` calls `encode_drafts` and `assemble_drafts`, and at the end of a run `pipeline.run` calls
-`publish_shards`.
+task. `pipeline.plan.tokens` calls `encode_drafts` and `assemble_drafts`. `pipeline.passes.publish_shards` publishes the
+shards at the end of a run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.base.errors import TokenmillError
 from pipeline.base.parquet import open_parquet
 from pipeline.base.prf import below
 from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
@@ -28,8 +27,7 @@ from pipeline.passes.pieces import add_piece, add_ranges
 from pipeline.passes.rows import BATCH, Rows, Selection, rows_of
 from pipeline.passes.tables import QUARANTINE_SCHEMA, RowWriter, quarantine_row, to_blame
 from pipeline.store.content_keys import task_key
-from pipeline.store.dataset import QUARANTINE, link_committed
-from pipeline.store.fs import Store
+from pipeline.store.dataset import QUARANTINE
 from pipeline.store.lists import unfold
 from pipeline.store.records import Counters
 from stages.barrier import FileRef, PartRef, TaskDraft, TaskResult
@@ -37,7 +35,7 @@ from stages.stage import library_versions
 from tokenizer.encode import encode_masked
 from tokenizer.errors import TokenizerError
 from tokenizer.load import Tokenizer, load_tokenizer
-from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest, Shard, file_name, token_dtype
+from tokenizer.shards.layout import SHARD_BYTES, token_dtype
 from tokenizer.shards.writer import ShardWriter
 
 ENCODE = "pipeline.passes.encode:EncodePart"
@@ -354,68 +352,3 @@ def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
                 min(step, total - start) * token_dtype(tokenizer["vocab_size"]).itemsize
             drafts.append(TaskDraft(ASSEMBLE, args, weight, f"{stream} {split} shard {index}".lstrip()))
     return drafts
-
-
-class ImportedShards(TokenmillError):
-    """Raised when a run would replace shards that were imported and cannot be made again."""
-
-
-def refuse_imported(store: Store, name: str) -> None:
-    """Raise ImportedShards if `tokenmill shards import` has written the shards of the stream `name`."""
-    path = f"shards/{name}/split=train/{MANIFEST}"
-    with suppress(FileNotFoundError, ValueError):                        # a damaged manifest is replaced
-        if Manifest.from_json(json.loads(store.read(path)), path).imported:
-            raise ImportedShards(f"{store.at(path)}: these shards were imported, and a run would replace them; give "
-                                 f"`shards.{name}` of the recipe another name, or remove the folder shards/{name}")
-
-
-def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], parts: Sequence[PartRef],
-                   tokenizer: Mapping[str, Any], check_lease: Callable[[], None] = lambda: None,
-                   source: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Link finished shards under shards/NAME/split=…/ and write a manifest for each split. A manifest is written to two
-    files: first to a file whose name contains its hash and whose content therefore never changes, then to the current
-    manifest.
-
-    `check_lease` (`Log.check_lease`) is called before the manifests of a split are written. It raises if another driver
-    has taken over the store, because the manifests of that driver must not be replaced.
-
-    `source` says which token files the tokens are from, if they are from no dataset (`Manifest.source`).
-
-    Returns {name, tokenizer (sha256), dtype, train, val}, which is the form that `tokenizer.mixture.resolve.resolve`
-    takes. `train` and `val` are {path, sha256, tokens, documents, bytes}; `val` is None if no tokens are held out.
-    Publishing the same results again changes nothing. Raises ImportedShards if imported shards have this name.
-    """
-    refuse_imported(store, name)
-    shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
-    links: list[tuple[str, str]] = []
-    texts = store.map(lambda ref: store.read_checked(ref["$ref"], ref["sha256"]),
-                      (result.files["shard.json"] for result in assembled))
-    for result, facts in zip(assembled, map(json.loads, texts)):
-        if not facts["documents"]:          # a document longer than a shard leaves the next shard empty
-            continue
-        split = facts.pop("split")
-        sums = {"body": facts["sha256"], "ends": facts["ends_sha256"],
-                "table": result.files["table.parquet"]["content"], "blocks": facts["blocks_sha256"]}
-        if facts["loss_sha256"]:
-            sums["loss"] = facts["loss_sha256"]
-        names = {kind: file_name(facts["index"], kind, sha) for kind, sha in sums.items()}
-        for kind in names:
-            file = "table.parquet" if kind == "table" else kind
-            links.append((result.files[file]["$ref"], f"shards/{name}/split={split}/{names[kind]}"))
-        shards[split].append(Shard(**{**facts, **names}, table_sha256=sums["table"]))
-    for _ in store.map(lambda pair: link_committed(store, *pair), links):
-        pass
-    info: dict[str, Any] = {"name": name, "tokenizer": tokenizer["sha256"],
-                            "dtype": token_dtype(tokenizer["vocab_size"]).name}
-    for split in SPLITS:
-        members = tuple(sorted(shards[split], key=lambda s: s.index))
-        manifest = Manifest.of(name, split, tokenizer["sha256"], tokenizer["vocab_size"], tokenizer["eos"], members,
-                               tuple(p.key for p in parts), source)
-        folder = f"shards/{name}/split={split}"
-        check_lease()
-        for file in (f"shards-{manifest.sha256[:16]}.json", MANIFEST):
-            store.write(f"{folder}/{file}", manifest.dumps().encode())
-        info[split] = {"path": folder, "sha256": manifest.sha256, "tokens": manifest.tokens,
-                       "documents": manifest.documents, "bytes": manifest.text_bytes} \
-            if manifest.tokens or split == "train" else None
-    return info

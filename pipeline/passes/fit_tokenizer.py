@@ -43,11 +43,11 @@ class FitTokenizer:
     `tokenizer.train.train_tokenizer`. Writes tokenizer.json or tokenizer.model.
 
     The sample consists of the documents with the lowest PRF(seed, id), a pseudo-random number. It ends before the first
-    document that would make it larger than `sample` bytes. With `strata` (settings of `pipeline.passes.strata.Strata`),
-    this holds for the share of each stratum. The sample therefore does not depend on how the dataset is cut into parts.
-    The documents are read in plan order, and one thread trains. The parts are read twice: first ids and
-    sizes, then texts, which are streamed. Memory: a heap of the sampled ids, and what the training library needs.
-    """
+    document that would make it larger than `sample` bytes, but has at least one document. With `strata` (settings of
+    `pipeline.passes.strata.Strata`), this holds for the share of each stratum. The sample therefore does not depend on
+    how the dataset is cut into parts. The documents are read in plan order, and one thread trains. The parts are read
+    twice: first ids and sizes, then texts, which are streamed. Memory: a heap of the sampled ids, and what the training
+    library needs. """
 
     name = "fit_tokenizer"
     version = 3

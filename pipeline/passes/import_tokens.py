@@ -28,6 +28,7 @@ from stages.document import document_id
 from tokenizer.imports.documents import ImportedDocuments
 from tokenizer.imports.ids import IdHashes
 from tokenizer.imports.imports import FORMATS, ids_of
+from tokenizer.imports.rows import blocks_of
 from tokenizer.imports.source import Coding, ImportSource, TokenFileError
 
 IMPORT = "pipeline.passes.import_tokens:ImportTokens"
@@ -41,14 +42,14 @@ MOST = 1 << 32
 
 class ImportTokens:
     """Copies the documents of token files. args: source (its name), format (key of `FORMATS`), files ([$file]),
-    tokenizer {sha256, vocab_size, eos}, val {share, seed}, $volatile {tombstones: which documents to leave out}.
+    tokenizer {sha256, vocab_size, eos}, val {share, seed}, sequence (that of the rows in the files; absent: the files
+    have documents), $volatile {tombstones: which documents to leave out}.
 
     Writes the files that EncodePart writes, and files.json. A row in them is the number of a document in the token
     files. The size of texts is unknown and counts as 0. The task also writes ids: the hashes of the ids that the token
     files give to documents, which `CheckIds` compares; the file is empty if they give none. If a file does not have the
-    given format, the run ends with
-    an error, because no part of the file can be trusted. Memory: the tokens of a block, or of one document if that is
-    longer.
+    given format, the run ends with an error, because no part of the file can be trusted. Memory: the tokens of a block,
+    or of one document if that is longer.
     """
 
     name = "import_tokens"
@@ -66,7 +67,8 @@ class _Import:
         self.args, self.out = inputs.args, out
         self.files = {arg["$file"]: arg for arg in self.args["files"]}
         self.source = ImportSource(Path(self.args["files"][0]["root"]), Coding(**self.args["tokenizer"]),
-                                   names=self.files, find=lambda name: inputs.fetch(self.files[name]))
+                                   names=self.files, find=lambda name: inputs.fetch(self.files[name]),
+                                   sequence=self.args.get("sequence", 0))
         self.writers = {split: TokensWriter(out, split) for split in SPLITS}
         self.hashes = IdHashes(Path(out.path(IDS)))
         self.gone = gone_documents(self.args.get("$volatile", {}).get("tombstones", {}), inputs.fetch)
@@ -79,7 +81,9 @@ class _Import:
         reader, row = FORMATS[self.args["format"]], 0
         try:
             of_source = set(reader.files(self.source))
-            for documents in reader.documents(self.source, [name for name in self.files if name in of_source]):
+            names = [name for name in self.files if name in of_source]
+            for documents, rows in blocks_of(self.source, reader, names):
+                self.masked = documents.targets is not None if rows is None else rows.masked
                 self.starts.setdefault(documents.file, row)
                 self._add(documents, row)
                 row += len(documents.lengths)
@@ -104,7 +108,6 @@ class _Import:
         ids = ids_of(self.source, documents, lambda file, number: document_id(name, file, "", number))
         if documents.ids is not None:                     # ids that are made from places always differ
             self.hashes.add(ids)
-        self.masked = documents.targets is not None
         ends = np.cumsum(lengths)
         tokens = np.split(documents.tokens, ends[:-1])
         targets = None if documents.targets is None else np.split(documents.targets, ends[:-1])
@@ -127,8 +130,7 @@ class _Import:
 class CheckIds:
     """Checks that no two documents of a source have the same id; if two have, the run ends with an error. args: root
     (of the source), parts [{ids, files, train, val: $ref}]: the files ids, files.json and SPLIT.parquet of ImportTokens
-    tasks. The task needs almost no memory, and
-    8 bytes of disk for each document."""
+    tasks. The task needs almost no memory, and 8 bytes of disk for each document."""
 
     name = "check_ids"
     version = 1
@@ -156,14 +158,17 @@ def _places(inputs: TaskInputs) -> Iterator[tuple[str, str]]:
                         yield id, f"{inputs.args['root']}/{file}, document {row - start:,}"
 
 
-def import_draft(source: str, format: str, files: Sequence[Mapping[str, Any]], size: int, tokenizer: Mapping[str, Any],
-                 share: float, tombstones: Mapping[str, Any] = MappingProxyType({}), memory_mb: int = 0) -> TaskDraft:
-    """Return an ImportTokens task. `files` are the files that it reads, as arguments ($file), and have `size` bytes
-    together. `tokenizer` is the result of `fit_tokenizer.tokenizer_info`, and `share` is the share of documents held
-    out. `tombstones` says which documents to leave out (`Planner.tombstones`); reading them takes `memory_mb` MB of
-    memory."""
-    args = {"source": source, "format": format, "files": list(files), "val": {"share": share, "seed": 0},
+def import_draft(source: str, config: Mapping[str, Any], files: Sequence[Mapping[str, Any]], size: int,
+                 tokenizer: Mapping[str, Any], share: float, tombstones: Mapping[str, Any] = MappingProxyType({}),
+                 memory_mb: int = 0) -> TaskDraft:
+    """Return an ImportTokens task. `config` is the config of the source (`stages.read.tokens`). `files` are the files
+    that it reads, as arguments ($file), and have `size` bytes together. `tokenizer` is the result of
+    `fit_tokenizer.tokenizer_info`, and `share` is the share of documents held out. `tombstones` says which documents to
+    leave out (`Planner.tombstones`); reading them takes `memory_mb` MB of memory."""
+    args = {"source": source, "format": config["format"], "files": list(files), "val": {"share": share, "seed": 0},
             "tokenizer": {key: tokenizer[key] for key in Coding._fields}}
+    if config["sequence"]:
+        args["sequence"] = config["sequence"]
     if tombstones:
         args["$volatile"] = dict(tombstones)
     return TaskDraft(IMPORT, args, size, f"{source}: tokens of {files[0]['$file']}", memory_mb=1500 + memory_mb)

@@ -74,8 +74,9 @@ def bucket_name(number: int) -> str:
 
 def label_name(value: Any) -> str:
     """Return the form of a label that the names of streams contain. It has only letters, digits, `_` and `-`. If a
-    value cannot be kept as it is, the form ends in a hash of the value, so that different values have different forms.
-    A missing value becomes `none`."""
+    value cannot be kept as it is, the form ends in a hash of the value (32 bits), so that different values have
+    different forms. A number and the text of its digits count as the same value. A missing or empty value becomes
+    `none`."""
     if value is None or value == "":
         return NONE
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
@@ -91,8 +92,8 @@ def streams_of(name: str, tokens: Mapping[Label, int], least: int) -> dict[Label
 
     A label with fewer than `least` tokens has no stream of its own. It goes to the stream `other` of its level, which
     collects all such labels. If that stream has too few tokens as well, it goes to the stream `other` one level higher.
-    So of (language, bucket), rare buckets of English become `web.en.other`, and rare languages become `web.other`.
-    """
+    The topmost `other` stays, however few tokens it has. So of (language, bucket), rare buckets of English become
+    `web.en.other`, and rare languages become `web.other`. """
     place = dict(zip(tokens, tokens))
     levels = max(map(len, tokens), default=0)
     for level in reversed(range(levels)):

@@ -45,8 +45,8 @@ ShardPlace = tuple[str, int]
 
 
 def pack_drafts(places: Sequence[ShardPlace], assembled: Sequence[TaskResult], longest: int) -> list[TaskDraft]:
-    """Returns the PackShard tasks, one for each training shard of a stream. `places` are the splits and numbers of the
-    stream's shards, and `assembled` the results of the tasks that wrote them, in the same order."""
+    """Returns the PackShard tasks, one for each training shard of a stream that has documents. `places` are the splits
+    and numbers of the stream's shards, and `assembled` the results of the tasks that wrote them, in the same order."""
     return [TaskDraft(PACK, {"ends": result.files["ends"], "index": index, "longest": longest},
                       result.files["ends"]["bytes"], f"pack shard {index}", memory_mb=700)
             for (split, index), result in zip(places, assembled, strict=True)

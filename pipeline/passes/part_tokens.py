@@ -22,7 +22,7 @@ PART_TABLE = pa.schema([("end", pa.uint64()), ("id", pa.string()), ("row", pa.ui
 
 
 class ShardFiles(Protocol):
-    """Where a writer puts its files: the outputs of a task (`Out`), or a scratch folder."""
+    """Where a writer puts its files: the outputs of a task (`TaskOutputs`), or a scratch folder."""
 
     def path(self, name: str) -> str: ...
 

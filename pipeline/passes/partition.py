@@ -71,7 +71,8 @@ class Settled:
 @dataclass
 class QuarantinedRecord:
     """A record that goes into quarantine: it could not be read, it killed or hung a process before, a stage failed on
-    it, or it was taken out of the store."""
+    it, or it was taken out of the store. If the record stands for the lost rest of a file, `bytes` says how many bytes
+    of the stored file were not read."""
 
     id: str
     source: str

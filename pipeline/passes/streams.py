@@ -19,8 +19,8 @@ from tokenizer.shards.packed import MANIFEST as PACKED
 
 
 def note_streams(store: Store, name: str, streams: Collection[str]) -> None:
-    """Note in shards/NAME/streams.json which streams the entry `name` of `shards:` has. Call this before the streams
-    are published. An entry that was never split has no such file."""
+    """Note in shards/NAME/streams.json which streams the entry `name` of `shards:` has, in addition to those noted
+    before. Call this before the streams are published. An entry that was never split has no such file."""
     earlier = _noted(store, name)
     if earlier or set(streams) != {name}:
         _write(store, name, {*earlier, *streams})

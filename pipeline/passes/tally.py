@@ -40,9 +40,10 @@ BINS, LOWEST, HIGHEST = 16, -13, 40
 
 
 def score_bin(score: float) -> int | None:
-    """Returns the number of the histogram bin that a score falls into; None for a score that is not finite. Between
-    each power of two and the next there are 16 bins of equal width. Scores near 0 have bin 0 and negative scores have
-    negative numbers, so that bins are in the order of the scores. The arithmetic is exact."""
+    """Returns the number of the histogram bin that a score falls into; None for a score that is not finite. From
+    2**LOWEST to 2**HIGHEST, there are BINS bins of equal width between each power of two and the next. Scores nearer to
+    0 have bin 0, and scores beyond have the last bin. A negative score has the negative number of its absolute value's
+    bin, so that bins are in the order of the scores. The arithmetic is exact."""
     if not math.isfinite(score):
         return None
     part, power = math.frexp(abs(score))                 # part · 2**power, 0.5 <= part < 1
@@ -54,8 +55,8 @@ def score_bin(score: float) -> int | None:
 
 
 def bin_edges(number: int) -> tuple[float, float]:
-    """Returns the edges (from, to) of the histogram bin with this number. It holds the scores s with from <= |s| <
-    to."""
+    """Returns the edges (from, to) of the histogram bin with this number. It holds the scores s with from <= |s| < to;
+    the last bin of each sign also holds all larger |s|."""
     if not number:
         return 0.0, 2.0 ** LOWEST
     octave, place = divmod(abs(number) - 1, BINS)

@@ -46,15 +46,21 @@ def run_before(store: Store, run: str) -> str:
 
 
 def compare_command(store: Store, run: str) -> str | None:
-    """Return the command that compares a finished run with the run before it. None if there was no run before it, if
-    the store no longer has the files of that run, or if the two runs have datasets of different names."""
-    before = facts_of(store, run).get("before", "")
+    """Return the command that compares a finished run with the run before it. None if `comparable_run` finds none."""
+    before = comparable_run(store, run)
+    return before and shlex.join(["tokenmill", "report", "--compare", before, run, "--store", store.root])
+
+
+def comparable_run(store: Store, run: str) -> str | None:
+    """Return the run that was the latest one when a run began. None if there was no run before it, if the store no
+    longer has the files of that run, or if the two runs have datasets of different names."""
+    before: str = facts_of(store, run).get("before", "")
     if before == run or bad_name(before) is not None or not store.exists(f"runs/{before}/tasks.parquet"):
         return None
     first, second = (run_recipe_of(store, name).get("datasets") for name in (before, run))
     if not isinstance(first, dict) or not isinstance(second, dict) or first.keys() != second.keys():
         return None
-    return shlex.join(["tokenmill", "report", "--compare", before, run, "--store", store.root])
+    return before
 
 
 def changes(recipe: Recipe, store: Store) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.base.machine import usable_cores
+from pipeline.base.redact import redact
 from pipeline.plan.changes import changes
 from pipeline.plan.fresh import FreshNodes
 from pipeline.plan.lint import lint
@@ -73,7 +74,7 @@ def measured(records: Iterable[PartRecord]) -> Speeds:
     """Compute speeds from the records of finished tasks in a store. Stages are measured by the CPU time that they
     recorded themselves. Barriers, shards and the tokenizer are measured by the CPU time of whole tasks."""
     stages: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])       # bytes in, bytes out, CPU seconds
-    nodes: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])             # documents or bytes, CPU seconds
+    nodes: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])             # bytes of text, CPU seconds
     docs = text = stored = stored_text = 0.0
     pass_name = load(DOCUMENTS).name
     for record in records:
@@ -221,7 +222,9 @@ class Flow:
             share = state.weight / max(state.weight + state.weight_fresh, 1)
         elif status == "partly":
             share = 1 - state.fresh / total
-        return {"name": node.name, "kind": node.kind, "deps": node.upstream, "steps": list(node.steps),
+        return {"name": node.name, "kind": node.kind, "deps": node.upstream,
+                **({"against": [redact(name) for name in node.against]} if node.against else {}),
+                "steps": list(node.steps),
                 "publishes": node.publishes, "status": status, "partitions": None if state.unknown else total,
                 "fresh": state.fresh, "stale": state.stale, "pending": state.pending, "more": state.more,
                 "replayed": state.replayed,
@@ -256,8 +259,7 @@ class Flow:
             return size / self.speeds.of(node.steps[0], self.barriers[node.name])[0], size * BARRIER_BYTES, size
         if node.kind == "tokenizer":
             trained = self.recipe.tokenizer.train if self.recipe.tokenizer else None
-            sample = trained.sample if trained else 0
-            size = min(size, sample if isinstance(sample, int) else sample.bytes)
+            size = min(size, trained.sample_bytes if trained else 0)
             return size / self.speeds.stages.get("tokenizer", TOKENIZER_SPEED), 0.0, size
         return size / self.speeds.stages.get("shards", SHARD_SPEED), size * SHARD_BYTES, size
 

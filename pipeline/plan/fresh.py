@@ -140,8 +140,8 @@ class FreshNodes:
     def ended(self, node: Node, sums: NodeSums, warnings: Sequence[str] = ()) -> None:
         """Write the file about a node (a group of tasks) that has ended. From this file, later plans see that all tasks
         of the node have results. `node.batches` holds the records of all tasks, and `warnings` are those that the node
-        added. An error while writing is ignored: the next plan then checks the tasks one by one. Only the loss of the
-        lease (another driver has taken over the store) raises an error."""
+        added. An error while writing this file is ignored: the next plan then checks the tasks one by one. An error is
+        raised when another driver has taken over the store, and when the commit log cannot be written."""
         inputs = self._inputs(node)
         self._results[node.name] = sums.results
         if inputs is None or not isinstance(self._log, Log):

@@ -1,4 +1,5 @@
-"""Warns about a recipe that can run but looks wrong. Each warning names the place in the recipe and a remedy.
+"""Warns about a recipe that can run but looks wrong. Each warning names the place in the recipe and, unless it is about
+an entry that nothing uses, a remedy.
 
 A recipe that cannot run is refused by `pipeline.recipe`. A rule warns only when it is sure. There are no warnings about
 the recipes that come with Tokenmill and the demo.
@@ -125,8 +126,8 @@ def _order(recipe: Recipe, speeds: Mapping[str, float]) -> Iterator[Finding]:
 
 def _extraction(recipe: Recipe) -> Iterator[Finding]:
     """Finds sources of raw bytes that a dataset reads without a suitable extractor, so that its documents would have no
-    text. For a crawl, an extractor for PDFs also counts as suitable, because crawls contain PDFs. So does a step whose
-    effect is unknown (`_foreign`)."""
+    text. For a crawl, an extractor for PDFs also counts as suitable, because crawls contain PDFs. For any source, a
+    step whose effect is unknown (`_foreign`) counts as suitable."""
     for name, dataset in recipe.datasets.items():
         for source in dataset.inputs:
             if source not in recipe.sources:
@@ -209,7 +210,7 @@ def _kept_languages(step: Step) -> list[str]:
 
 def _superfluous(way: list[Step], step: Step) -> str | None:
     """Return an explanation why `step` changes nothing after the steps in `way` (a path through datasets). Returns None
-    when the step may drop or change documents."""
+    when the step may still drop or change documents, and for a step that only adds signals."""
     stage = stage_class(step.name)
     if not (stage.drops or stage.edits or _is_barrier(step)):
         return None
@@ -280,7 +281,7 @@ def _against(recipe: Recipe) -> Iterator[Finding]:
 # -- crawls -----------------------------------------------------------------------------------------------------------
 def _crawls(recipe: Recipe) -> Iterator[Finding]:
     """Finds crawled pages that reach a final dataset without a check of their language, or without a step that removes
-    e-mail and IP addresses."""
+    e-mail and IP addresses. Datasets with a step whose effect is unknown (`_foreign`) on the way are left out."""
     ends = _ends(recipe)
     for name in recipe.dataset_order():
         if name not in ends:
@@ -302,7 +303,7 @@ def _crawls(recipe: Recipe) -> Iterator[Finding]:
 
 def _ends(recipe: Recipe) -> set[str]:
     """Return the final datasets: those from which shards (files of tokens) are made. In a recipe without shards, these
-    are the datasets that drop documents and that no other dataset reads."""
+    are the datasets that no other dataset reads and whose documents have passed a filter or a barrier."""
     if recipe.shards:
         return {i for s in recipe.shards.values() for i in s.inputs}
     read = {i for d in recipe.datasets.values() for i in d.inputs}
@@ -336,8 +337,9 @@ def _unused(recipe: Recipe) -> Iterator[Finding]:
     imported = {i for s in recipe.shards.values() for i in s.inputs}
     for name in recipe.sources:
         if name not in read | imported:
-            yield ("sources", name), ("no shards take it" if holds_tokens(recipe.sources[name])
-                                      else "no dataset is made from it")
+            yield ("sources", name), ("no shards take it; name it in shards, or remove it"
+                                      if holds_tokens(recipe.sources[name]) else
+                                      "no dataset is made from it; name it in a dataset's from, or remove it")
     if recipe.shards:
         used = read | {i for s in recipe.shards.values() for i in s.inputs}
         used |= {old for dataset in recipe.datasets.values() for old in dataset.against}
@@ -350,7 +352,7 @@ def _unused(recipe: Recipe) -> Iterator[Finding]:
         mixed = {name for phase in recipe.curriculum.phases for name in phase.mixed}
         for name in recipe.shards:
             if name not in mixed and not any(stream.startswith(f"{name}.") for stream in mixed):
-                yield ("shards", name), "no phase of the curriculum mixes it in"
+                yield ("shards", name), "no phase of the curriculum mixes it in; add it to a mix, or remove it"
 
 
 def _overlap(recipe: Recipe) -> Iterator[Finding]:

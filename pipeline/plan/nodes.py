@@ -62,7 +62,7 @@ class Node:
     steps: tuple[str, ...] = ()                   # as shown to people
     publishes: bool = False                       # the last pass of a dataset
     inputs: Callable[[], Any] | None = None
-    against: tuple[str, ...] = ()                 # those of `deps` of which a barrier reads an index, and no documents
+    against: tuple[str, ...] = ()                 # of what a barrier reads an index: some of `deps`, and folders
     batches: list[TaskRecords] = field(default_factory=list)     # the records of its tasks, filled while it runs
     parts: PassParts | None = None                # of a pass whose records were read at its end, until it is published
 

@@ -25,7 +25,8 @@ from typing import Any, TypeAlias
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.humanize import duration
 from pipeline.store.fs import Store
-from pipeline.store.remote import Remote, RemoteObject, connect, version_of
+from pipeline.store.listing import RemoteObject, version_of
+from pipeline.store.remote import Remote, connect
 from pipeline.store.retry import patiently
 from pipeline.store.temp import Spilled
 
@@ -173,7 +174,7 @@ def _reached(root: str) -> Remote:
 # -- wildcards -------------------------------------------------------------------------------------------------------
 def _matching(folder: str, pattern: str, journal: ListingJournal | None) -> Iterable[Row]:
     """Return the objects that match a pattern with wildcards, by the rules of fsspec. As in a shell, a wildcard does
-    not match a name with a leading dot."""
+    not match a name with a leading dot, unless a component of the pattern begins with a dot."""
     from fsspec.utils import glob_translate
 
     remote = _reached(folder)

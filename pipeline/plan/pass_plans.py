@@ -6,7 +6,8 @@ How a dataset becomes passes (docs/contracts.md: Documents on disk, Tasks and bl
     writes only row sets, which list the rows that the first barrier removed. The pass after the second barrier reads
     the files that the pass before the first one wrote, and drops the rows that either barrier removed.
   * A numeric stage (fastText, OCR …) ends a pass, so that its scores are committed before later steps use them.
-  * A stage that needs a GPU runs in a separate pass, so that no other stage waits for a GPU.
+  * Consecutive steps that need different shares of a GPU run in separate passes, so that a step that needs none does
+    not wait for one.
   * The `prepare` stage of a barrier, which computes signatures of texts, runs in the pass before the barrier. It stands
     before the first scrubber (a step that masks parts of the text), so signatures are computed from the texts before
     scrubbing, while the stored texts are scrubbed. When a dataset begins with a barrier, the `prepare` stage of this
@@ -57,8 +58,8 @@ class PassPlan:
     @property
     def rewrites(self) -> bool:
         """Whether the pass writes the documents that it keeps. If no step stands between two barriers (steps that need
-        all documents at once), the pass between them writes no documents. It writes a row set, which lists the rows
-        that were removed."""
+        all documents at once), the pass between them writes no documents, unless one of its `prepare` stages adds
+        signals. It writes a row set, which lists the rows that were removed."""
         return (self.final or self.barrier is None or not self.prepares
                 or any(s.stage.signals for s in self.chain))
 

@@ -304,12 +304,12 @@ class Planner:
     def _barrier_node(self, plan: PassPlan) -> Node:
         assert plan.barrier is not None
         prepare, barrier, ranks, names = self.barriers[plan.barrier]
-        against = tuple(self.indexes.nodes(plan.barrier))
-        deps = (*(n for _, n in plan.inputs), *against)
+        deps = (*(n for _, n in plan.inputs), *self.indexes.nodes(plan.barrier))
         return Node(plan.barrier, "barrier", deps,
                     lambda results: self._barrier_work(plan, barrier, prepare, ranks, names, results),
                     plan.dataset, (barrier.name,), inputs=partial(self._barrier_inputs, plan)
-                    if type(barrier).__module__.partition(".")[0] in OWN_PACKAGES else None, against=against)
+                    if type(barrier).__module__.partition(".")[0] in OWN_PACKAGES else None,
+                    against=tuple(self.indexes.read.get(plan.barrier, ())))
 
     def _barrier_inputs(self, plan: PassPlan) -> Any:
         """Return everything that decides which tasks a barrier (such as deduplication) has, and what the keys of these

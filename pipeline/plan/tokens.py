@@ -149,9 +149,15 @@ def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], resu
                          for i, d in enumerate(chain.from_iterable(drafts_of.values())))
         left = iter(records)
         packed = {stream: [result(r) for r in islice(left, len(drafts))] for stream, drafts in drafts_of.items()}
-    source = {"tokens": [{"source": source, "format": recipe.sources[source].config["format"], "files": listed[source]}
-                         for source in imports]} if imports else {}
+    source = {"tokens": [_described(recipe, source, listed[source]) for source in imports]} if imports else {}
     return StreamResult(shards, parts, encoded, packed, source)
+
+
+def _described(recipe: Recipe, source: str, files: list[tuple[str, int]]) -> dict[str, Any]:
+    """Return what the manifest of the shards says about a source of token files. `files` are those of `_imported`."""
+    config = recipe.sources[source].config
+    rows = {"sequence": config["sequence"]} if config["sequence"] else {}
+    return {"source": source, "format": config["format"], **rows, "files": files}
 
 
 def _imports(recipe: Recipe, planner: Planner, source: str, results: Mapping[str, Any], name: str) -> list[TaskDraft]:
@@ -166,7 +172,7 @@ def _imports(recipe: Recipe, planner: Planner, source: str, results: Mapping[str
                              f"the tokenizer of the recipe (sha256 {tokenizer['sha256'][:12]}); `load:` it under "
                              f"`tokenizer:`, or add `decode: true` to the source and make a dataset from it")
     share = float(recipe.shards[name].val)
-    return [import_draft(source, config["format"], part.slices, part.weight, tokenizer, share, planner.tombstones,
+    return [import_draft(source, config, part.slices, part.weight, tokenizer, share, planner.tombstones,
                          planner.tombstones_mb)
             for part in planner.partitions(source, results[f"index:{source}"])]
 

@@ -12,7 +12,8 @@ from pipeline.recipe.load import READY, load_recipe, ready_recipes, value_at
 from pipeline.recipe.marks import parse_yaml
 from pipeline.recipe.model import Recipe
 
-#: keys of a recipe that do not affect how documents are made: inputs, descriptions, and how the recipe runs
+#: keys of a recipe that do not affect how documents are made: inputs, descriptions, and how the recipe runs. The
+#: readers of `sources` and `run.signals` do, and `_named` puts them back
 _NOT_MADE_BY = {"about", "wants", "input", "run", "sources"}
 
 

@@ -59,8 +59,8 @@ def refusals(data: dict[str, Any], marks: Marks, base: str, roots: Sequence[str]
 
 
 def refusal(value: str, base: str, roots: Sequence[str]) -> str | None:
-    """Return the reason why a path, glob or URL must not be used, with the remedy; None when it lies below one of
-    `roots`."""
+    """Return the reason why a path, glob or URL must not be used, with the remedy; None when it is one of `roots` or
+    lies below one."""
     allowed = f"allowed are: {', '.join(roots)}" if roots else ("the operator allows no place to read from "
                                                                         "(tokenmill serve --allow-root FOLDER)")
     if not value.isprintable():

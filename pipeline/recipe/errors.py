@@ -14,8 +14,8 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in a recipe: the file (or the option `--set` that put the value there), and the line and column, counted
-    from 1."""
+    """A place in a recipe: the file (or the option, `--set` or `--input`, that put the value there), and the line and
+    column, counted from 1; both are 0 if there is no line."""
 
     file: str
     line: int = 0

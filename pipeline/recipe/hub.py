@@ -35,8 +35,9 @@ class HubTokenizer:
 
 def is_hub_name(load: str, base: str) -> bool:
     """Whether `load` is the name of a tokenizer on the Hugging Face hub. Such a name has the form of a hub name and
-    does not end in .json or .model, and below the folder `base` there is no file or folder of the same name."""
-    return (_NAME.fullmatch(load) is not None and not load.endswith((".json", ".model"))
+    does not end in .json, .model or .tiktoken, and below the folder `base` there is no file or folder of the same
+    name."""
+    return (_NAME.fullmatch(load) is not None and not load.endswith((".json", ".model", ".tiktoken"))
             and not os.path.exists(os.path.join(base, load)))
 
 

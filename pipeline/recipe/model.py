@@ -230,7 +230,8 @@ class Recipe(RecipeModel):
     def plain(self) -> dict[str, Any]:
         """Return the recipe as plain values under the keys of the recipe file. Values of None are left out, defaults
         are filled in, the settings of a reader stand under `config`, and a step is {"name", "config"}. Paths of
-        resource files, of `against` and of `--input` are absolute; other paths are as the user wrote them."""
+        resource files, of folders in `against`, of `--input` and, if the recipe may run its own code, of `code` are
+        absolute; other paths are as the user wrote them."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def canonical(self) -> dict[str, Any]:

@@ -97,6 +97,11 @@ class TokenizerTrain(RecipeModel):
             raise ValueError(f"a vocabulary of {value:,} is outside 257 … 16,777,216 (256 bytes and end-of-text)")
         return value
 
+    @property
+    def sample_bytes(self) -> int:
+        """Return how many bytes of text the sample has at most."""
+        return self.sample if isinstance(self.sample, int) else self.sample.bytes
+
 
 class TokenizerSettings(RecipeModel):
     """The tokenizer of a recipe. `kind: bytes` is the tokenizer whose tokens are the bytes of UTF-8. `train:` trains a
@@ -181,10 +186,13 @@ class Curve(RecipeModel):
 
 
 class LabelRule(RecipeModel):
-    """How the streams of split shards divide the share that they have together (`tokenizer.mixture.split`). At most one
-    rule (`alpha`, `temperature`, `unimax`, `weights`, `upsample` or `curve`) divides the share among the values of the
-    label `by`, or without `by` among all streams. `within` is the rule by which the streams of one value divide what
-    the value gets."""
+    """How the streams of split shards divide the share that they have together (`tokenizer.mixture.split`): by one rule
+    (`alpha`, `temperature`, `unimax`, `weights`, `upsample` or `curve`), or without a rule in proportion to their
+    tokens.
+
+    With `by` (such as `language`), the share is first divided among the labels of this kind. The streams with one label
+    then divide what it gets by the rule `within`, or without `within` in proportion to their tokens. Without `by`, the
+    share is divided among all streams at once."""
 
     by: str | None = None
     alpha: Annotated[float, Field(ge=0)] | None = None

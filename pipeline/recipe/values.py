@@ -15,8 +15,8 @@ class RecipeModel(BaseModel):
 
 
 def checked_name(value: str) -> str:
-    """Return the name of a source, dataset, phase or the like. Raises ValueError when it cannot be the name of a
-    folder."""
+    """Return the name of a source, dataset, phase or the like. Raises ValueError unless it has at most 64 letters,
+    digits, '_', '-' and '.', and begins with a letter or digit; names become names of folders."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", value):
         raise ValueError(f"'{value}' is not a name; names become folders: at most 64 letters, digits, '_', '-', '.', "
                          "beginning with a letter or digit")

@@ -134,7 +134,7 @@ def _about(run: FinishedRun) -> dict[str, Any]:
 def _notes(before: FinishedRun, after: FinishedRun, documents: dict[str, Any], only: list[list[str]],
            figures: list[dict[str, Any]]) -> list[str]:
     """Return sentences about the limits of the comparison: recipes and parts (files of documents) that cannot be read,
-    and datasets that only one run has."""
+    and datasets or a training that only one run has."""
     notes = []
     for run, key in ((before, "before"), (after, "after")):
         if not run.recipe:

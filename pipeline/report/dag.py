@@ -123,8 +123,8 @@ def _arrow(edge: Mapping[str, Any], points: list[tuple[float, float]]) -> list[E
         if place < len(points) - 1:                       # straight past the boxes of this row
             y = float(row + TALL + 2)
             path += f"V{y:.0f}"
-    out = [tag("path", tag("title", f"{edge['from']} → {edge['to']}: {_label(edge) or 'no documents'}"), class_="edge",
-               d=path),
+    out = [tag("path", tag("title", f"{edge['from']} → {edge['to']}: {_label(edge) or 'no documents'}"), d=path,
+               class_="edge against" if edge.get("against") else "edge"),
            tag("path", class_="head", d=f"M{end:.0f} {y + 7:.0f}l-4.5 -8h9z")]
     if label := _label(edge):
         (first, top), (second, _) = points[0], points[1]
@@ -136,6 +136,8 @@ def _arrow(edge: Mapping[str, Any], points: list[tuple[float, float]]) -> list[E
 def _label(edge: Mapping[str, Any]) -> str:
     if "docs" in edge:
         return count(edge["docs"])
+    if edge.get("against"):
+        return "compared"
     return f"{count(edge['tokens'])} tokens" if "tokens" in edge else ""
 
 
@@ -143,15 +145,19 @@ def _box(node: Mapping[str, Any], x: float, y: float) -> Element:
     """Draw the box of a node: its name, and below it its steps and how many documents it dropped."""
     kind, name = node["kind"], node["name"]
     label = name.removeprefix("index:").removeprefix("shards:").removesuffix(":")
+    if kind == "folder":
+        label = name.rstrip("/").rpartition("/")[2]
     title = f"{node['members']} {_plural(kind)}" if node.get("members", 1) > 1 else label
-    line = {"index": "source", "shards": "token stream", "curriculum": "phases: " + ", ".join(node["steps"])}.get(
-        kind, " → ".join(node["steps"]) or kind)
+    steps = ", ".join(node["steps"])
+    line = {"index": "source", "folder": f"index of {steps}", "shards": "token stream",
+            "curriculum": f"phases: {steps}"}.get(kind, " → ".join(node["steps"]) or kind)
     if node.get("dropped"):
         line = f"−{count(node['dropped'])} · {line}"
     state = node.get("state", "")
     if state:
         line = f"{state} · {line}"
-    about = f"{name} ({kind}): {' → '.join(node['steps']) or kind}; {plural(node['tasks'], 'task')}"
+    about = f"{name} ({kind}): {' → '.join(node['steps']) or kind}"
+    about += "" if kind == "folder" else f"; {plural(node['tasks'], 'task')}"
     if node.get("dropped"):
         about += f"; dropped {plural(node['dropped'], 'document')}"
     about += f"; {state}" if state else ""

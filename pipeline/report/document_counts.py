@@ -73,8 +73,8 @@ def count_documents(store: Store, curriculum: Curriculum, ranges: Sequence[tuple
     """Count the tokens of training samples by the labels of the documents that they are from. `ranges` are ranges
     [first, stop) of sample numbers. Each stream is divided into blocks of about `block` tokens, and about the given
     share of the blocks is read, at least LEAST, evenly spaced. Returns {exact, read, missing, rows}: whether all blocks
-    were read, the share of the tokens that was read, the number of documents that are in no dataset of the store any
-    more, and the rows.
+    were read, the share of the tokens that was read, the number of documents that the samples read tokens of and
+    that are in no dataset of the store any more, and the rows.
 
     Raises PackedStream if the curriculum reads packed rows, and TooSmallShare if the share is too small for a phase.
 
@@ -142,13 +142,13 @@ def _buckets(store: Store, sets: Iterable[ShardIndex], datasets: list[tuple[str,
 def _stream(origins: _Origins, shards: ShardSet, order: Order, stream: int, ranges: Sequence[tuple[int, int]],
             share: float, block: int) -> tuple[list[Reads], tuple[int, int], int]:
     """Read a share of the blocks of one stream. Returns the sums for each phase, (number of blocks read, number of all
-    blocks), and how many documents are in no dataset."""
+    blocks), and how many of the documents that are read are in no dataset."""
     longest = order.longest
     size = max(1, block // longest)
     firsts = range(0, order.supers[stream], size)
     every = max(1, min(round(1 / share), len(firsts) // LEAST))
     chosen = firsts[every // 2::every]
-    phases, missing = [Reads() for _ in order.curriculum.phases], 0
+    phases, missing, last = [Reads() for _ in order.curriculum.phases], 0, -1
     edges = np.array(ranges, np.int64).ravel()
     with ThreadPoolExecutor(READERS) as pool:
         for first in chosen:
@@ -160,9 +160,11 @@ def _stream(origins: _Origins, shards: ShardSet, order: Order, stream: int, rang
                 continue
             spans = shards.documents(first * longest + 1, stop * longest + 1)
             labels, absent = origins.labels(shards, spans, pool)
-            missing += absent
-            for p, reads in counts.items():
-                _add(phases[p], shards, spans, labels, first * longest + 1, reads)
+            read = np.sum([_add(phases[p], shards, spans, labels, first * longest + 1, reads)
+                           for p, reads in counts.items()], axis=0)
+            lost = [span.start for span, gone, tokens in zip(spans, absent, read) if gone and tokens]
+            missing += sum(start > last for start in lost)           # the last document may be in the next block, too
+            last = lost[-1] if lost else last
     return phases, (len(chosen), len(firsts)), missing
 
 
@@ -184,24 +186,25 @@ class _Origins:
     names: list[str]                          # of the labels
 
     def labels(self, shards: ShardIndex, spans: Sequence[DocumentSpan],
-               pool: ThreadPoolExecutor) -> tuple[dict[str, list[str]], int]:
-        """Return {label: its value for each document}, and how many documents are missing. A document without a label
-        has the value ""."""
+               pool: ThreadPoolExecutor) -> tuple[dict[str, list[str]], list[bool]]:
+        """Return {label: its value for each document}, and whether each document is in no dataset. A document without a
+        label has the value ""."""
         parts = shards.manifest.parts
         documents: list[dict[str, Any]] = [{"id": span.id, "key": parts[span.part] if span.part < len(parts) else None,
                                             "at": span.row} for span in spans]
-        missing = add_origins(documents, self.datasets, self.store.parquet, COLUMNS, 0, pool)
+        add_origins(documents, self.datasets, self.store.parquet, COLUMNS, 0, pool)
         values = {name: [str(d.get(name) or "") for d in documents] for name in self.names[:2]}
         for name in self.names[2:]:
             buckets = [(d.get("signals") or {}).get(name) for d in documents]
             values[name] = ["" if bucket is None else f"{bucket:g}" for bucket in buckets]
-        return values, missing
+        return values, ["dataset" not in d for d in documents]
 
 
 def _add(phase: Reads, shards: ShardSet, spans: Sequence[DocumentSpan], labels: dict[str, list[str]], start: int,
-         reads: np.ndarray) -> None:
+         reads: np.ndarray) -> np.ndarray:
     """Add a block of a stream to the sums of a phase. `reads` says how often each token of the block, which begins with
-    token `start`, is read as a target (`_reads`)."""
+    token `start`, is read as a target (`_reads`). Returns how many tokens of each document are read, repeats
+    included."""
     begins = np.array([span.start for span in spans])
     edges = np.clip(np.array([[span.start, span.stop] for span in spans]) - start, 0, len(reads))
     counts = shards.counts(start, start + len(reads))
@@ -218,3 +221,4 @@ def _add(phase: Reads, shards: ShardSet, spans: Sequence[DocumentSpan], labels: 
             sums = phase.cells[label, value]
             sums.tokens, sums.targets = sums.tokens + int(y), sums.targets + int(z)
             sums.squares, sums.products = sums.squares + y * y, sums.products + x * y
+    return tokens

@@ -4,7 +4,7 @@ documents or tokens that each node hands to the next."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from pipeline.report.nodes import NodeFigures
@@ -18,7 +18,8 @@ def graph(nodes: list[NodeFigures], tokens: Mapping[str, Any], curriculum: Curri
     """Return the plan of a run as a graph: {nodes, edges}. A node has its name, kind, steps, tasks and, if it drops
     documents, `dropped`. An edge leads from the node `from` to the node `to`. Most edges have `docs`, the number of
     documents that `to` gets from `from`. An edge from a token stream to the curriculum has `tokens` instead, the number
-    of tokens of the stream.
+    of tokens of the stream. An edge with `against` leads to a barrier that only compares its documents with those of
+    `from`: another barrier, or a folder (`tokenmill dedup index`), which is a node of the kind `folder`.
 
     The pass (group of steps that run together) after a barrier (such as deduplication) has an edge from the barrier,
     not from the passes before it. A pass counts the documents that it reads by source, not by the pass that they come
@@ -29,6 +30,7 @@ def graph(nodes: list[NodeFigures], tokens: Mapping[str, Any], curriculum: Curri
     edges: list[dict[str, Any]] = []
     for node in nodes:
         barriers = [d for d in node.deps if d in by_name and by_name[d].kind == "barrier"]
+        edges += compared(drawn, node.name, node.steps, node.against, by_name)
         dropped = _dropped(node, "barrier:", with_prefix=False)
         drawn.append({"name": node.name, "kind": node.kind, "steps": node.steps, "tasks": node.tasks,
                       **({"dropped": dropped} if dropped else {})})
@@ -64,6 +66,22 @@ def graph(nodes: list[NodeFigures], tokens: Mapping[str, Any], curriculum: Curri
             tokens_from[origin] = tokens_from.get(origin, 0) + s.tokens
         edges += [{"from": origin, "to": "curriculum", "tokens": n} for origin, n in tokens_from.items() if origin]
     return {"nodes": drawn, "edges": edges}
+
+
+def compared(nodes: list[dict[str, Any]], name: str, steps: list[str], against: Iterable[str],
+             planned: Container[str]) -> list[dict[str, Any]]:
+    """Return the edges to the barrier `name` from the nodes and folders `against`, whose indexes it reads. A folder,
+    which is not one of the nodes of the plan (`planned`), is added to `nodes`. If several barriers read it, `steps` of
+    its node has the steps of them all."""
+    edges = []
+    for other in against:
+        edges.append({"from": other, "to": name, "against": True})
+        if other not in planned:
+            folder = next((node for node in nodes if node["name"] == other), None)
+            if folder is None:
+                nodes.append(folder := {"name": other, "kind": "folder", "steps": [], "tasks": 0})
+            folder["steps"] = list(dict.fromkeys([*folder["steps"], *steps]))
+    return edges
 
 
 def _docs_read(node: NodeFigures) -> int:
@@ -144,4 +162,6 @@ def _join_edges(edges: Iterable[dict[str, Any]], name_of: Mapping[str, str]) -> 
         for key in ("docs", "tokens"):
             if key in edge:
                 into[key] = into.get(key, 0) + edge[key]
+        if edge.get("against"):
+            into["against"] = True
     return list(out.values())

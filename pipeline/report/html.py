@@ -1,10 +1,12 @@
 """Turns report.json into one HTML file. The file works offline, because it needs no scripts, fonts or downloads. It has
 a light and a dark mode, and can be printed and read on a phone. So that it has at most 1 MB, long tables are cut to
-their most important rows (`pipeline.report.trim`), down to five."""
+their most important rows (`pipeline.report.trim`), down to five. If that is not enough, because names or lists inside a
+row are long, the largest sections are left out."""
 
 from __future__ import annotations
 
 import json
+import re
 from difflib import SequenceMatcher
 from functools import cache
 from typing import Any
@@ -43,8 +45,22 @@ def render(document: dict[str, Any]) -> str:
     for rows in ROWS:
         page = _page(document, rows)
         if len(page.encode()) <= LARGEST:
+            return page
+    return _without_largest(page)
+
+
+def _without_largest(page: str) -> str:
+    """Return the page without the contents of its largest sections, one after another until it has at most LARGEST
+    bytes. Their headings stay, with a sentence that says where the figures are. What is outside all sections (the
+    head, and the beginning of the recipe) has a few kilobytes."""
+    pieces = re.split(r"(<section .*?</h2>)(.*?)(</section>)", page, flags=re.DOTALL)
+    sizes = [len(piece.encode()) for piece in pieces]
+    left_out = '\n<p class="say">This would make the page larger than 1 MB; see <code>report.json</code>.</p>\n'
+    for i in sorted(range(2, len(pieces), 4), key=lambda i: -sizes[i]):
+        if sum(sizes) <= LARGEST:
             break
-    return page
+        pieces[i], sizes[i] = left_out, len(left_out)
+    return "".join(pieces)
 
 
 def _page(report: dict[str, Any], rows: int) -> str:
@@ -155,7 +171,8 @@ def length_charts(document: dict[str, Any], color: dict[str, int]) -> list[dict[
 
 def language_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Count, for each source, the documents that the final datasets (from which no other dataset is made) kept, by
-    language. The most common languages come first, and the other languages are combined."""
+    language. The LANGUAGES most common ones come first, then the others together, then the documents without a
+    language. Sources without documents are left out."""
     out = []
     for source in document["names"]["sources"]:
         by_language: dict[str, int] = {}

@@ -33,7 +33,7 @@ class NodeFigures:
         of the n tasks with the smallest keys, without reading other records."""
         self.name, self.kind, self.dataset = doc["name"], doc["kind"], doc["dataset"]
         self.steps, self.deps, self.publishes = doc["steps"], doc["deps"], doc["publishes"]
-        self.against = doc.get("against", [])    # barriers with whose documents those of a barrier were compared, too
+        self.against = doc.get("against", [])    # barriers and folders with whose indexes the documents were compared
         self.measures: list[dict[str, Any]] = doc.get("measures", [])        # signals and bounds of its stages
         self.records = records
         self.choose = cache(choose or (lambda n: heapq.nsmallest(n, records(), key=lambda record: record.key)))

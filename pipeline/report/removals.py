@@ -41,9 +41,8 @@ def removal_stats(store: Store, dataset: str, step: str | None = None, *, most: 
     `alarms` lists domains that had at least LEAST documents and lost more than half of them. Such a loss often means
     that the site's boilerplate makes different pages look alike. `sizes` counts groups (a kept document with its
     removed duplicates) by log2 of their number of documents. `largest` describes the largest groups with the words in
-    which the texts differ. Of `pairs`, `domains` and `alarms`, at most `most` entries are returned; of `largest`, at
-    most `groups`.
-    """
+    which the texts differ. Of `by_language`, `pairs`, `domains` and `alarms`, at most `most` entries are returned; of
+    `largest`, at most `groups`. """
     reasons: Counter[tuple[str, str]] = Counter()
     languages: Counter[str] = Counter()
     lost: Counter[str] = Counter()

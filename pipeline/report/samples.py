@@ -1,5 +1,5 @@
 """Chooses the report's samples: for each reason, a few documents that were dropped, quarantined or removed as
-duplicates.
+duplicates, and of each large source a few that were kept.
 
 A sample shows an excerpt of its text. The documents chosen are those with the smallest ids among the first SAMPLE_PARTS
 parts (files of documents) of a pass (group of steps that run together). Ids are hashes, so this is like a random

@@ -70,7 +70,7 @@ class GraphNode(ReportPart):
     """A node of the plan's graph, such as a source, a pass, a deduplication or a token stream."""
 
     name: str = fact("its name")
-    kind: str = fact("index, pass, barrier, …, or curriculum")
+    kind: str = fact("index (a source), pass, barrier, …, folder (an index of earlier documents) or curriculum")
     steps: list[str] = fact("its steps; of the curriculum its phases")
     tasks: int = fact("its tasks", "tasks")
     dropped: int | None = maybe("documents dropped there; left out if none", "documents")
@@ -83,6 +83,8 @@ class Edge(ReportPart):
     to: str = fact("name of the second node")
     docs: int | None = maybe("documents passed on; left out where they are not counted", "documents")
     tokens: int | None = maybe("tokens of a stream that a curriculum may read; left out for documents", "tokens")
+    against: Literal[True] | None = maybe("the second node is a deduplication that only compares its documents with "
+                                          "those of the first; left out for other edges")
 
 
 class Graph(ReportPart):

@@ -61,8 +61,9 @@ def _source(section: dict[str, Any], rows: int) -> dict[str, Any]:
 
 
 def _dataset(section: dict[str, Any], rows: int) -> dict[str, Any]:
-    """Return the section of a dataset with its rare drop reasons combined into one row, so that the documents of all
-    rows still add up to the total."""
+    """Return the section of a dataset with at most `rows` drop reasons, reasons for quarantine and scores. The other
+    reasons are combined into one row, so that the documents of all rows still add up to the total. Of the scores, those
+    of the most documents stay."""
     reasons, scores = section["reasons"], section["scores"]
     if len(reasons) > rows:
         others = reasons[rows:]

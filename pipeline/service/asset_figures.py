@@ -8,16 +8,8 @@ import re
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from pipeline.base.visible import visible
-from pipeline.report.schema import (
-    DatasetFigures,
-    DuplicateFigures,
-    FunnelRow,
-    Lineage,
-    PassCost,
-    PlanOrder,
-    SourceFigures,
-    StreamFigures,
-)
+from pipeline.report.schema import Lineage, PassCost, PlanOrder, StreamFigures
+from pipeline.report.schema_documents import DatasetFigures, DuplicateFigures, FunnelRow, SourceFigures
 from pipeline.report.schema_figures import Graph
 from pipeline.service.problems import HttpProblem
 from pipeline.service.runs import REPORT, run_file
@@ -57,6 +49,32 @@ class Figures(BaseModel):
             if missing:
                 raise ValueError(f"no figures of the {kind} {visible(min(missing))[:80]!r}")
         return self
+
+
+class KeptSize(BaseModel):
+    """The documents that a run kept in a dataset, and the bytes of their texts."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    docs: int
+    bytes: int
+
+
+class KeptSizes(BaseModel):
+    """The section of report.json about datasets. Only the sizes of the datasets are checked."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    datasets: dict[str, KeptSize]
+
+
+def kept_sizes(at: Store, run: str) -> dict[str, KeptSize]:
+    """Return the sizes of the datasets that a run made, as its report says. The dict is empty if the run has no report,
+    or a damaged one."""
+    try:
+        return KeptSizes.model_validate_json(run_file(at, run, "report.json", REPORT)).datasets
+    except (HttpProblem, ValidationError):
+        return {}
 
 
 def read_figures(at: Store, run: str) -> Figures:

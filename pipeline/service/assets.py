@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse
 
 from pipeline.base.visible import visible
 from pipeline.report.dag import draw
+from pipeline.report.graph import compared
 from pipeline.service.access import Viewer, viewer
 from pipeline.service.asset_checks import dataset_checks
 from pipeline.service.asset_figures import Figures, documents_of, read_figures
@@ -105,8 +106,10 @@ def _graph(figures: Figures | None, plan: Mapping[str, Any] | None) -> tuple[lis
     edges = [edge.model_dump(by_alias=True, exclude_none=True) for edge in figures.graph.edges] if figures else []
     known, rows = {node["name"] for node in nodes}, plan["nodes"] if plan else []
     barriers = {row["name"] for row in rows if row["kind"] == "barrier"}
+    planned = {row["name"] for row in rows}
     for row in rows:
         if row["name"] not in known:
+            edges += compared(nodes, row["name"], row["steps"], row.get("against", []), planned)
             nodes.append({**{key: row[key] for key in NODE if key in row}, "tasks": row["partitions"] or 0})
             deps = [dep for dep in row["deps"] if dep in barriers] or row["deps"]
             edges += [{"from": dep, "to": row["name"]} for dep in deps]
@@ -115,10 +118,10 @@ def _graph(figures: Figures | None, plan: Mapping[str, Any] | None) -> tuple[lis
 
 def _asset(node: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a node with its state, its tasks and its present cost, which come from its row of the plan. The numbers of
-    tasks are None if they are not known yet. The curriculum is in no plan, because every run writes it anew, so it has
-    no state."""
+    tasks are None if they are not known yet. The curriculum is in no plan, because every run writes it anew, and
+    neither is the folder of an index, which no run writes; so they have no state."""
     if row is None:
-        state = None if node["kind"] == "curriculum" else UNKNOWN
+        state = None if node["kind"] in ("curriculum", "folder") else UNKNOWN
         return {**node, "state": state, "fresh": None, "stale": None, "pending": None, "cost_now": None}
     tasks = {key: row[key] if row["partitions"] is not None else None for key in ("fresh", "stale", "pending")}
     return {**node, "state": row["status"], **tasks, "cost_now": {key: row[key] for key in ("cpu_s", "disk_bytes")}}

@@ -156,8 +156,9 @@ def _verdict(row: dict[str, Any]) -> dict[str, Any] | None:
 
 def _twin(queries: Queries, store: Store, dataset: str, row: dict[str, Any], id: str, masked: bool,
           stop: Stop) -> dict[str, Any]:
-    """Return the document that was kept in place of a duplicate, and how its text differs. The kept document may have
-    been dropped by a later step."""
+    """Return the document that was kept in place of a duplicate, and how the first COMPARED characters of its text
+    differ. `kind` says where it is now, since a later step may have dropped it: kept, dropped, quarantined, or None if
+    it is nowhere. In the last two cases `difference` is None and `document` is left out."""
     try:
         kind, twin = _find(queries, store, dataset, id, max(COMPARED, len(row["text"] or "")), stop)
     except NoDocument:

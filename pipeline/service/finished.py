@@ -85,7 +85,8 @@ def _stage(full: str, config: Mapping[str, Any]) -> tuple[Stage, bool]:
 
 def files_of(store: Store, run: str, passes: Sequence[Mapping[str, Any]]) -> list[DocumentFile]:
     """Return the files of documents that the passes (groups of consecutive steps) of a run wrote: the dropped documents
-    of every pass, and the kept documents of the pass that publishes the dataset."""
+    of every pass, and the kept documents of the pass that publishes the dataset. Files without documents are left out.
+    Raises PlaygroundError when the log lacks the record of a task."""
     log, tasks = Log.read(store), RunTasks(store, run)
     files: list[DocumentFile] = []
     for part, node in enumerate(passes):

@@ -36,8 +36,8 @@ def page(request: Request, template: str, status: int = 200, headers: Mapping[st
     state = request.state
     settings = request.app.state.settings
     html = environment().get_template(template).render(
-        **context, nonce=state.nonce, csrf=getattr(state, "csrf", ""), role=state.role, tokens=settings.tokens,
-        here=place_of(request))
+        **context, nonce=state.nonce, csrf=getattr(state, "csrf", ""), role=state.role,
+        signs_in=settings.tokens, here=place_of(request))
     # encoding to UTF-8 cannot fail: the templates show lone surrogates as escapes
     return HTMLResponse(html, status, headers)
 

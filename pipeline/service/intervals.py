@@ -13,8 +13,8 @@ def count_interval(hits: int, sampled: int, total: int) -> tuple[float, float, f
     (estimate, low, high).
 
     The interval is Wilson's, with the correction for a sample that is a large part of the whole. It is sound for rare
-    properties, for which the normal interval is too narrow. It has a width even if `hits` is 0.
-    """
+    properties, for which the normal interval is too narrow. It has a width even if `hits` is 0. If all documents were
+    sampled, it is the exact count; if none was, it reaches from 0 to `total`. """
     if not sampled or sampled >= total:
         return (float(hits), float(hits), float(hits)) if sampled else (0.0, 0.0, float(total))
     n = sampled * (total - 1) / (total - sampled)
@@ -32,7 +32,7 @@ def sum_interval(found: float, squares: float, sampled: int, total: int) -> tupl
     and `squares` is the sum of the squares of these values. Returns (estimate, low, high).
 
     The interval is a normal one, from the variance of the sample. With few documents, or with a few very large ones, it
-    contains the true sum less often than in 95 of 100 samples.
+    contains the true sum less often than in 95 of 100 samples. If all documents or none were sampled, it has no width.
     """
     if not sampled or sampled >= total:
         return (found, found, found)

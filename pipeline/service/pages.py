@@ -12,9 +12,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, Response
 
 from pipeline.base.errors import TokenmillError
-from pipeline.plan.changes import compare_command
+from pipeline.cluster.attempts import piece_name
+from pipeline.plan.changes import comparable_run, compare_command
 from pipeline.service import datasets, runs
 from pipeline.service.access import Viewer, viewer
+from pipeline.service.asset_figures import kept_sizes
 from pipeline.service.browse import CHOSEN, MANY, BrowseView, filter_parameters
 from pipeline.service.datasets import Kind, QueriesOf, filter_of
 from pipeline.service.filters import SORTED_BY, STORED
@@ -105,10 +107,20 @@ async def run_page(request: Request, store: str, run: str, at: StoreOf, role: Vi
     running, failures = ([row for row in d.get(name) or [] if isinstance(row, Mapping)]
                          for name in ("running", "failures"))
     tunable = await run_in_threadpool(made_datasets, at, run) if d["state"] == "done" else []
-    compare = await run_in_threadpool(compare_command, at, run) if d["state"] == "done" else None
+    made = await run_in_threadpool(_made, at, run) if d["state"] == "done" else {}
+    # a run in a terminal that was not in the queue has written no log into the store
+    has_log = d["how"] != "local" or await run_in_threadpool(at.exists, piece_name(run, d["attempt"], 1))
     return page(request, "run.html.j2", store=store, run=run, d=d, nodes=nodes, ended=look.ended, running=running,
-                failures=failures, tunable=tunable, compare=compare, operator=role is Role.operator,
+                failures=failures, tunable=tunable, made=made, has_log=has_log, operator=role is Role.operator,
                 recipe=await run_in_threadpool(_if_there, lambda: bytes(runs.recipe(run, at).body).decode()))
+
+
+def _made(at: Store, run: str) -> dict[str, Any]:
+    """Return what a finished run has made: the size of each dataset, and, if there was a run before it, the name of
+    that run, the sizes of its datasets and the command that compares the two."""
+    before = comparable_run(at, run)
+    return {"sizes": kept_sizes(at, run), "before": before, "compare": compare_command(at, run),
+            "were": {} if before is None else kept_sizes(at, before)}
 
 
 def _if_there(read: Callable[[], str]) -> str | None:

@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import os
 import re
+import stat
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -121,30 +122,37 @@ class Checked:
         DamagedFile when the bytes of a file do not match its hash. When the context ends, it raises Changed if a part
         was replaced in between.
 
-        The paths are links in a temporary folder, because DuckDB would treat wildcard characters in a store's path as a
-        pattern.
+        The paths go through a link to the folder of the parts, because DuckDB would treat wildcard characters in a
+        store's path as a pattern.
         """
         with self.folder() as folder:
-            if store.local is not None:
-                inside(store, parts)
-                sources = [store.at(part.path) for part in parts]
-                before = self._compared(parts, sources, stop)
-            else:
-                sources, before = self._fetched(store, parts, folder, stop), []
-            links = [os.path.join(folder, f"{i:07}.parquet") for i in range(len(parts))]
-            for source, link in zip(sources, links):
-                os.symlink(source, link)
-            yield links
-            for part, source, identity in zip(parts, sources, before):
-                if _identity(part, source)[:-1] != identity[:-1]:     # without the ctime: a new hard link changes it
+            if store.local is None:
+                yield self._fetched(store, parts, folder, stop)
+                return
+            before = self.check(store, parts, stop)
+            links: dict[str, str] = {}
+            for part in parts:
+                if (of := os.path.dirname(part.path)) not in links:
+                    links[of] = os.path.join(folder, str(len(links)))
+                    os.symlink(store.at(of), links[of])
+            yield [os.path.join(links[os.path.dirname(part.path)], os.path.basename(part.path)) for part in parts]
+            for part, identity in zip(parts, before):
+                if _identity(part, identity[0])[:-1] != identity[:-1]:     # without ctime: a new hard link changes it
                     raise Changed(f"{part.path} was replaced while it was read; try again")
 
-    def _compared(self, parts: Sequence[PublishedPart], paths: Sequence[str], stop: Stop) -> list[Identity]:
-        """Compare files on a local disk with the hashes of their parts, in several threads. Returns the identity (path,
-        inode, size and times) of each file. Raises StillChecking when the time limit is exceeded."""
+    def check(self, store: Store, parts: Sequence[PublishedPart], stop: Stop) -> list[Identity]:
+        """Compare the files of a store on a local disk with the hashes of their parts, in several threads. Returns the
+        identity (path, inode, size and times) of each file, and nothing for a store in object storage. Raises
+        DamagedFile when a file's bytes differ or it is missing, and StillChecking when the time limit is exceeded."""
+        if store.local is None:
+            return []
+        inside(store, parts)
+        paths = [store.at(part.path) for part in parts]
         try:
             with ThreadPoolExecutor(self._limits.threads) as pool:
-                return list(pool.map(lambda part, path: self._check(part, path, stop), parts, paths))
+                new = [(part, path) for part, path in zip(parts, paths) if _identity(part, path) not in self._hashes]
+                list(pool.map(lambda both: self._check(both[0], both[1], stop), new))
+                return [self._check(part, path, stop) for part, path in zip(parts, paths)]
         except TooDear:
             done = sum(_identity(part, path) in self._hashes for part, path in zip(parts, paths))
             raise StillChecking(f"{done:,} of {len(parts):,} parts were compared with their hashes so far", "dataset",
@@ -225,6 +233,6 @@ def _identity(part: PublishedPart, path: str) -> Identity:
         info = os.lstat(path)
     except FileNotFoundError as e:
         raise DamagedFile(part.path, GONE) from e
-    if not os.path.isfile(path) or os.path.islink(path):
+    if not stat.S_ISREG(info.st_mode):
         raise DamagedFile(part.path, "is not a file")
     return path, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns

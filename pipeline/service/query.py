@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.visible import visible
+from pipeline.service.answer_memory import AnswerMemory
 from pipeline.service.duck import Busy, QueryError, QueryLimits, Stop
 from pipeline.service.filters import (
     HOST,
@@ -31,11 +32,11 @@ from pipeline.service.filters import (
     column,
     cursor,
     fingerprint,
-    keyset,
     read_cursor,
     wanted_columns,
     where,
 )
+from pipeline.service.hits import HitRun, Place, QueryHit, sorted_hits, stored_hits, where_clause
 from pipeline.service.parts import Changed, Checked, published
 from pipeline.service.reader import PartReader
 from pipeline.service.turns import Turns
@@ -55,8 +56,8 @@ COUNTED_BY = ("source", "reason", "stage", "language", "domain")
 FIELD, META = 2000, 20_000
 #: characters around a place where the text holds what was searched for
 AROUND = 600
-#: most parts that a page in stored order reads at a time; it begins with one, then takes twice as many each time
-AT_A_TIME = 64
+#: hits that the second page of a sorted query reads ahead, so that the next pages read no column of all parts again
+AHEAD = 400
 #: WAITING × `QueryLimits.at_once` queries may run or wait in all; a waiting query holds a thread of the server
 WAITING = 4
 #: how often a query is tried when parts are replaced while it runs
@@ -84,15 +85,6 @@ class DocumentKind(NamedTuple):
     dataset: str
 
 
-class QueryHit(NamedTuple):
-    """A document that a query matched: its part and row, and the position (the values in a cursor) from which the page
-    after it continues."""
-
-    part: int
-    row: int
-    place: tuple[str | int | float | None, ...]
-
-
 @dataclass(frozen=True)
 class ResultPage:
     """A page of documents, in order. Each row is a dict of the requested columns. `next` is the cursor of the following
@@ -111,6 +103,7 @@ class Queries:
     def __init__(self, limits: QueryLimits | None = None, clock: Clock = SYSTEM) -> None:
         self.limits, self._clock = limits or QueryLimits(), clock
         self.checked = Checked(self.limits)
+        self._memory = AnswerMemory()
         self._turns = Turns(self.limits.at_once, (WAITING - 1) * self.limits.at_once)
 
     def stop(self) -> Stop:
@@ -147,7 +140,11 @@ class Queries:
             find = self._stored if order.by == STORED else self._sorted
             hits = find(reader, filter, order, limit + 1, query, after)
             more, hits = len(hits) > limit, hits[:limit]
-            rows = self._fetch(reader, hits, show, filter.text, chars)
+            question = ("rows", [hit[:2] for hit in hits], tuple(show), filter.text, chars)
+            rows = self._memory.get(reader.parts, question)
+            if rows is None:
+                rows = self._fetch(reader, hits, show, filter.text, chars)
+                self._memory.put(reader.parts, question, rows)
             return ResultPage(rows, cursor(query, *hits[-1].place) if more else None, len(reader.parts),
                               sum(part.rows for part in reader.parts))
 
@@ -155,54 +152,45 @@ class Queries:
 
     def _stored(self, reader: PartReader, filter: Filter, order: SortOrder, most: int, query: str,
                 after: str) -> list[QueryHit]:
-        parts, first, row = reader.parts, 0, -1
+        parts, first = reader.parts, 0
+        place: Place = ()
         if order.descending:
             raise QueryError("stored order goes one way only", "descending", "leave it out, or sort by a column")
         if after:
-            key, row = read_cursor(after, query, (str, int))
-            first = next((i for i, part in enumerate(parts) if part.key == key), -1)
+            place = tuple(read_cursor(after, query, (str, int)))
+            first = next((i for i, part in enumerate(parts) if part.key == place[0]), -1)
             if first < 0:
                 raise PlaceGone("the part that the page before ended in is not published any more", "after",
                                 "begin again with the first page, or sort by id, which goes on after a publication")
-        hits: list[QueryHit] = []
-        size, at = 1, first
-        while at < len(parts) and len(hits) < most:
-            numbers = range(at, min(at + size, len(parts)))
-            known = {name for i in numbers for name in reader.columns[i]}
-            conditions, values = where(filter, known)
-            if at == first and row >= 0:
-                conditions.append("(file_index > 0 OR file_row_number > ?)")
-                values.append(row)
-            with reader.source(numbers) as (source, bound):
-                rows = reader.rows(f"SELECT file_index, file_row_number FROM {source} {_where(conditions)} "
-                                   f"ORDER BY file_index, file_row_number LIMIT ?",
-                                   [*bound, *values, most - len(hits)])
-            hits += [QueryHit(at + r["file_index"], r["file_row_number"],
-                              (parts[at + r["file_index"]].key, r["file_row_number"])) for r in rows]
-            at, size = at + len(numbers), min(2 * size, AT_A_TIME)
+        known: HitRun | None = self._memory.get(parts, ("stored", query))
+        hits = known.following(place, most) if known else None
+        if hits is None:
+            hits = stored_hits(reader, filter, most, first, place)
+            self._memory.put(parts, ("stored", query), HitRun(place, hits, len(hits) < most))
+        else:
+            reader.check(range(first, len(parts) if len(hits) < most else hits[-1].part + 1))
         return hits
 
     def _sorted(self, reader: PartReader, filter: Filter, order: SortOrder, most: int, query: str,
                 after: str) -> list[QueryHit]:
-        conditions, values = where(filter, reader.known)
-        beyond = ""
+        place: Place = ()
         if after:
-            value, id = read_cursor(after, query, ((str, float, type(None)), str))
-            if value is not None and isinstance(value, float) != order.by.startswith("signals."):
+            place = tuple(read_cursor(after, query, ((str, float, type(None)), str)))
+            if place[0] is not None and isinstance(place[0], float) != order.by.startswith("signals."):
                 raise QueryError("this is not a place in the results of this query", "after",
                                  "take it from `next` of the page before")
-            beyond, bound_after = keyset(order, value, id)
-            values += bound_after
         if not reader.parts:
             return []
-        turn = "DESC" if order.descending else "ASC"
-        ranked = f"v {turn}" if order.by == "id" else f"v IS NULL, v {turn}, id"
-        with reader.source() as (source, bound):
-            rows = reader.rows(
-                f"SELECT v, id, file_index, file_row_number FROM (SELECT {column(order.by, reader.known)} AS v, id, "
-                f"file_index, file_row_number FROM {source} {_where(conditions)}) {_where([beyond] if beyond else [])} "
-                f"ORDER BY {ranked} LIMIT ?", [*bound, *values, most])
-        return [QueryHit(r["file_index"], r["file_row_number"], (r["v"], r["id"])) for r in rows]
+        known: HitRun | None = self._memory.get(reader.parts, ("sorted", query))
+        hits = known.following(place, most) if known else None
+        if hits is None:
+            wanted = most + (AHEAD if place else 0)              # who asks for the second page will ask for more
+            read = sorted_hits(reader, filter, order, wanted, place)
+            self._memory.put(reader.parts, ("sorted", query), HitRun(place, read, len(read) < wanted))
+            hits = read[:most]
+        else:
+            reader.check()
+        return hits
 
     def _fetch(self, reader: PartReader, hits: list[QueryHit], show: Sequence[str], text: str, chars: int
                ) -> list[dict[str, Any]]:
@@ -256,14 +244,14 @@ class Queries:
                 rows = reader.rows(
                     f"SELECT {', '.join(f'{key} AS k{i}' for i, key in enumerate(keys))}, count(*) AS documents, "
                     f"sum({column('signals.bytes', known)})::BIGINT AS bytes, count(*) OVER () AS groups, "
-                    f"sum(count(*)) OVER ()::BIGINT AS total FROM {source} {_where(conditions)} GROUP BY {numbered} "
-                    f"ORDER BY documents DESC, {numbered} LIMIT {GROUPS}", [*bound, *values])
+                    f"sum(count(*)) OVER ()::BIGINT AS total FROM {source} {where_clause(conditions)} "
+                    f"GROUP BY {numbered} ORDER BY documents DESC, {numbered} LIMIT {GROUPS}", [*bound, *values])
             return {"by": list(by), "of": rows[0]["groups"] if rows else 0,
                     "documents": rows[0]["total"] if rows else 0,
                     "groups": [{**{name: row[f"k{i}"] for i, name in enumerate(by)}, "documents": row["documents"],
                                 "bytes": row["bytes"]} for row in rows]}
 
-        return self._over(of, stop, work)
+        return self._over(of, stop, lambda reader: self._once(reader, ("counts", filter, tuple(by)), work))
 
     def histogram(self, of: DocumentKind, filter: Filter, signal: str, bins: int, stop: Stop,
                   least: float | None = None, most: float | None = None) -> dict[str, Any]:
@@ -286,7 +274,7 @@ class Queries:
             conditions, values = where(filter, known)
             with reader.source() as (source, bound):
                 inner = (f"(SELECT {column(f'signals.{signal}', known)}::DOUBLE AS v FROM {source} "
-                         f"{_where(conditions)})")
+                         f"{where_clause(conditions)})")
                 [sums] = reader.rows(
                     f"SELECT count(*) AS documents, count(*) - count(v) AS missing, count(*) FILTER (v IS NOT NULL AND "
                     f"NOT isfinite(v)) AS odd, min(v) FILTER (isfinite(v)) AS least, max(v) FILTER (isfinite(v)) AS "
@@ -312,13 +300,26 @@ class Queries:
             return {**result, "below": by_bin.get(-1, 0), "above": by_bin.get(bins, 0),
                     "counts": [by_bin.get(i, 0) for i in range(bins)]}
 
-        return self._over(of, stop, work)
+        question = ("histogram", filter, signal, bins, least, most)
+        return self._over(of, stop, lambda reader: self._once(reader, question, work))
 
     # -- around a query ------------------------------------------------------------------------------------------
     def columns(self, of: DocumentKind, stop: Stop) -> list[str]:
         """Return the names of the columns that the parts of a dataset have. A signal (a number computed for each
         document) is named 'signals.NAME'."""
         return self._over(of, stop, lambda reader: list(dict.fromkeys(n for part in reader.columns for n in part)))
+
+    def _once(self, reader: PartReader, question: Sequence[Any], work: Callable[[PartReader], dict[str, Any]]
+              ) -> dict[str, Any]:
+        """Return the answer to a question about all parts: the remembered one, or that of `work`, which is remembered.
+        Raises DamagedFile for a damaged part, also if the answer is remembered."""
+        answer: dict[str, Any] | None = self._memory.get(reader.parts, question)
+        if answer is None:
+            answer = work(reader)
+            self._memory.put(reader.parts, question, answer)
+        else:
+            reader.check()
+        return answer
 
     def _over(self, of: DocumentKind, stop: Stop, work: Callable[[PartReader], T]) -> T:
         """Call `work` with a reader of the published parts (data files) that have rows, and return its result. If the
@@ -340,10 +341,6 @@ class Queries:
                                        "try again in a moment") from e
                     parts = now
             raise AssertionError("the last try returns or raises")
-
-
-def _where(conditions: list[str]) -> str:
-    return "WHERE " + " AND ".join(conditions) if conditions else ""
 
 
 def _shown(show: Sequence[str], columns: Collection[str], text: str, chars: int) -> tuple[list[str], list[Any]]:

@@ -72,6 +72,12 @@ class PartReader:
         with self.files(numbers) as files:
             yield f"read_parquet(?{'' if same else ', union_by_name = true'})", [files]
 
+    def check(self, numbers: Sequence[int] | None = None) -> None:
+        """Raise DamagedFile when one of these parts (by default all) is missing or does not have the bytes of its hash.
+        Parts in object storage are not looked at, because each would be fetched."""
+        numbers = range(len(self.parts)) if numbers is None else numbers
+        self._checked.check(self._store, [self.parts[i] for i in numbers], self._stop)
+
     def rows(self, sql: str, values: Sequence[Any]) -> list[dict[str, Any]]:
         """Run one SELECT, with `values` bound to its placeholders, and return its rows. Works only in the context of
         `files` or `source`."""

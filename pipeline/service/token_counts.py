@@ -38,8 +38,9 @@ def with_estimates(tokens: np.ndarray, sizes: np.ndarray, sources: np.ndarray) -
 
     The estimate for a document is its bytes times the tokens per byte of the documents of its source that are in
     shards. `low` and `high` are its bytes times the lowest and highest tokens per byte of these documents, without the
-    2.5 % most extreme documents at each end. This range covers the differences between single documents, not only the
-    error of a mean: dropped documents are no random sample, so their mean may differ, too."""
+    2.5 % most extreme documents at each end; for a source with fewer than FEW documents in shards, the range of all
+    sources is used. This range covers the differences between single documents, not only the error of a mean: dropped
+    documents are no random sample, so their mean may differ, too."""
     counted = ~np.isnan(tokens)
     sizes = np.nan_to_num(sizes)
     usable = counted & (sizes > 0)

@@ -234,7 +234,8 @@ class MetricsFile:
 
     def read(self, stop: Stop) -> MetricsFile:
         """Read the lines that were added since the last call. Raises StillReading when the time is up; the next call
-        continues from there."""
+        continues from there. Raises Unreadable for a line that is longer than a line can be, and FileNotFoundError when
+        the file is gone."""
         with self._lock:
             info = self._path.stat()
             if info.st_ino != self._inode or info.st_size < self._offset:

@@ -34,7 +34,8 @@ async def trainings_page(request: Request, store: str, at: StoreOf) -> HTMLRespo
 
 
 def _runs(store: Store) -> list[str]:
-    """Return those of the last RUNS runs of a store that have a curriculum (an order in which shards are read)."""
+    """Return those of the last RUNS runs of a store, in the order of their names, that have a curriculum (an order in
+    which shards are read)."""
     return [name for name in run_names(store)[-RUNS:] if store.exists(f"runs/{name}/curriculum.json")]
 
 

@@ -69,7 +69,7 @@ def tune_page(request: Request, store: str, run: RunOf, dataset: str, game: tune
         dataset=dataset, game=game, steps=[_shown(step, asked, typed, move) for step in steps], answer=answer,
         move=move, moves=moves, problem=problem.document() if problem else None, changes=text, linkable=linkable,
         changed=bool(asked.thresholds or asked.off), most_groups=GROUPS, most_moves=PAIRS, most=MOST,
-        operator=role is Role.operator,
+        operator=role is Role.operator, roots=bool(request.app.state.settings.allowed_roots),
         api=lambda name, **query: path("api", "v1", "stores", store, "runs", run, "datasets", dataset, "tune", name,
                                        **query),
         link=lambda **more: address(store, run, dataset, **{"asked": asked, **more}))

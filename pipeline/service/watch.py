@@ -49,8 +49,8 @@ class _Reading:
 
 
 class RunWatch:
-    """Keeps the latest state of each run and the latest list of each store's runs, at most `fresh_s` seconds old.
-    Requests that come at the same time wait for one reading.
+    """Keeps the latest state of each run, and the latest list of each store's runs, up to KEPT of them. What is older
+    than `fresh_s` seconds is read again when it is asked for. Requests that come at the same time wait for one reading.
 
     If the driver (the process that leads a run) is on another machine and silent, a reading takes some 12 seconds,
     until the driver counts as dead. Requests in this time get the previous state.

@@ -32,7 +32,8 @@ from pipeline.base import confinement, process
 from pipeline.base.redact import redact
 from pipeline.store import errors
 from pipeline.store.errors import EnvironmentFailure
-from pipeline.store.remote import Remote, RemoteObject, connect
+from pipeline.store.listing import RemoteObject
+from pipeline.store.remote import Remote, connect
 
 if TYPE_CHECKING:
     from pipeline.store.fs import Needs

@@ -9,17 +9,19 @@ A part is a hard link to a file that a task wrote, or, on object storage, a copy
 too, with one row per part. Its name begins with a dot and has no suffix. Pandas, pyarrow, Hugging Face datasets and
 Spark skip such a name, and a glob over `*.parquet` never matches it, so all of them find only parts in the folder.
 
-On a local disk the new folder is built elsewhere and exchanged for the old one in one step. At any moment, even after a
-crash, the parts that match `datasets/NAME/part-*.parquet` are therefore those that the manifest beside them lists. On
-object storage new parts are written first, then the manifest, and then old parts are removed. On object storage a
-reader that follows the manifest is always right. A reader that uses the glob is right unless a publication is in
-progress or was interrupted; the next run completes an interrupted one.
+On a local disk the new folder is built elsewhere and exchanged for the old one in one step (where the file system
+cannot do this, the folder is missing for a moment). At any moment, even after a crash, the parts that match
+`datasets/NAME/part-*.parquet` are therefore those that the manifest beside them lists. On object storage new parts are
+written first, then the manifest, and then old parts are removed. On object storage a reader that follows the manifest
+is always right. A reader that uses the glob is right unless a publication is in progress or was interrupted; the next
+run completes an interrupted one.
 
 The commit log refuses the commits of a driver (the process that schedules a run) that has lost the store to another
-driver, but nothing refuses its publications. So a driver checks three times that it still has the lease (the right to
-use the store): before it begins to publish, before it exchanges the folders, and after the exchange. If it has lost the
-lease by the last check, it undoes the exchange. Each publication is built in a folder of its own, so two drivers never
-mix their files.
+driver, but nothing refuses its publications. So a driver checks again and again that it still has the lease (the right
+to use the store). On a disk, it checks before it begins to publish, before it exchanges the folders, and after the
+exchange. If it has lost the lease by the last check, it undoes the exchange. Each publication is built in a folder of
+its own, so two drivers never mix their files. On object storage, it checks before it begins, after every VERIFY_PARTS
+parts, and before it writes the manifest.
 """
 
 from __future__ import annotations
@@ -29,13 +31,11 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from pipeline.base.clock import SYSTEM
@@ -44,10 +44,8 @@ from pipeline.base.parquet import parquet_writer
 from pipeline.base.scratch import Scratch
 from pipeline.store.errors import GONE, DamagedFile
 from pipeline.store.fs import Store, StoreError, cannot_write, make_folder, swap_folders, sync
-from pipeline.store.parts import RowDigester
 from pipeline.store.records import PartRecord
 from pipeline.store.temp import Spilled
-from stages.document import DuplicateId
 
 #: the manifest's name begins with a dot and does not end with `.parquet`: otherwise `datasets.load_dataset` of the
 #: folder would take it for a part
@@ -62,8 +60,6 @@ MANIFEST_SCHEMA = pa.schema([
     ("sha256", pa.string()), ("content", pa.string()),         # of the file; of its rows (docs/contracts.md: Identity)
     ("sources", pa.list_(pa.string())),        # sources that the task read
 ])
-#: rows that `dataset_hash` keeps in memory, 64 bytes each, before it writes them to temporary files
-HASH_ROWS = 1 << 20
 #: rows of a manifest held in memory while it is written
 MANIFEST_ROWS = 1 << 13
 #: sums of `_part_sum` are taken modulo this number
@@ -362,7 +358,8 @@ class ManifestWriter:
 # -- reading ---------------------------------------------------------------------------------------------------------
 def manifest(store: Store, name: str, kind: str = "datasets") -> pa.Table:
     """Return the manifest of a published dataset: the table of its parts (columns: MANIFEST_SCHEMA). `kind` is
-    datasets, dropped or quarantine."""
+    datasets, dropped or quarantine. Raises StoreError when no such folder is published, and DamagedFile when the
+    manifest cannot be read."""
     try:
         return store.table(f"{kind}/{name}/{MANIFEST}")
     except FileNotFoundError:
@@ -389,74 +386,3 @@ def iter_rows(store: Store, folder: str, columns: list[str] | None = None) -> It
     DamagedFile when the bytes of a file differ from their recorded hash."""
     for batch in iter_batches(store, folder, columns, 64):
         yield from batch.to_pylist()
-
-
-def dataset_hash(store: Store, name: str, scratch: str | None = None, *, max_rows: int = HASH_ROWS) -> str:
-    """Return a hash of a dataset: sha256 over the digests (hashes) of all its rows, sorted by id.
-
-    The hash does not depend on how rows are spread over parts (files). Memory holds 64 bytes for each of up to
-    `max_rows` rows; the digests of more rows are written to temporary files in the folder `scratch` (default: the
-    system's). Raises DuplicateId when two rows have the same id, also when they are in different parts.
-    """
-    digest = hashlib.sha256()
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        for rows in _sorted_digests(store, name, Path(folder), max_rows):
-            digest.update(rows[:, 32:].tobytes())
-    return digest.hexdigest()
-
-
-def _sorted_digests(store: Store, name: str, scratch: Path, max_rows: int) -> Iterator[np.ndarray]:
-    """Yield the id and the row digest (hash) of all rows of a dataset, sorted by id. They come in arrays of type uint8
-    and shape [n, 64]: 32 bytes of the id, then 32 bytes of the digest."""
-    waiting: list[np.ndarray] = []
-    count = 0
-    spilled: set[int] = set()
-
-    def spill() -> None:
-        rows = np.concatenate(waiting)
-        waiting.clear()
-        prefix = rows[:, 0].astype(np.int64) << 8 | rows[:, 1]          # two hex digits: 256 spill files
-        order = np.argsort(prefix, kind="stable")
-        rows, prefix = rows[order], prefix[order]
-        values, starts = np.unique(prefix, return_index=True)
-        for value, part in zip(values.tolist(), np.split(rows, starts[1:])):
-            spilled.add(value)
-            with open(scratch / str(value), "ab") as f:
-                f.write(part.tobytes())
-
-    digester: RowDigester | None = None
-    schema: pa.Schema | None = None
-    for batch in iter_batches(store, f"datasets/{name}"):
-        if batch.num_rows == 0:
-            continue
-        if digester is None or batch.schema != schema:
-            schema, digester = batch.schema, RowDigester(batch.schema)
-        ids = batch.column("id").to_pylist()
-        odd = next((id for id in ids if len(id) != 32 or not id.isascii()), None)
-        if odd is not None:
-            raise ValueError(f"datasets/{name}: '{odd}' is not a document id (32 hexadecimal characters)")
-        rows = np.empty((len(ids), 64), np.uint8)
-        rows[:, :32] = np.frombuffer("".join(ids).encode(), np.uint8).reshape(-1, 32)
-        rows[:, 32:] = np.frombuffer(b"".join(digester.digests(batch)), np.uint8).reshape(-1, 32)
-        waiting.append(rows)
-        count += len(rows)
-        if count >= max_rows:
-            spill()
-            count = 0
-    if not spilled:
-        yield _by_id(np.concatenate(waiting), name) if waiting else np.empty((0, 64), np.uint8)
-        return
-    if waiting:
-        spill()
-    for value in sorted(spilled):
-        yield _by_id(np.fromfile(scratch / str(value), np.uint8).reshape(-1, 64), name)
-
-
-def _by_id(rows: np.ndarray, name: str) -> np.ndarray:
-    ids = np.ascontiguousarray(rows[:, :32]).view("S32").ravel()
-    order = np.argsort(ids, kind="stable")
-    ids = ids[order]
-    same = np.flatnonzero(ids[1:] == ids[:-1])
-    if same.size:
-        raise DuplicateId(ids[same[0]].decode(), f"datasets/{name}")
-    return rows[order]

@@ -23,6 +23,8 @@ _NO_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, err
 #: prefix of the names of witness files. A driver writes one to its store; a worker that cannot find it has not mounted
 #: the same store.
 WITNESS = ".witness-"
+#: folders of a store with a file, or a folder, for each task
+LARGE = ("objects", "datasets", "dropped", "quarantine")
 
 
 def put_absent(target: Path, data: bytes) -> bool:
@@ -97,26 +99,24 @@ def files_below(top: Path) -> Iterator[tuple[str, int]]:
 
 def leftovers(top: Path, clock: Path) -> list[str]:
     """Return the relative paths of files that dead processes left in the store `top`: unfinished files, and witness
-    files (by which a driver lets workers check that they see its store). Only `top` itself and its folders listing,
-    log, nodes, runs and shards are searched. Such a file is a leftover if it is more than an hour older than the file
-    `clock`. The caller has just written `clock` to the same file system, so that both times
-    come from one clock."""
+    files (by which a driver lets workers check that they see its store). The folders objects, datasets, dropped and
+    quarantine of the store, which may have millions of entries, are not searched. Such a file is a leftover if it is
+    more than an hour older than the file `clock`. The caller has just written `clock` to the same file system, so that
+    both times come from one clock."""
     now, paths = clock.stat().st_mtime, []
 
-    def search(folder: Path, deep: bool = True) -> None:
+    def search(folder: Path) -> None:
         with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    if deep:
+                    if folder != top or entry.name not in LARGE:
                         search(Path(entry.path))
                 elif entry.name.endswith(UNFINISHED) or entry.name.startswith(WITNESS):
                     with contextlib.suppress(FileNotFoundError):
                         if entry.stat(follow_symlinks=False).st_mtime < now - 3600:
                             paths.append(Path(entry.path).relative_to(top).as_posix())
 
-    search(top, deep=False)
-    for name in ("listing", "log", "nodes", "runs", "shards"):
-        search(top / name)
+    search(top)
     return paths
 
 

@@ -34,7 +34,8 @@ from pipeline.store.errors import (
     StoreError,
     cannot_write,
 )
-from pipeline.store.remote import REQUESTS, Range, RemoteObject, connect, in_parallel
+from pipeline.store.listing import RemoteObject
+from pipeline.store.remote import REQUESTS, Range, connect, in_parallel
 
 __all__ = ["EnvironmentFailure", "Needs", "Store", "StoreError", "cannot_write", "make_folder", "swap_folders", "sync"]
 
@@ -214,6 +215,19 @@ class Store:
             os.unlink(local)
         else:
             disk.move(local, self.local / path)
+
+    @contextlib.contextmanager
+    def writer(self, path: str) -> Iterator[BinaryIO]:
+        """A context manager for writing the new file `path`, a name that no other process uses, from front to back. The
+        file appears whole and durable when the body ends, and not at all when the body raises. On S3, its bytes are
+        sent while the body writes; no copy of the file is kept on this machine."""
+        if self.local is None:
+            with self.remote.writer(path) as file:
+                yield file
+            return
+        make_folder((self.local / path).parent)
+        with replacing(self.local / path) as part, open(part, "wb") as file:
+            yield file
 
     def replace(self, local: str, path: str) -> None:
         """Move the finished local file `local` to `path`, and replace an existing file of that name. Readers see the

@@ -55,9 +55,9 @@ def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
     it may remove an empty folder that a task is about to upload into.
 
     If an attempt of an older epoch is not in the log, its files can be removed safely: the driver that made the attempt
-    has lost the log to this driver, so the attempt can no longer be committed. Files of this epoch or a later one are
-    not touched. A driver that has itself lost the log removes nothing. Memory grows with the number of files to remove,
-    not with the number that exist.
+    has lost the log to this driver, so the attempt can no longer be committed. Files that attempts of this epoch or a
+    later one wrote are not touched. A driver that has itself lost the log stops, at the latest after `verify_every`
+    further files. Memory grows with the number of files to remove, not with the number that exist.
     """
     store = log.store
     log.flush()

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeline.store.content_keys import placeless
-from pipeline.store.errors import DamagedFile
+from pipeline.store.errors import GONE, DamagedFile
 from pipeline.store.fs import Store
 
 FOLDER = "objects/lists"
@@ -74,11 +74,15 @@ class ListFiles:
 
 def unfold(value: Any, read: Callable[[str], bytes]) -> Any:
     """Return `value` with each reference to a list file replaced by the list, which undoes `ListFiles.fold`. `read`
-    reads a file of the store. Raises DamagedFile when the bytes of a list file do not have the hash in its name."""
+    reads a file of the store. Raises DamagedFile when a list file is missing, or its bytes do not have the hash in its
+    name."""
     if isinstance(value, dict):
         if "$list" not in value:
             return {k: v if k == "$volatile" else unfold(v, read) for k, v in value.items()}
-        data = read(value["$list"])
+        try:
+            data = read(value["$list"])
+        except FileNotFoundError as e:
+            raise DamagedFile(value["$list"], GONE) from e
         if f"{FOLDER}/{hashlib.sha256(data).hexdigest()}.json" != value["$list"]:
             raise DamagedFile(value["$list"], "is damaged: its bytes do not match the hash in its name")
         return json.loads(data)

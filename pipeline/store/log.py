@@ -57,7 +57,7 @@ from pipeline.store.view import LogView
 SEGMENT_RECORDS = 1000       # docs/contracts.md: Store
 SEGMENT_S = 1.0              # age of the oldest waiting record, in seconds, at which a segment is written
 HEARTBEAT_S = 5.0
-RETRIES = 8                  # tries of a put whose outcome is unknown (object store time-outs)
+RETRIES = 8                  # repetitions of a put whose outcome is unknown (object store time-outs)
 
 T = TypeVar("T")
 log = logging.getLogger("tokenmill")
@@ -93,7 +93,8 @@ class Log(LogView):
     lease, the right to append. Thread-safe. A background thread writes heartbeats and commits the records that wait.
     Another thread writes a snapshot (a compact copy of the log) when one is due.
 
-    Every method that writes to the log or checks the lease raises Fenced once another driver has taken over the store.
+    When another driver has taken over the store, the next commit or `check_lease` notices it and raises Fenced. From
+    then on, every method that writes to the log raises Fenced.
     """
 
     def __init__(self, store: Store, clock: Clock = SYSTEM, segment_records: int = SEGMENT_RECORDS,

@@ -15,9 +15,10 @@ Columns:
 
 The *row digest* is the sha256 of an encoding of a row in which every column has a fixed place. The encoding begins with
 a hash of the names of the columns and signals. Then come the lengths of all strings (-1: null), integers, floats by
-their exact bits, the null flags, and finally the strings themselves. The `content` of a part is the sha256 of its row
-digests, sorted by the ids of the rows. The hash does not depend on row order, row groups, compression or library
-versions, and changes when any field changes.
+their exact bits, the number of loss spans (-1: null), the null flags of the integers and floats, the strings themselves
+(the text last), and finally the loss spans. The `content` of a part is the sha256 of its row digests, sorted by the ids
+of the rows. The hash does not depend on row order, row groups, compression or library versions, and changes when any
+field changes.
 
 The same documents in the same order give the same bytes, as long as the library versions are the same: writer options
 are fixed, row groups depend only on the sizes of the rows, and no time is written to the file.

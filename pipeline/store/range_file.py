@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-#: least and most bytes that are fetched beyond the requested ones
+#: a fetch reads at least so many bytes (as far as the object has them): at first, and after many sequential reads
 AHEAD_LEAST, AHEAD_MOST = 256 << 10, 8 << 20
 
 

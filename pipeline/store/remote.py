@@ -4,7 +4,7 @@ storage that fsspec supports.
 Every request goes through `retry.patiently`, which repeats it after a temporary error. Large objects are downloaded in
 parallel pieces, each of which is retried on its own. The size and number of pieces follow from two measurements: a
 request takes some 30 ms until its first byte, and a connection then transfers some 60 MB/s. A request for 8 MiB
-therefore spends four fifths of its time transferring data, and eight pieces at a time fill a link of 4 Gb/s.
+therefore spends four fifths of its time transferring data, and eight pieces at a time fill a link of 3 Gb/s.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
+from pipeline.base.scratch import Scratch
 from pipeline.store import cache
 from pipeline.store.errors import ChangedFile, StoreError, disk_full
+from pipeline.store.listing import RemoteObject, version_of
 from pipeline.store.range_file import RangeFile
 from pipeline.store.retry import answer, comes_back, error_text, patiently
 
@@ -46,29 +46,6 @@ PROBE_S = 5.0
 Range = tuple[int, int]
 T = TypeVar("T")
 S = TypeVar("S")
-
-
-@dataclass(frozen=True)
-class RemoteObject:
-    """An object of remote storage: its path relative to the root, its size in bytes, and a version, a string that
-    changes whenever the object's content does ("" if the storage tells none)."""
-
-    path: str
-    size: int
-    version: str
-
-
-def version_of(info: dict[str, Any]) -> str:
-    """Return a string that identifies the content of an object: the hash that the Hugging Face hub gives, an etag, or a
-    time. The version id of S3 is not used, because listings lack it: an object must have the same version whether it
-    was found by a listing or by a request for this object."""
-    lfs = info.get("lfs")
-    hub = lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
-    for candidate in (hub, info.get("blob_id"), info.get("ETag"), info.get("etag"), info.get("generation"),
-                      info.get("mtime"), info.get("created"), info.get("LastModified"), info.get("last_modified")):
-        if candidate:           # some storages give times as datetimes, others as numbers
-            return str(candidate.timestamp() if isinstance(candidate, datetime) else candidate).strip('"')
-    return ""
 
 
 class Remote:
@@ -301,6 +278,18 @@ class Remote:
         except FileNotFoundError as e:
             raise (e if not os.path.exists(local) else self._no_place(path, e)) from e
 
+    @contextlib.contextmanager
+    def writer(self, path: str, size: int = 0) -> Iterator[BinaryIO]:
+        """A context manager for writing the object `path`, a name that no other process uses, from front to back. The
+        object appears whole when the body ends, and not at all when the body raises. `size` is its size in bytes, if it
+        is known. Here the bytes go to a temporary file of this machine, which is then uploaded; S3 sends them while the
+        body writes."""
+        with Scratch() as scratch:
+            local = os.path.join(scratch.path, "object")
+            with disk_full(scratch.path), open(local, "wb") as file:
+                yield file
+            self.upload(local, path)
+
     def _no_place(self, path: str, error: Exception) -> StoreError:
         return StoreError(f"cannot write {redact(self.url(path))}: {error_text(error)}; see that the bucket exists")
 
@@ -352,7 +341,11 @@ def connect(root: str) -> Remote:
         from pipeline.store.web import Direct, direct
 
         return Direct(root) if direct() else Remote(root)
-    return Gcs(root) if root.startswith(("gs://", "gcs://")) else Remote(root)
+    if root.startswith(("gs://", "gcs://")):
+        from pipeline.store.gcs import Gcs
+
+        return Gcs(root)
+    return Remote(root)
 
 
 class InMemory(Remote):
@@ -365,53 +358,11 @@ class InMemory(Remote):
         with self._creating:
             super()._create(path, data)
 
-
-class Gcs(Remote):
-    """Access to Google Cloud Storage. Its client library retries each request six times, which takes a minute, so this
-    class tries a request only twice."""
-
-    options = {"use_listings_cache": False}  # noqa: RUF012
-    tries = 2
-    by_pages = True
-
-    def scan(self, begin: str, *, deep: bool = True, after: str = "") -> Iterator[RemoteObject | str]:
-        bucket, _, folder = self.prefix.partition("/")
-        top = f"{folder}/" if folder else ""
-        query = {"prefix": top + begin, "delimiter": None if deep else "/",
-                 "startOffset": start_of(begin, deep, after, top)}
-        token: str | None = None
-        while token != "":
-            query["pageToken"] = token
-            try:
-                page: dict[str, Any] = self._ask("list", begin, lambda: self.fs.call(
-                    "GET", "b/{}/o", bucket, json_out=True, **query))
-            except FileNotFoundError as e:
-                raise self._no_bucket(begin, e) from e
-            objects = [(item["name"], item) for item in page.get("items", ())]
-            yield from merged(objects, page.get("prefixes", ()), len(top))
-            token = page.get("nextPageToken", "")
-
-
-def start_of(begin: str, deep: bool, after: str, top: str) -> str | None:
-    """Return the key at which a listing of `begin` must start so that it contains all objects that come after the path
-    `after`. None means that the listing must start at its beginning. With `deep` False, the key is the name of the
-    folder that holds `after`, because such a listing names folders instead of the objects in them. `top` is put before
-    the key."""
-    if not after or after < begin:
-        return None
-    folder = -1 if deep or not after.startswith(begin) else after.find("/", len(begin))
-    return top + (after if folder < 0 else after[:folder])
-
-
-def merged(objects: Iterable[tuple[str, Any]], folders: Iterable[str], cut: int) -> Iterator[RemoteObject | str]:
-    """Merge the objects (key, description) and the folders of one page of a listing, and yield them in the order of
-    their keys. The first `cut` characters of each key are removed. Objects that some tools create to stand for a folder
-    (their keys end with a slash) are left out."""
-    for key, info in sorted([*objects, *((folder, None) for folder in folders)], key=lambda pair: pair[0]):
-        if info is None:
-            yield key[cut:]
-        elif not key.endswith("/"):
-            yield RemoteObject(key[cut:], int(info["Size"] if "Size" in info else info["size"]), version_of(info))
+    @contextlib.contextmanager
+    def writer(self, path: str, size: int = 0) -> Iterator[BinaryIO]:
+        file = io.BytesIO()
+        yield file
+        self.write(path, file.getvalue())
 
 
 def in_parallel(call: Callable[[S], T], items: Iterable[S], threads: int) -> Iterator[T]:

@@ -1,11 +1,11 @@
 """Retries requests to object storage that may succeed later, and turns the last error into one that names the cause and
 the remedy.
 
-A request is retried after a time-out, a broken connection, data that was garbled in transit, a status 5xx, throttling
-(429, SlowDown and similar), and a conflict of two conditional writes, which S3 reports as 409. It is not retried after
-a refusal (401, 403), for a missing object (404), or when the request is invalid. The waits between tries double from
-0.2 s to 20 s. Each wait is shortened at random by up to a half, so that a thousand workers do not retry at the same
-moment. These random numbers need no seed, because they cannot change any result.
+A request is retried after a time-out, a broken connection, data that was garbled in transit, most statuses 5xx
+(`_AGAIN_STATUS`), throttling (429, SlowDown and similar), and a conflict of two conditional writes, which S3 reports as
+409. It is not retried after a refusal (401, 403), for a missing object (404), or when the request is invalid. The waits
+between tries double from 0.2 s to 20 s. Each wait is shortened at random by up to a half, so that a thousand workers do
+not retry at the same moment. These random numbers need no seed, because they cannot change any result.
 
 Exceptions of client libraries are recognised by their names and HTTP statuses, so that none of botocore, aiohttp,
 google-auth and httpx needs to be installed.
@@ -56,9 +56,9 @@ def patiently(what: str, url: str, call: Callable[[], T], tries: int | None = No
     """Call `call` and return its result. If it raises an error that may be temporary, call it again, up to `tries`
     times in all (default TRIES). `what` ('read', 'write') and `url` describe the request in messages.
 
-    Raises StoreError if the last try fails, too, or if an error is not temporary. FileNotFoundError, FileExistsError,
-    StoreError, the OSError of a full local disk and exceptions that show a bug are raised unchanged, without another
-    try.
+    Raises EnvironmentFailure if the last try fails, too, and StoreError if an error is not temporary.
+    FileNotFoundError, FileExistsError, StoreError, the OSError of a full local disk and exceptions that show a bug are
+    raised unchanged, without another try.
     """
     tries = tries or TRIES
     for attempt in range(1, tries + 1):

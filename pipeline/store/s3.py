@@ -8,11 +8,16 @@ A file larger than one part is sent as a multipart upload, and each part is retr
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import shutil
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, BinaryIO, cast
 
-from pipeline.store.remote import Remote, RemoteObject, in_parallel, merged, start_of, version_of
+from pipeline.store.errors import StoreError
+from pipeline.store.listing import RemoteObject, merged, start_of, version_of
+from pipeline.store.remote import Remote
 from pipeline.store.retry import answer, patiently
 
 #: bytes of a part of an upload, parts sent at a time, most parts of an upload (S3 allows parts of at least 5 MiB, and
@@ -61,40 +66,18 @@ class S3(Remote):
             yield from merged(objects, (item["Prefix"] for item in page.get("CommonPrefixes", ())), len(top))
             token = page.get("NextContinuationToken", "")
 
-    def upload(self, local: str, path: str) -> None:
-        size = os.path.getsize(local)
-        if size <= PART:
-            with open(local, "rb") as f:
-                self.write(path, f.read())
-            return
-        key, step = self._key(path), max(PART, -(-size // MAX_PARTS))
+    @contextlib.contextmanager
+    def writer(self, path: str, size: int = 0) -> Iterator[BinaryIO]:
+        file = MultipartFile(self, path, max(PART, -(-size // MAX_PARTS)))
         try:
-            upload = self._call("write", path, "create_multipart_upload", Key=key)["UploadId"]
-        except FileNotFoundError as e:
-            raise self._no_place(path, e) from e
-
-        def send(number: int) -> dict[str, Any]:
-            data = os.pread(fd, step, number * step)
-            response = self._call("write", path, "upload_part", Key=key, UploadId=upload, PartNumber=number + 1,
-                                  Body=data)
-            return {"PartNumber": number + 1, "ETag": response["ETag"]}
-
-        fd = os.open(local, os.O_RDONLY)
-        try:
-            parts = list(in_parallel(send, range(-(-size // step)), UPLOADS))
-            try:
-                self._call("write", path, "complete_multipart_upload", Key=key, UploadId=upload,
-                           MultipartUpload={"Parts": parts})
-            except FileNotFoundError:           # the upload may be complete and only the reply lost
-                uploaded = self.head(path)
-                if uploaded is None or uploaded.size != size:
-                    raise
-        except BaseException:
-            with contextlib.suppress(Exception):
-                self.fs.call_s3("abort_multipart_upload", Bucket=self.bucket, Key=key, UploadId=upload)
-            raise
+            yield cast(BinaryIO, file)
+            file.finish()
         finally:
-            os.close(fd)
+            file.discard()
+
+    def upload(self, local: str, path: str) -> None:
+        with open(local, "rb") as source, self.writer(path, os.path.getsize(local)) as target:
+            shutil.copyfileobj(source, target, PART)
 
     def copy(self, path: str, to: str) -> None:
         # one request, while fsspec would first ask for the size. S3 refuses it for objects of more than 5 GiB, which
@@ -111,3 +94,85 @@ class S3(Remote):
             patiently("copy", self.url(path), ask, self.tries, self.clock)
         except FileNotFoundError as e:
             raise FileNotFoundError(2, "no such object", self.url(path)) from e
+
+
+class MultipartFile(io.RawIOBase):
+    """The object `path` of S3, open for writing from front to back. `finish` makes it appear; without it, `discard`
+    leaves nothing. An object of up to one part (`step` bytes) is sent in one request, a larger one in parts, while the
+    next ones are written. UPLOADS parts and the one that is being filled are held in memory."""
+
+    def __init__(self, s3: S3, path: str, step: int) -> None:
+        self._s3, self._path, self._step = s3, path, step
+        self._upload = ""                              # id of the multipart upload; "" before the first part
+        self._part = bytearray()                       # the part that is being filled
+        self._sent: list[Future[dict[str, Any]]] = []
+        self._size = 0
+        self._pool = ThreadPoolExecutor(UPLOADS)
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        if not view.nbytes:
+            return 0
+        view = view.cast("B")
+        self._size += len(view)
+        written = len(view)
+        while view:
+            if len(self._part) == self._step:          # more follows, so the part is not the whole object
+                self._send()
+            room = self._step - len(self._part)
+            self._part += view[:room]
+            view = view[room:]
+        return written
+
+    def _call(self, method: str, **arguments: Any) -> dict[str, Any]:
+        return self._s3._call("write", self._path, method, Key=self._s3._key(self._path), **arguments)
+
+    def _send(self) -> None:
+        """Begin to send the part that is full, and wait until at most UPLOADS parts are on their way."""
+        if not self._upload:
+            try:
+                self._upload = self._call("create_multipart_upload")["UploadId"]
+            except FileNotFoundError as e:
+                raise self._s3._no_place(self._path, e) from e
+        number, data = len(self._sent) + 1, bytes(self._part)
+        if number > MAX_PARTS:
+            raise StoreError(f"{self._s3.url(self._path)}: needs more than {MAX_PARTS:,} parts of {self._step:,} bytes"
+                             f", which S3 does not allow; write smaller files")
+        self._part = bytearray()
+
+        def send() -> dict[str, Any]:
+            response = self._call("upload_part", UploadId=self._upload, PartNumber=number, Body=data)
+            return {"PartNumber": number, "ETag": response["ETag"]}
+
+        if number > UPLOADS:
+            self._sent[-UPLOADS].result()
+        self._sent.append(self._pool.submit(send))
+
+    def finish(self) -> None:
+        if not self._upload:
+            self._s3.write(self._path, bytes(self._part))
+            return
+        self._send()
+        parts = [part.result() for part in self._sent]
+        try:
+            self._call("complete_multipart_upload", UploadId=self._upload, MultipartUpload={"Parts": parts})
+        except FileNotFoundError:                      # the upload may be complete and only the reply lost
+            uploaded = self._s3.head(self._path)
+            if uploaded is None or uploaded.size != self._size:
+                raise
+        self._upload = ""
+
+    def discard(self) -> None:
+        """Remove the parts of an object that was not finished."""
+        self._pool.shutdown(cancel_futures=True)
+        if self._upload:
+            with contextlib.suppress(Exception):
+                self._s3.fs.call_s3("abort_multipart_upload", Bucket=self._s3.bucket, Key=self._s3._key(self._path),
+                                    UploadId=self._upload)
+        self._part = bytearray()

@@ -49,7 +49,7 @@ def segment_name(number: int) -> str:
 
 def dumps(value: Any) -> bytes:
     """Encode a value as JSON with sorted keys and no spaces. The JSON is ASCII, because file names may hold lone
-    surrogates, which UTF-8 cannot encode. Raises ValueError for a NaN, which JSON cannot express."""
+    surrogates, which UTF-8 cannot encode. Raises ValueError for a NaN or an infinity, which JSON cannot express."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 

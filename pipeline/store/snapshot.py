@@ -4,7 +4,7 @@ snapshot consists of packs, and each pack compacts a range of segments (the file
 A pack is named `log/packs/FIRST-LAST.pack`. It holds the segments FIRST to LAST, byte for byte, compressed in blocks,
 together with an index of their records and a hash of the whole pack. So a pack can be replayed without parsing its
 records, a single record can be read from it, and a damaged segment can be restored from it. Packs are written by
-put-if-absent (created only if the name is free) and are not changed; the next snapshot only adds packs.
+put-if-absent (created only if the name is free). Only a damaged pack is replaced; otherwise a snapshot only adds packs.
 
 Segments are committed before they are packed, and never change. So every sound pack (one whose hash matches) is
 correct, even if two drivers wrote it at once, or a driver wrote it that had lost the log to another driver. Packs may
@@ -22,8 +22,8 @@ Since retired records are few, keeping them costs little space.
 A pack consists of:
 
 1. ``{"sha256":"…"}\\n``, the hash of all that follows
-2. one line of JSON: `first`, `last`, `raw` (bytes of all segments), `blocks` (compressed bytes of each block), `index`
-   (bytes of the index before and after compression)
+2. one line of JSON: `format` (FORMAT), `first`, `last`, `raw` (bytes of all segments), `blocks` (compressed bytes of
+   each block), `index` (bytes of the index before and after compression)
 3. the compressed blocks
 4. the compressed index: one line of JSON, then arrays with one item for each record (`_COLUMNS`). The JSON has
    `segments`, which is [bytes, number of records] of each segment, and `events`, which is [number, body without
@@ -283,10 +283,10 @@ def damage(store: Store) -> dict[str, str]:
 
 
 def restore(store: Store, path: str) -> bool:
-    """Repair the damaged log file at `path`. A segment is written again from a pack (file of compacted segments) that
-    holds it, and a pack from its segments. A pack that cannot be written again is removed when other packs hold all its
-    segments. Returns False when some of the lost segments are in no other file. The damaged file is then kept, since an
-    intact copy of it may be found elsewhere."""
+    """Repair the damaged log file at `path`. A segment is written again from an undamaged pack (file of compacted
+    segments) that holds it, and a pack from the files of its segments. A pack that cannot be written again is removed
+    when other undamaged packs hold all its segments. Returns False when none of this is possible. The damaged file is
+    then kept, since an intact copy of it may be found elsewhere."""
     pack = pack_at(path)
     if pack is not None:
         with contextlib.suppress(CorruptLog, FileNotFoundError):

@@ -93,7 +93,7 @@ class PackedNames:
 
     @staticmethod
     def pack(values: Iterable[str]) -> tuple[bytes, bytes]:
-        """Return the arguments of the class for a set of strings, as bytes."""
+        """Return `starts` and `keys`, the arguments of the class, as bytes. `values` are distinct strings."""
         keys = sorted(map(_key, values))
         bits = min(max(len(keys).bit_length() - 3, 0), 32)             # four to eight hashes in a bucket
         first = np.array([int.from_bytes(key[:4], "big") >> 32 - bits for key in keys], np.int64)

@@ -3,16 +3,18 @@
 Files that the commit log names (`objects/`), argument lists of tasks, published folders, shard sets and their manifests
 are read once each. A published part that is a hard link to a file in `objects/` is not read again. Damaged files are
 reported by path. `repair`, which needs the lease of the log, retires (withdraws) the records of damaged files and
-removes damaged copies, so that the next run writes them again. Manifests are never removed. The next run replaces its
-own manifests anyway. A manifest that this version of Tokenmill cannot read may be intact: another version may have made
-the shard set, and a training run may still use it.
+removes damaged copies and argument lists, so that the next run writes them again. Imported shards, which no run can
+write again, and manifests are never removed. The next run replaces its own manifests anyway. A manifest that this
+version of Tokenmill cannot read may be intact: another version may have made the shard set, and a training run may
+still use it.
 
 Segments (the files of the log) and packs (files that compact segments) are read, too. A damaged segment is restored
 from a pack that holds it, and a damaged pack is rebuilt from its segments. A damaged segment that no pack holds cannot
 be restored. The log is replayed before the verification begins, and the replay raises an error that names such a
 segment.
 
-An interrupted verification continues where it stopped: `verify.json` in the store records its progress.
+If a verification is interrupted, the next one skips the files named by the commit log that were read already, unless
+the records of the log have changed since. `verify.json` in the store records the progress.
 """
 
 from __future__ import annotations

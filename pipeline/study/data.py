@@ -24,6 +24,7 @@ from pipeline.study.variants import (
     StudyError,
     held_out_changes,
     load_variant,
+    refuse_changed,
     refuse_leak,
 )
 
@@ -64,6 +65,9 @@ def study_data(variants: Sequence[DataVariant], held_out: Sequence[str], *, name
     if not held_out:
         raise StudyError("--held-out: by what text are variants judged? Each filter changes the text that a variant "
                          "itself holds out, so give a dataset of another source, or files")
+    if not tokenizers:
+        refuse_changed(variants, "tokenizer", f"all variants have the tokenizer of '{variants[0].name}'; give "
+                                              f"--tokenizers if each is to have its own")
     first = load_variant(variants[0], added, allow_custom)
     assert first.curriculum is not None
     shared = [*added, f"curriculum.total={tokens or first.curriculum.total}"]
@@ -85,6 +89,8 @@ def candidate_data(variants: Sequence[DataVariant], tokenizer: Mapping[str, Any]
     """Load and check recipes whose shards are candidates for a training that exists (`tokenmill train anneal`). Their
     tokens are made with its `tokenizer`, a section of a recipe; they have neither curriculum nor training. Raises
     StudyError and RecipeError."""
+    for section in ("tokenizer", "curriculum"):
+        refuse_changed(variants, section, f"candidates have the {section} of the run; leave this change out")
     changes = [f"tokenizer={json.dumps(tokenizer)}", "curriculum=null", "train={}"]
     recipes = [load_variant(variant, changes, allow_custom, needs=["shards"]) for variant in variants]
     return StudyData(_name(name, variants, recipes), variants, recipes, True, [])

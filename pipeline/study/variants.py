@@ -44,7 +44,8 @@ def named_variants(files: Sequence[str], vary: Sequence[Sequence[str]]) -> list[
     """Return the variants that `--data` and `--vary` name: each file (`--data [NAME=]RECIPE`), and the first file with
     changes. A file without NAME is called by its file name without folder and ending. Without a name, a variant of
     `--vary` is called by the last word of its first key and the value: `a.min=0.8` is `min-0.8`. Raises StudyError if
-    there is no file, a name cannot be used or is given twice, or a change is none or one of `train:`."""
+    there is no file, a name cannot be used or is given twice, or a change is none, or one of `train:` or
+    `curriculum.total`."""
     if not files:
         raise StudyError("--vary changes a recipe: name it with --data RECIPE")
     variants = []
@@ -59,9 +60,12 @@ def named_variants(files: Sequence[str], vary: Sequence[Sequence[str]]) -> list[
                              f"strict datasets.clean.steps.gopher_quality.min_stop_words=3")
         key, _, value = changes[0].partition("=")
         name = words[0] if has_name else re.sub(r"[^\w.-]+", "-", f"{key.rpartition('.')[2]}-{value}").strip("-.")
-        if trained := next((change for change in changes if change.startswith("train.")), None):
+        if trained := next((change for change in changes if re.match(r"train[.=]", change)), None):
             raise StudyError(f"--vary {trained}: settings of the training are the same for all variants; to compare "
                              f"them, use --arm NAME KEY=VALUE with one RUN")
+        if total := next((change for change in changes if change.startswith("curriculum.total=")), None):
+            raise StudyError(f"--vary {total}: all variants train on equally many tokens; give their number with "
+                             f"--tokens, or in {variants[0].file}")
         variants.append(DataVariant(_checked(name, "--vary"), variants[0].file, changes))
     names = [variant.name for variant in variants]
     if doubled := next((name for name in names if names.count(name) > 1), None):
@@ -90,6 +94,14 @@ def load_variant(variant: DataVariant, added: Sequence[str], allow_custom: bool,
         if not given and section in needs:
             raise StudyError(f"{variant.file}: a study trains on its data, so the recipe needs `{section}:` too")
     return recipe
+
+
+def refuse_changed(variants: Iterable[DataVariant], section: str, why: str) -> None:
+    """Raise StudyError if `--vary` changes a section of the recipe that does not count in this study."""
+    for variant in variants:
+        for change in variant.changes:
+            if re.match(rf"{section}[.=]", change):
+                raise StudyError(f"--vary {change}: {why}")
 
 
 def _mark(mark: Mark, variant: DataVariant) -> Mark:

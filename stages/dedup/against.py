@@ -26,7 +26,7 @@ import numpy as np
 from stages.dedup.cluster import KEYS, MEMBER
 from stages.dedup.fragment import NEAR, VERDICT, bucket_of, read_segments, split_place, write_segments
 from stages.dedup.hashing import mix
-from stages.dedup.index import ROWS, document_dtype, found
+from stages.dedup.index import ROWS, document_dtype, found, records_of
 from stages.dedup.index_texts import OldSets
 from stages.dedup.lsh import EDGE
 from stages.dedup.minhash import MinHashSignature
@@ -52,8 +52,9 @@ class BandLookup:
 
     Arguments: `maps` (references to the files `bands.seg` of the new documents, one per group of parts), `firsts`
     (number of the first part of each group), `bucket` (number of the range), `indexes` (for each index its files of
-    keys). The task writes `hits.seg` (HIT records, in buckets by the group of the new document) and `links.seg` (EDGE
-    records, which join new documents with the keys of old ones).
+    keys). `$volatile` holds arguments that do not change the task's key; here this is `groups`, the number of groups of
+    each index. The task writes `hits.seg` (HIT records, in buckets by the group of the new document) and `links.seg`
+    (EDGE records, which join new documents with the keys of old ones).
     """
 
     name = "minhash_lookup"
@@ -71,6 +72,7 @@ class BandLookup:
                 first, is_old = block[starts], np.zeros(len(starts), bool)
                 for number, keys in enumerate(args["indexes"]):
                     at, old = found(inputs, keys, first)
+                    _check_groups(inputs, keys, old, args["$volatile"]["groups"][number])
                     records = np.empty(len(old), HIT)
                     records["place"], records["key"] = first["place"][at], first["key"][at]
                     records["index"], records["document"] = number, old["document"]
@@ -85,6 +87,16 @@ class BandLookup:
                 counters["keys"] += len(starts)
                 counters["linked"] += len(edges)
         return counters
+
+
+def _check_groups(inputs: Inputs, keys: Mapping[str, Any], records: NDArray[Any], groups: int) -> None:
+    """Raise an error about a damaged file if one of the KEY records, found in the files of keys `keys` of an index,
+    names a group that the index does not have."""
+    beyond = records[records["document"] >> np.uint64(32) >= groups]
+    if len(beyond):
+        file = int(bucket_of(beyond["key"][:1], len(keys["files"]))[0])
+        raise inputs.damaged(keys["files"][file], f"names group {int(beyond['document'][0]) >> 32} of the index, which "
+                                                  f"has only {groups}")
 
 
 class Routes:
@@ -193,7 +205,9 @@ class OldDocuments:
             numbers = order[start:stop]                            # of documents in one bucket of one file
             index = indexes[int(which[start][0])]
             about = index["groups"][int(which[start][1])]
-            records = inputs.segment(about["documents"], int(which[start][2]))
+            records = records_of(inputs, about["documents"], int(which[start][2]), self.documents.dtype)
+            if int((row[numbers] % ROWS).max()) >= len(records):
+                raise inputs.damaged(about["documents"], "lacks a document that the files of keys name")
             self.documents[numbers] = records[row[numbers] % ROWS]
             self.rank[numbers] = index["rank"] + about["rank"]
             for number in numbers.tolist():

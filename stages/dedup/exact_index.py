@@ -59,11 +59,13 @@ class ExactLookup:
     """Task that looks the hashes of one range up in the indexes of old documents.
 
     Arguments: `maps` (references to the files `hashes.seg` of the new documents), `bucket` (number of the range),
-    `ranges`, `indexes` (for each index its files of keys of the compared property), `prefer`.
+    `ranges` (number of ranges of hashes), `indexes` (for each index its files of keys of the compared property),
+    `prefer` (which of several documents stays; it decides which fields HASHED records have).
 
-    The task writes the exchange file `hashes.seg`, whose only records are in the bucket of the range. For each hash
-    that an old document has, it has a HASHED record that names the old document. The first index that has a hash
-    decides. `ExactReduce` reads the file as if it came from a group of documents of the first priority.
+    The task writes the exchange file `hashes.seg`. The file has a bucket for each range, and only that of this range
+    has records. For each hash of the new documents that an index has, a HASHED record names the old document. If
+    several indexes have the hash, the first of them decides. `ExactReduce` reads the file like the file of one more
+    group of documents, which comes before all others in priority. So the old document stays.
     """
 
     name = "exact_lookup"

@@ -156,6 +156,15 @@ def key_files(results: Sequence[TaskResult], buckets: int) -> dict[str, Any]:
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
+def records_of(inputs: Inputs, ref: FileRef, bucket: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return the records of one bucket of a file of an index. Raises an error about a damaged file if they are not of
+    the type `dtype`."""
+    records = inputs.segment(ref, bucket)
+    if records.dtype != dtype:
+        raise inputs.damaged(ref, f"holds other records than this file of an index does ({records.dtype})")
+    return records
+
+
 def found(inputs: Inputs, keys: dict[str, Any], wanted: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Look keys up in the files of one property of an index (`DedupIndex.keys`). `wanted` holds records with the key
     fields of KEY or HASH, sorted by them. Returns (for each record of the index that has a wanted key the number of
@@ -169,7 +178,7 @@ def found(inputs: Inputs, keys: dict[str, Any], wanted: NDArray[Any]) -> tuple[N
     edges = (np.flatnonzero(np.diff(places)) + 1).tolist()
     for start, stop in zip([0, *edges], [*edges, len(places)]):
         file, bucket = divmod(int(places[start]), buckets)
-        stored = inputs.segment(files[file], bucket)
+        stored = records_of(inputs, files[file], bucket, HASH if rest else KEY)
         ordered, keys_wanted = (stored[field], wanted[field][start:stop]) if not rest else (
             joined(stored), joined(wanted[start:stop]))
         first, last = np.searchsorted(ordered, keys_wanted), np.searchsorted(ordered, keys_wanted, side="right")

@@ -62,7 +62,8 @@ def lookup_tasks(done: Done, against: Sequence[DedupIndex], firsts: list[int], r
     """Yield the tasks that look the band keys of new documents up in indexes. `firsts` holds the number of the first
     part of each group, and `ranges` is the number of ranges of keys."""
     args: dict[str, Any] = {"maps": files_of(done["bands"], "bands.seg"), "firsts": firsts,
-                            "indexes": [index.keys["bands"] for index in against]}
+                            "indexes": [index.keys["bands"] for index in against],
+                            "$volatile": {"groups": [len(index.groups) for index in against]}}
     for b in range(ranges if firsts else 0):
         yield TaskDraft("stages.dedup.against:BandLookup", {**args, "bucket": b},
                         sum(ref["bytes"] for ref in args["maps"]) // ranges,

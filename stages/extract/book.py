@@ -55,13 +55,13 @@ _NARROW, _WIDE = 55, 100
 
 
 class Book(Stage):
-    """Removes Project Gutenberg's header and licence, transcribers' notes and page numbers from a plain-text book, and
-    joins the lines of each paragraph into one line.
+    """Cleans a plain-text book.
 
-    Transcribers' notes are removed if the setting `gutenberg` is on, page numbers if `unwrap` is on. Drops the document
-    as `no_text` when nothing is left. Facts in Project Gutenberg's header (title, author, translator, language, dates)
-    go to `meta`. If lines were joined, `meta.wrapped_at` is the width, in characters, at which the file had broken
-    them.
+    With the setting `gutenberg`, Project Gutenberg's header, licence and credits are removed, and transcribers' notes.
+    Facts in the header (title, author, translator, language, dates) go to `meta`, unless `meta` has them already. With
+    the setting `unwrap`, page numbers are removed, and the lines of paragraphs are joined if the file has broken them
+    at a fixed width. `meta.wrapped_at` is then this width, in characters. Both settings are on by default. Drops the
+    document as `no_text` when nothing is left.
     """
 
     name = "book"

@@ -14,6 +14,7 @@ from stages.read.reader import Reader, Slice, bad, locator, skipped
 from stages.stage import SettingsError, StageConfig, resource, signal
 from tokenizer.imports.decode import FirstTexts
 from tokenizer.imports.imports import FORMATS, ids_of
+from tokenizer.imports.rows import blocks_of
 from tokenizer.imports.source import Coding, ImportSource, TokenFileError, WrongTokenizer
 
 if TYPE_CHECKING:
@@ -36,6 +37,12 @@ class Tokens(Reader):
     (`corrupt_tokens`). If another tokenizer has made the tokens, the run ends: the files name its hash, most documents
     do not end in its EOS, many tokens are outside its vocabulary, or much of the first texts is unreadable.
 
+    With `sequence` = L, the files have rows (training samples) of L + 1 tokens, or of L tokens in the formats `olmo`
+    and `nanogpt`. Each piece of a document in a row becomes a document. Pieces end where the files say so or, if they
+    do not say where documents end, at each EOS. The end of a row ends a piece, too, so a row in which no document ends
+    is one piece. A piece without EOS at its end gets one, which is no target. Padding that a loss mask shows becomes no
+    document.
+
     The formats are those of `tokenmill shards import`, the keys of `tokenizer.imports.imports.FORMATS`.
     """
 
@@ -55,6 +62,10 @@ class Tokens(Reader):
         decode: bool = signal(False, "turn the tokens back into texts, for datasets")
         eos: str = signal("", "with `decode`: the token that ends documents; '' for the one that the tokenizer's files "
                               "declare")
+        sequence: int = signal(
+            0, "L, for files with rows (training samples) of L + 1 tokens, or of L tokens in olmo and nanogpt, instead "
+               "of documents. Each piece of a document in a row becomes a document; a row in which no document ends "
+               "becomes one", added=True, ge=0, lt=1 << 28)
         max_bytes: int = signal(64 << 20, "with `decode`: longest text, bytes; beyond: too_large", gt=0)
 
     def __init__(self, config: Any = None, **kw: Any) -> None:
@@ -75,7 +86,7 @@ class Tokens(Reader):
 
     def units(self, root: str, paths: Sequence[str], find: Callable[[str], str]) -> list[list[str]]:
         format = FORMATS[self.config.format]
-        source = ImportSource(Path(root), NO_CODING, names=paths, find=find)
+        source = ImportSource(Path(root), NO_CODING, names=paths, find=find, sequence=self.config.sequence)
         units = [[name, *format.beside(source, name)] for name in format.files(source)]
         return [[name for unit in units for name in unit]] if format.continues else units
 
@@ -89,14 +100,14 @@ class Tokens(Reader):
             slices[piece.path], places[piece.path] = piece, local
         coder = _tokenizer(self.config.tokenizer, self.config.eos)
         format, coding = FORMATS[self.config.format], Coding(coder.sha256, coder.vocab_size, coder.eos)
-        source = ImportSource(Path(), coding, names=places, find=places.__getitem__)
+        source = ImportSource(Path(), coding, names=places, find=places.__getitem__, sequence=self.config.sequence)
         with_tokens = set(format.files(source))
         names = [name for name in slices if name in with_tokens]
         first = FirstTexts(coder.unknown)
         for together in [names] if format.continues else [[name] for name in names]:
             place, number = together[0], 0
             try:
-                for documents in format.documents(source, together):
+                for documents, _ in blocks_of(source, format, together):
                     place, number = documents.file, documents.first
                     yield from self._decoded(source, documents, slices[place], coder, first)
                     number += len(documents.lengths)
@@ -108,11 +119,13 @@ class Tokens(Reader):
 
     def _decoded(self, source: ImportSource, documents: ImportedDocuments, slice: Slice,
                  coder: Tokenizer, first: FirstTexts) -> Iterator[Document | BadRecord]:
-        if documents.targets is not None and not documents.targets.all():
+        ends, targets = np.cumsum(documents.lengths), documents.targets
+        if targets is not None and source.sequence:       # the EOS of a piece may be none of the files
+            targets = np.delete(targets, ends - 1)
+        if targets is not None and not targets.all():
             raise TokenFileError(f"{documents.file}: has a loss mask, which texts cannot carry; remove the masks, or "
                                  f"name the source under `shards:` without `decode`")
         ids_of(source, documents, lambda file, number: "")                           # raises if an id is too long
-        ends = np.cumsum(documents.lengths)
         for i, (begin, end) in enumerate(zip((ends - documents.lengths).tolist(), ends.tolist())):
             record = documents.first + i
             text = coder.decode(documents.tokens[begin:end - 1])

@@ -50,6 +50,7 @@ def test_every_page_is_accessible_and_fits_a_phone(origin: str, addresses: list[
         assert (address, faults(page)) == (address, [])
 
 
+@pytest.mark.slow
 def test_every_page_is_walked_by_keyboard(origin: str, addresses: list[str], report: Path, open_page: Open) -> None:
     walked, coming = open_page(origin, "narrow"), open_page(origin, "narrow")
     places = [*addresses, report.as_uri()]
@@ -114,6 +115,7 @@ def test_a_filter_is_set_with_the_keyboard_alone(origin: str, open_page: Open) -
     expect(page.locator("ol.documents > li")).to_have_count(1)
 
 
+@pytest.mark.slow
 def test_signing_in_with_a_token_leads_on_and_out_again(root: Path, open_page: Open,  # noqa: F811
                                                         watched: list[str]) -> None:
     with serving(settings_of({"main": root}, operator_token=OPERATOR, viewer_token=VIEWER)) as origin:

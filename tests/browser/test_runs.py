@@ -126,6 +126,10 @@ def test_a_threshold_is_moved_saved_and_run(site: Path, origin: str, open_page: 
     ended.get_by_role("link").first.click()
     expect(page.get_by_role("heading", level=1)).to_have_text("longer")
     expect(page.locator("#live")).to_contain_text("tokenmill report --compare first longer")
+    made = page.get_by_role("region", name="What it kept").get_by_role("row").filter(has_text="clean")
+    made = made.get_by_role("cell")
+    assert [int(made.nth(i).inner_text()) for i in (0, 1)] == [counts[1], counts[0]]
+    expect(page.get_by_role("link", name="Driver's log")).to_be_visible()
     assert faults(page) == []
     page.goto("/stores/s")
     shown = page.get_by_role("region", name=re.compile("Datasets")).get_by_role("link", name="kept of clean")

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.dataset as ds
 
 from pipeline.base.scratch import Scratch
-from pipeline.store.dataset import dataset_hash
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 
 DATASETS = ("clean", "unique")

@@ -18,7 +18,7 @@ import pytest
 
 from pipeline.base.auth import ClusterError
 from pipeline.cluster.attempts import Standing, standing
-from pipeline.store.dataset import dataset_hash
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from tests.corpus import write_warcs
 from tests.e2e.ray_head import ROOT, Head

@@ -20,7 +20,8 @@ from pipeline.heal import until_sound
 from pipeline.materialize import copy_rows, materialize
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash, iter_rows
+from pipeline.store.dataset import iter_rows
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.errors import DamagedFile, StoreError
 from pipeline.store.fs import Store
 from pipeline.store.log import Log

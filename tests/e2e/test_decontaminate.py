@@ -99,6 +99,7 @@ def test_items_are_cut_and_a_changed_set_is_applied(site):
         "contamination" in row["meta"] for row in rows)
 
 
+@pytest.mark.slow
 def test_partitions_and_processes_change_no_document(site):
     runs = [run(site, "cut", f"store{number}", *options) for number, options in enumerate((
         ("--backend", "inline"), ("--backend", "process", "--workers", "2", "--set", "run.partition=500"),

@@ -89,6 +89,7 @@ def test_a_ray_that_did_not_come_up_in_its_time_is_started_again(backends, tmp_p
     assert len([r for r in caplog.records if "once more" in r.message]) == min(bad, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.ray                                  # in turn with the tests that use Ray
 def test_of_a_ray_that_did_not_come_up_nothing_runs_on(backends, tmp_path):
     done = subprocess.run([sys.executable, "-c", LATE, str(tmp_path)], capture_output=True, text=True, timeout=900,

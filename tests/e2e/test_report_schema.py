@@ -23,8 +23,8 @@ LEFT_OUT = {("DatasetFigures", "contamination"), ("SourceFigures", "lost"), ("Gr
             ("ClusterFigures", "components"), ("LossPoint", "lr"),
             *((part, field) for part in ("Excerpt", "RemovedDocument") for field in ("kept", "similarity", "match")),
             ("StreamFigures", "packing"), ("StreamFigures", "streams"), ("MixtureRow", "padding"),
-            ("TrainingFigures", "tasks"), ("TrainingFigures", "task_curves"), ("Edge", "docs"), ("Edge", "tokens"),
-            ("ReadExtent", "uncovered"),
+            ("TrainingFigures", "tasks"), ("TrainingFigures", "task_curves"), ("Edge", "against"), ("Edge", "docs"),
+            ("Edge", "tokens"), ("ReadExtent", "uncovered"),
             *((part, field) for part in ("FunnelRow", "TotalStep") for field in ("bytes", "tokens")),
             *(("DuplicateFigures", field) for field in ("candidates", "clusters", "max_cluster", "cut"))}
 

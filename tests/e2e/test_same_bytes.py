@@ -17,7 +17,7 @@ import pytest
 
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from tests import commands
 from tests.corpus import sentences, write_warcs

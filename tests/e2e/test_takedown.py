@@ -252,6 +252,7 @@ def test_a_takedown_that_is_killed_anywhere_is_completed_by_the_same_command(sit
         assert verify(site / f"store/shards/web/split={split}") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_training_continues_with_the_same_order_after_a_takedown(site, tmp_path, packing):
     pytest.importorskip("torch")

@@ -488,6 +488,7 @@ def test_damaged_files_end_the_run_with_the_name_of_the_file_and_leave_no_shards
     assert not (tmp_path / "store/shards").exists()
 
 
+@pytest.mark.slow
 def test_a_forecast_leaves_out_token_files_that_are_taken_as_they_are(site, tokenmill):
     sampled = run_sample(load_recipe(recipe(site)), 1.0, workers=1)
     assert set(sampled.sources) == {"fresh"} and "shards.old" in " ".join(sampled.notes)

@@ -24,7 +24,8 @@ from pipeline.cluster.cancellation import watching
 from pipeline.cluster.driver_log import DriverLog
 from pipeline.engine.backends.local import ProcessBackend
 from pipeline.engine.driver.endings import Interrupted
-from pipeline.engine.driver.progress import Progress, clock
+from pipeline.engine.driver.hangs import clock
+from pipeline.engine.driver.progress import Progress
 from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.task import ChangedInput
 from pipeline.recipe import code

@@ -118,6 +118,7 @@ def texts(name: str, n: int = 10, **odd: str) -> list[str]:
 
 
 # -- a reader dies ---------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_record_that_kills_its_reader_costs_the_rest_of_its_file_and_two_deaths(site):
     good, bad = texts("a"), texts("m", at5="segfault")
     site.lines("a.jsonl", good)
@@ -159,6 +160,7 @@ def test_a_record_that_kills_its_reader_costs_the_rest_of_its_file_and_two_death
     assert (site.lost(), len(site.texts())) == ([], 30)
 
 
+@pytest.mark.slow
 def test_of_a_table_a_row_group_is_lost_and_the_rest_after_four_deaths(site):
     rows = texts("m", 12, at5="segfault")
     site.table("a.parquet", texts("a", 4))

@@ -209,7 +209,7 @@ def test_a_run_is_cancelled_through_the_store_and_resumed(tmp_path, tokenmill):
     from pipeline.engine.driver.endings import Interrupted
     from pipeline.recipe import load_recipe
     from pipeline.run import make_backend, run_recipe
-    from pipeline.store.dataset import dataset_hash
+    from pipeline.store.dataset_hash import dataset_hash
 
     (tmp_path / "docs").mkdir()
     for i in range(60):

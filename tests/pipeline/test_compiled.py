@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pipeline.base import confinement
 from pipeline.base.compiled import SHIPPED as SHIPPED_IN
 
@@ -51,6 +53,7 @@ def test_numba_comes_with_the_first_call_and_threads_may_make_it_together(tmp_pa
     assert said.splitlines() == ["False", "40425", "30 49 9", "True CPUDispatcher total"]
 
 
+@pytest.mark.slow
 def test_kernels_are_kept_elsewhere_from_then_on(tmp_path):
     """…and found again there, also of a module that numba had before, and by a process that comes to it later."""
     (tmp_path / "kernels.py").write_text(MODULE)
@@ -141,6 +144,7 @@ put("fraction kept") if kind is float else None
 """
 
 
+@pytest.mark.slow
 def test_two_processes_that_keep_two_variants_of_a_kernel_at_once(tmp_path):
     """Who comes later finds the code of a variant, or none: never that of the other, which gives other numbers."""
     (tmp_path / "kernels.py").write_text(MODULE)
@@ -163,6 +167,7 @@ if seen.buffer:
 """
 
 
+@pytest.mark.slow
 def test_an_image_brings_its_kernels_for_any_processor(tmp_path):
     """Compiled once for a generic processor and never written again; any other processor runs them as they are."""
     image, own = tmp_path / "image", tmp_path / "own"

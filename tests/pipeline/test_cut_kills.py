@@ -18,7 +18,8 @@ from pipeline.engine.worker.job import Job
 from pipeline.engine.worker.process import ChildProcess
 from pipeline.recipe import load_recipe
 from pipeline.run import run_recipe
-from pipeline.store.dataset import dataset_hash, iter_rows
+from pipeline.store.dataset import iter_rows
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 
 STEPS = {"repeats": "{unit: sentence, min_unit_chars: 20, min_chars: 20}", "substring": "{length: 40, min_chars: 20}"}
@@ -45,6 +46,7 @@ def top(tmp_path_factory) -> Path:
     return top
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["repeats", "substring"])
 def test_a_worker_killed_within_each_wave_changes_no_byte(top, tmp_path, step, monkeypatch):
     (top / f"{step}.yaml").write_text(RECIPE.format(step=step, settings=STEPS[step]))

@@ -16,7 +16,8 @@ from pipeline.engine.backends.inline import InlineBackend
 from pipeline.recipe import load_recipe
 from pipeline.run import run_recipe
 from pipeline.service.playground import Changes, Playground
-from pipeline.store.dataset import dataset_hash, iter_rows
+from pipeline.store.dataset import iter_rows
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from stages.barrier import SLICE_SCHEMA

@@ -195,7 +195,9 @@ def test_a_driver_that_was_taken_over_collects_nothing(store, tmp_path):
 def test_half_written_files_of_dead_writers_are_collected(tmp_path):
     store = Store(tmp_path)
     old = ["log/.00000007.json.ab.tmp~", "log/heartbeat/.x.tmp~", "runs/r/.progress.json.ab.tmp~", "runs/.witness-ab",
-           "objects/lists/.y.tmp~", "shards/web/split=train/.shards.json.cd.tmp~", ".report.json.ef.tmp~"]
+           "objects/lists/.y.tmp~", "shards/web/split=train/.shards.json.cd.tmp~", ".report.json.ef.tmp~",
+           *(f"{folder}/.0000.json.gh.tmp~" for folder in (
+               "queue/00000001", "takedowns", "labels/d", "audit", "trainings/t", "studies/s"))]
     for path in [*old, "runs/r/.young.tmp~", "runs/.witness-young", "runs/r/report.json"]:
         store.write(path, b"x")
         if path in old or path.endswith("report.json"):

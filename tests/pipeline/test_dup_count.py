@@ -14,7 +14,8 @@ from pipeline.engine.backends.inline import InlineBackend
 from pipeline.recipe import load_recipe
 from pipeline.recipe.errors import RecipeError
 from pipeline.run import make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash, iter_rows
+from pipeline.store.dataset import iter_rows
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from tests.corpus import sentences
@@ -110,6 +111,7 @@ def test_kept_documents_name_their_cluster_as_removed_ones_do(top, tmp_path):
     assert named == {cluster: n + 1 for cluster, n in clusters.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", ["3KB", "1MB"])
 def test_counts_are_the_same_for_any_division_into_parts_and_workers(top, tmp_path, partition):
     run(top, tmp_path / "one", f"{BOTH}, rehydrate")

@@ -137,6 +137,7 @@ def check_poison(records, specs):
         assert record.counters["kept"] == spec.args["rows"] - len(poison)
 
 
+@pytest.mark.slow
 def test_each_kind_of_trouble_costs_exactly_the_documents_to_blame(processes, store, tmp_path):
     """One run of six partitions, in which
 

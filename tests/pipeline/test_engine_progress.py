@@ -74,6 +74,28 @@ def test_failures_and_waits_are_told_once_with_node_and_partition():
         assert told[0].items() >= {"node": "clean", "label": SPEC.label, "message": "disk full"}.items()
 
 
+def test_labels_of_tasks_show_no_secrets_and_no_personal_data():
+    """A label names an input file, and so its address. The key of a task is a hash, and stays as it is."""
+    spec = TaskSpec("4111111111111111", "m:T", "clean", {},
+                    label="s3://KEY:hush/hush@b/jane.roe@mail.org.warc?token=abcd123")
+    bare = TaskSpec("4111111111111111", "m:T", "clean", {})
+    out, lines, snaps = io.StringIO(), io.StringIO(), []
+    for progress in (Progress("rich", snaps.append, stream=out), Progress("json", snaps.append, stream=lines)):
+        for task in (spec, bare):
+            progress.planned([task], {})
+            progress.failed(task, "environment", "disk full", True)
+            progress.hindered(task, "no answer")
+            progress.doubled(task)
+            progress.quarantined(task, 7, "crash")
+            progress.hanging(Running(task, 139.0, 3, 0, still=20.5))
+            progress.running(1, [Running(task, 140.0, 3, 0, still=21.5)])
+            progress.done(task, PartRecord(task.key, "m:T", "clean", "a", {}, {}))
+        progress.close("failed")
+    shown = out.getvalue() + lines.getvalue() + json.dumps(snaps)
+    assert "hush" not in shown and "jane.roe" not in shown and "abcd123" not in shown
+    assert shown.count("s3://") == 10 and shown.count(bare.key) > 10
+
+
 def test_a_long_look_at_what_is_done_already_is_seen_from_outside():
     """A run all of whose tasks are in the log has nothing else to tell."""
     clock, snaps = VirtualClock(), []

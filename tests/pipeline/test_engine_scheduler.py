@@ -16,7 +16,8 @@ import pytest
 
 from pipeline.engine.backends.inline import InlineBackend
 from pipeline.engine.driver.endings import Interrupted, TaskFailed
-from pipeline.engine.driver.progress import Progress, clock
+from pipeline.engine.driver.hangs import clock
+from pipeline.engine.driver.progress import Progress
 from pipeline.engine.driver.protocols import Running
 from pipeline.engine.driver.scheduler import MAX_LOST, Scheduler
 from pipeline.engine.messages import Done, Failed, Failure, Hindered, Lost, Quarantined
@@ -264,6 +265,20 @@ def test_later_attempts_know_who_was_quarantined():
     Scheduler(b, t.MemoryLog()).run(specs)
     assert [a.skip for a in b.taken] == [(), ((7, 2, "crash:SIGSEGV"),)]
     assert len({a.attempt for a in b.taken}) == 2
+
+
+def test_the_rows_of_all_tasks_that_fail_at_once_are_released():
+    one, two = t.row_specs(parts=2)
+
+    class Together(Scripted):
+        def wait(self, timeout):
+            """Both tasks fail between two polls of the scheduler."""
+            return [*super().wait(timeout), *super().wait(timeout)]
+
+    broken, log = raised("no column 'text'", kind="permanent"), t.MemoryLog()
+    with pytest.raises(TaskFailed, match="no column"):
+        Scheduler(Together({s.key: [[QUARANTINED, broken]] for s in (one, two)}), log).run([one, two])
+    assert log.quarantined_rows(one.key) == log.quarantined_rows(two.key) == {}
 
 
 def test_a_quarantine_is_durable_before_the_part_goes_on(tmp_path):

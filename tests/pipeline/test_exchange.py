@@ -3,6 +3,7 @@ single buckets."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -216,6 +217,7 @@ def test_more_buckets_than_the_first_read_holds(place):
         assert len(read_segment(at, ref(folder / "a"), 4 * n + 1)) == 0
 
 
+@pytest.mark.slow
 def test_memory_stays_far_under_the_data(tmp_path):
     """66 MB of records with a hot bucket through a writer that may hold 4 MB, then merged with another file."""
     code = f"""
@@ -282,6 +284,18 @@ def test_errors_name_the_file(tmp_path):
     (tmp_path / "d").write_bytes(b"PAR1 and so on")
     with pytest.raises(DamagedFile, match="d does not begin as an exchange file"):
         read_segment(store, {"$ref": "d", "content": "", "bytes": 14}, 0)
+
+
+def test_records_of_objects_are_refused(tmp_path):
+    """numpy would map them into memory, and take the bytes of the file for addresses of objects."""
+    header = {"dtype": [["a", "O"]], "buckets": 1, "rows": 1, "key": [], "covers": [], "index": ""}
+    body = json.dumps(header).encode()
+    data = b"TMSEG002" + len(body).to_bytes(8, "little") + body + bytes(32 + 8)
+    (tmp_path / "a").write_bytes(data)
+    del header["covers"]
+    content = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
+    with pytest.raises(DamagedFile, match="a has records of Python objects"):
+        read_segment(Store(tmp_path), {"$ref": "a", "content": content, "bytes": len(data)}, 0)
 
 
 def test_a_failed_task_leaves_no_runs(tmp_path):

@@ -111,6 +111,7 @@ def whole(site, tmp_path_factory) -> Path:
     return store
 
 
+@pytest.mark.slow
 def test_the_forecast_of_a_quarter_is_near_the_truth(sampled, whole):
     said = forecast(sampled, cores=4, price=0.04)
     really = counted(whole)
@@ -157,6 +158,13 @@ def test_the_forecast_of_each_node_is_what_a_run_leaves(sampled, whole):
     near(said.total.published_bytes, published, 2.0)
     assert nodes["deduped:docs"].tasks == 1 and nodes["shards:docs"].tasks == 1
     assert nodes["deduped/minhash.1"].tasks == tasks["deduped/minhash.1"], "groups of parts, not parts"
+
+
+def test_a_balanced_sample_of_the_tokenizer_costs_what_its_bytes_cost(site, sampled):
+    balanced = load_recipe(site / "recipe.yaml", ["tokenizer.train.sample={bytes: 50KB, by: source}"])
+    costs = [{n.name: n.cpu_s for n in forecast(run, cores=4).nodes}
+             for run in (sampled, replace(sampled, recipe=balanced))]
+    assert costs[0]["tokenizer:"] == costs[1]["tokenizer:"]
 
 
 def test_models_that_the_first_tasks_load_are_not_taken_for_what_texts_cost(sampled):
@@ -263,6 +271,7 @@ def test_nothing_is_left_behind_and_limits_are_kept(site, monkeypatch, tmp_path)
     assert not list(tmp_path.rglob("*.parquet"))
 
 
+@pytest.mark.slow
 def test_the_command(site, tokenmill):
     said = tokenmill("plan", site / "recipe.yaml", "--sample", "10%", "--cores", "64", "--price", "0.04", "--json")
     assert said.code == 0, said.err

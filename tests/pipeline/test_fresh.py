@@ -23,7 +23,7 @@ from pipeline.plan.survey import NodeState, survey
 from pipeline.recipe import load_recipe
 from pipeline.report.collect import collect
 from pipeline.run import RunSummary, make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.garbage import remove_packed_segments, remove_unnamed
 from pipeline.store.log import Fenced, Log

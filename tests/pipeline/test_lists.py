@@ -67,8 +67,12 @@ def test_a_damaged_list_is_an_error(tmp_path):
     (tmp_path / folded["maps"]["$list"]).write_text("[1,2,3]")
     with pytest.raises(DamagedFile, match=folded["maps"]["$list"]):
         unfold(folded, store.read)
+    store.remove(folded["maps"]["$list"])
+    with pytest.raises(DamagedFile, match="is missing"):
+        unfold(folded, store.read)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("barrier", [MinHash(), Exact(by="both")], ids=["minhash", "exact"])
 def test_specs_are_below_4_kb_with_thousands_of_groups(barrier, rounds):

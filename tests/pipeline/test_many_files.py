@@ -57,6 +57,7 @@ def write_site(site: Path, reader: str, files: int) -> Path:
     return site
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_files(tmp_path):
     sites = [write_site(tmp_path / str(n), "text", n) for n in (20_000, 50_000)]
     done = subprocess.run([sys.executable, "-c", MEASURED, *map(str, sites)], cwd=ROOT, check=True, text=True,

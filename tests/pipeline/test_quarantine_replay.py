@@ -22,7 +22,8 @@ import pytest
 
 from pipeline.recipe import load_recipe
 from pipeline.run import RunSummary, make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash, manifest
+from pipeline.store.dataset import manifest
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from pipeline.store.records import PartRecord
@@ -106,6 +107,7 @@ def deaths(path: Path) -> Counter:
 
 
 # -- a driver is killed ----------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_killed_driver_does_not_cost_another_child(tmp_path):
     """Killed once the verdict is durable, the next driver's children do not meet that document; killed before, they do
     (that is what the entry is worth). Either way the result is that of a run nobody disturbed."""
@@ -191,6 +193,7 @@ def encoded(store: Path) -> list[PartRecord]:
     return [r for r in Log.read(Store(store)).records() if r.node == "shards:web/encode"]
 
 
+@pytest.mark.slow
 def test_texts_a_tokenizer_dies_of_or_fails_on_are_quarantined_once_and_for_all(stream, tmp_path):
     stream("well", hooked=False)
     whole = tokens(tmp_path / "well")

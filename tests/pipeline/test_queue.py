@@ -24,6 +24,7 @@ from pipeline.cluster.dispatch import (
 )
 from pipeline.cluster.queue import (
     DamagedQueue,
+    Event,
     Queue,
     QueueEntry,
     QueueError,
@@ -119,6 +120,14 @@ def test_a_run_in_the_queue_keeps_its_name_from_other_submissions(store):
     assert other.submit(submission(3, run="run", resumes=True)) == first
     one.cancel(1, "operator")
     assert other.submit(submission(2, run="run", text="version: 1\n# another\n")).number == 2
+
+
+def test_two_requests_to_resume_a_run_make_one_entry(store):
+    """Two servers may both have found the run ended before one of them put its entry."""
+    one, other = Queue(store), Queue(store)
+    first = one.submit(submission(1, run="run", resumes=True))
+    assert other.submit(submission(2, run="run", resumes=True)) == first
+    assert len(one.entries()) == 1
 
 
 def test_requests_sent_by_many_at_once_make_one_entry_each(store):
@@ -277,6 +286,34 @@ def test_a_run_that_makes_progress_may_die_as_often_as_it_likes(store):
     assert len(server.children) == 3 * MOST_DEATHS and states(server.queue) == ["starting"]
 
 
+def test_a_run_that_dies_after_it_has_finished_tasks_is_started_again(store):
+    """The tasks of the latest start count, too: all drivers but the last die without one."""
+    server = Server(store)
+    server.queue.submit(submission(1))
+    for done in (*[0] * MOST_DEATHS, *[5] * MOST_DEATHS):
+        store.write("runs/run-1/progress.json", json.dumps({"state": "running", "done": done, "attempt": 1}).encode())
+        server.tick()
+        server.children[-1][0].code = -9
+    assert len(server.children) == 2 * MOST_DEATHS and states(server.queue) == ["starting"]
+    server.tick()
+    assert states(server.queue) == ["failed"]
+
+
+@pytest.mark.parametrize(("starts", "done", "deaths"), [
+    ([], 0, 0), ([0], 0, 1), ([0], 4, 0), ([0, 0, 0], 0, 3), ([0, 0, 0], 1, 0), ([0, 3, 3], 3, 2), ([0, 3, 3], 4, 0),
+    # a start that dies while it plans has counted fewer tasks than there are; the next one finds them again
+    ([9, 0, 9, 0], 9, 4), ([9, 0, 9, 0], 10, 0),
+    # r: after this start the entry waited again; what the start has finished is not what the start before it has
+    (["0r"], 0, 0), ([5, "5r", 8], 8, 2), ([5, "5r", 5], 5, 2), ([5, "7r", 7], 7, 1)])
+def test_starts_that_have_finished_nothing_are_counted(starts, done, deaths):
+    events = [Event("submitted", "", "")]
+    for start in starts:
+        tasks, returned, _ = str(start).partition("r")
+        events.append(Event("start", "", "", tasks=int(tasks)))
+        events += [Event("returned", "", "")] * (returned == "r")
+    assert QueueEntry(1, "r", "r", "me", "q", "d", False, tuple(events)).deaths(done) == deaths
+
+
 def test_a_driver_on_another_host_is_lost_when_its_heartbeat_stands_still(store):
     server = Server(store, me=holder(1), alive=lambda h: None)
     server.queue.submit(submission(1))
@@ -319,7 +356,7 @@ def test_an_entry_that_was_given_back_waits_in_its_old_place(store):
     begin(server.queue, *server.children[0][1:], HERE)
     end(server.queue, *server.children[0][1:], "returned", "in use by run 'cli'")
     assert places(server.queue.entries()) == {1: 1, 2: 2}
-    assert server.tick() == 2 and server.children[1][1] == 1 and server.queue.entry(1).deaths() == 1
+    assert server.tick() == 2 and server.children[1][1] == 1 and server.queue.entry(1).deaths(0) == 1
 
 
 def test_an_entry_waits_ever_longer_while_the_cluster_does_not_answer(store):
@@ -335,7 +372,7 @@ def test_an_entry_waits_ever_longer_while_the_cluster_does_not_answer(store):
         begin(server.queue, *server.children[-1][1:], HERE)
         end(server.queue, *server.children[-1][1:], "unreachable", "nothing answers")
         entry = server.queue.entry(1)
-        assert (entry.state, entry.last.error, entry.deaths()) == ("waiting", "nothing answers", 0)
+        assert (entry.state, entry.last.error, entry.deaths(0)) == ("waiting", "nothing answers", 0)
     assert pauses == [0, 15, 30, 60, 120, 240, 300, 300]
     server.tick(1.0)
     server.tick(300.0)

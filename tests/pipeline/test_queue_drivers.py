@@ -57,6 +57,7 @@ class RealServer:
         return all(entry.ended for entry in self.queue.entries())
 
 
+@pytest.mark.slow
 def test_a_killed_server_and_a_killed_driver_lose_nothing(store, data):
     """The driver is killed in the middle of its run, and its server with it; the next server starts it again, and
     then the run that waits. A server that comes while a driver runs leaves it alone."""

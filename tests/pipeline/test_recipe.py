@@ -266,6 +266,7 @@ def test_each_mistake_is_named(load, old, new, expected):
     ("kind: bpe", "kind: bp", "7 tokenizer.train.kind: 'bp' is not one of bpe, sentencepiece; did you mean 'bpe'?"),
     ("{train: {kind: bpe, vocab: 32000, from: deduped}}", "{}", "7 tokenizer: give one of `train:`"),
     ("{train: {kind: bpe, vocab: 32000, from: deduped}}", "{load: x.json}", "7 tokenizer.load: no such file"),
+    ("{train: {kind: bpe, vocab: 32000, from: deduped}}", "{load: my/x.tiktoken}", "7 tokenizer.load: no such file"),
     ("shards:    {web: {from: deduped", "shards:    {web: {from: web", "8 shards.web.from: 'web' is a source; name a"),
     ("where: {source: web}", "where: {source: wob}", "8 shards.web.where.source: unknown source 'wob': did you mean"),
     ("where: {source: web}", "where: {sorce: web}", "8 shards.web.where.sorce: 'sorce' is not one of source, language"),
@@ -435,15 +436,15 @@ def test_code_that_is_on_the_path_already_is_the_same_code(tmp_path, monkeypatch
 # -- quantities -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("text", "value"), [
     ("20B", 20 * 10**9), ("0.5M", 500_000), ("2048", 2048), (2048, 2048), ("64k", 64_000), ("1_000", 1000),
-    (2e6, 2 * 10**6), ("1.5T", 15 * 10**11), (" 3 M ", 3 * 10**6), ("0.1k", 100), ("1,000", 1000),
-    ("1,234,567.5k", 1234567500), ("2.01M", 2_010_000), ("20b", 20 * 10**9), ("1G", 10**9)])
+    ("16_384_000", 16_384_000), (2e6, 2 * 10**6), ("1.5T", 15 * 10**11), (" 3 M ", 3 * 10**6), ("0.1k", 100),
+    ("1,000", 1000), ("1,234,567.5k", 1234567500), ("2.01M", 2_010_000), ("20b", 20 * 10**9), ("1G", 10**9)])
 def test_counts(text, value):
     assert parse_count(text) == value
 
 
 @pytest.mark.parametrize("text", [
     "", "B", "-1", "0", "1.5", "1e30", "1.2.3k", "nan", True, None, [1], "1MB", "٣k", "9" * 50, "1,5M", "10,00",
-    ",100", "1/2", "0.0005k"])
+    ",100", "1/2", "0.0005k", "1_0_0", "1_", "1__000", "_1", "10_00", "1_000,000"])
 def test_counts_refused(text):
     with pytest.raises(ValueError, match=r"write e\.g\."):
         parse_count(text)

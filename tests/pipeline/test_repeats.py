@@ -17,7 +17,8 @@ from pipeline.recipe import load_recipe
 from pipeline.report.margins import COLUMNS, Margins
 from pipeline.run import make_backend, run_recipe
 from pipeline.service.playground import Changes, Playground
-from pipeline.store.dataset import dataset_hash, iter_rows
+from pipeline.store.dataset import iter_rows
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from stages.dedup.repeats import RepeatedPassages
@@ -139,6 +140,7 @@ def test_another_limit_runs_only_the_cutting_pass_and_replays_it(top, finished, 
     assert dataset_hash(Store(tmp_path / "store"), "deduped") != dataset_hash(Store(finished), "deduped")
 
 
+@pytest.mark.slow
 def test_children_and_other_partitions_give_the_same(top, finished, tmp_path):
     run(top, tmp_path / "store", "paragraph", 60, make_backend("process", 2, None), "run.partition=60KB")
     for name in ("deduped", "talk"):

@@ -212,6 +212,7 @@ def test_no_share_is_given_where_final_datasets_share_a_source():
 
 
 # -- the page --------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_report_of_500_sources_is_small_and_says_what_it_leaves_out():
     document = generated(500, reasons=30, scores=20, warnings=700)
     Report.model_validate(document)
@@ -235,11 +236,48 @@ def test_a_report_of_500_sources_is_small_and_says_what_it_leaves_out():
     front(document)
 
 
+@pytest.mark.slow
 def test_a_page_shrinks_until_it_fits():
     for sizes in ({"datasets": 40, "reasons": 60, "scores": 40}, {"datasets": 200, "reasons": 10, "streams": 900}):
         page = render(generated(60, **sizes))
         assert len(page.encode()) <= LARGEST
         check_page(page)
+
+
+def _long_names(document: dict[str, Any]) -> None:
+    text = json.dumps(document)
+    for i in range(5):
+        text = text.replace(f"reason_{i}", f"reason_{i}<" + "é" * 60_000)
+    document.update(json.loads(text))
+
+
+def _many_tasks(document: dict[str, Any]) -> None:
+    for section in document["datasets"].values():
+        section["contamination"] = {f"task-{i}": {"items": {"test": ["1"]}, "dropped": 1, "cut": 0}
+                                    for i in range(30_000)}
+
+
+def _many_reasons_to_skip(document: dict[str, Any]) -> None:
+    for section in document["sources"].values():
+        section["skipped"] = {f"not the pattern {i} </section>": i for i in range(9000)}
+
+
+def _long_warnings(document: dict[str, Any]) -> None:
+    document["warnings"] = ["</section><pre>" + "w" * 700_000] * 2
+
+
+@pytest.mark.parametrize("grow", [_long_names, _many_tasks, _many_reasons_to_skip, _long_warnings])
+def test_a_page_that_does_not_fit_with_few_rows_leaves_out_its_largest_sections(grow):
+    document, heading = generated(40, reasons=12, datasets=3), r'<section [^>]*aria-labelledby="(\w+)">\s*<h2.*?</h2>'
+    whole = render(document)
+    assert "see <code>report.json</code>" not in whole
+    grow(document)
+    page = render(document)
+    assert len(page.encode()) <= LARGEST
+    check_page(page)
+    assert 1 <= len(re.findall(heading + r'\n<p class="say">This would make the page larger', page)) <= 3
+    assert set(re.findall(heading, page)) >= set(re.findall(heading, whole)) - {"samples", "lineage"}
+    assert "<caption>Sources and their sums</caption>" in page and "Made by Tokenmill" in page
 
 
 def test_a_small_report_is_not_cut():

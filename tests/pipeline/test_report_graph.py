@@ -12,6 +12,7 @@ from pipeline.engine.driver.sums import NodeSums
 from pipeline.report.dag import BOX, draw
 from pipeline.report.graph import graph, joined
 from pipeline.report.nodes import NodeFigures
+from pipeline.report.schema_figures import Graph
 
 
 def node(name: str, kind: str = "pass", steps: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
@@ -52,6 +53,39 @@ def test_an_arrow_says_what_the_second_pass_takes(deps, read, docs):
              passed("five", deps, read, read)]
     edges = graph(nodes, {}, None)["edges"]
     assert [(e["from"], e.get("docs")) for e in edges] == list(zip(deps, docs, strict=True))
+
+
+def test_a_deduplication_has_dotted_arrows_from_what_it_is_compared_with():
+    """An arrow `against` says no number: no document takes this way. A folder that several steps read is one box."""
+    def barrier(name: str, deps: list[str], against: list[str]) -> NodeFigures:
+        return NodeFigures({"name": name, "kind": "barrier", "dataset": "", "steps": ["exact"], "deps": deps,
+                            "publishes": False, "against": against}, lambda: iter(()), NodeSums())
+
+    minhash = barrier("new/minhash.1", ["new:1"], ["/x/<may>.index/"])
+    minhash.steps = ["minhash"]
+    both = [n for n in graph([barrier("a/exact.1", [], ["/x/<may>.index/"]), minhash], {}, None)["nodes"]
+            if n["kind"] == "folder"]
+    assert both == [{"name": "/x/<may>.index/", "kind": "folder", "steps": ["exact", "minhash"], "tasks": 0}]
+    nodes = [passed("old:1", [], {"a": 9}, {"a": 9}), barrier("old/exact.1", ["old:1"], ["/x/<may>.index/"]),
+             passed("old", ["old:1", "old/exact.1"], {"old": 9}, {"a": 9}),
+             passed("new:1", [], {"b": 4}, {"b": 4}),
+             barrier("new/exact.1", ["new:1"], ["old/exact.1", "/x/<may>.index/"]),
+             passed("new", ["new:1", "new/exact.1"], {"new": 4}, {"b": 4})]
+    document = graph(nodes, {}, None)
+    folder = {"name": "/x/<may>.index/", "kind": "folder", "steps": ["exact"], "tasks": 0}
+    assert [n for n in document["nodes"] if n["kind"] == "folder"] == [folder]
+    assert [(e["from"], e["to"]) for e in document["edges"] if e.get("against")] == [
+        ("/x/<may>.index/", "old/exact.1"), ("old/exact.1", "new/exact.1"), ("/x/<may>.index/", "new/exact.1")]
+    assert [(e["from"], e["to"], e["docs"]) for e in document["edges"] if not e.get("against")] == [
+        ("old:1", "old/exact.1", 9), ("old/exact.1", "old", 9), ("new:1", "new/exact.1", 4), ("new/exact.1", "new", 4)]
+    svg = str(draw(document))
+    tree = ET.fromstring(svg)
+    dotted = [path for path in tree.iter() if path.get("class") == "edge against"]
+    assert [path[0].text for path in dotted] == [f"{a} → {b}: compared" for a, b in (
+        ("/x/<may>.index/", "old/exact.1"), ("old/exact.1", "new/exact.1"), ("/x/<may>.index/", "new/exact.1"))]
+    names = [text.text for text in tree.iter() if text.get("class") == "t-name"]
+    assert "<may>.index" in names and "index of exact" in svg
+    Graph.model_validate(document)
 
 
 def test_nodes_that_are_alike_are_joined_and_their_counts_added_up():

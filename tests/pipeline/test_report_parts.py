@@ -42,6 +42,15 @@ def test_numbers(value, said):
 
 
 @pytest.mark.parametrize(("value", "said"), [
+    (0, "0"), (0.0001, "0.0001"), (0.00009999, "0.0001"), (0.0000999, "9.99e-5"), (1e-5, "1e-5"),
+    (-1.234e-12, "-1.23e-12"),
+    (99.94, "99.9"), (99.95, "100"), (-1234, "-1,234"), (999_499_999_999_999, "999,499,999,999,999"), (1e15, "1e15"),
+    (9.999e14, "1e15"), (-1.5e20, "-1.5e20"), (1e300, "1e300"), (float("inf"), "inf"), (float("nan"), "nan")])
+def test_digits(value, said):
+    assert humanize.digits(value) == said
+
+
+@pytest.mark.parametrize(("value", "said"), [
     (0, "0 B"), (999, "999 B"), (999.7, "1 kB"), (1500, "1.5 kB"), (999_600, "1 MB"), (64_402, "64.4 kB"),
     (43.9e6, "43.9 MB"), (2e15, "2,000 TB")])
 def test_sizes(value, said):

@@ -27,7 +27,8 @@ from pipeline.passes.replay import without_zeros
 from pipeline.plan.estimate import survey_recipe
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash, iter_rows
+from pipeline.store.dataset import iter_rows
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.garbage import remove_unnamed
 from pipeline.store.log import Log
@@ -340,6 +341,7 @@ def test_how_rows_are_batched_is_not_to_be_seen_in_a_row_set(top, tmp_path):
         assert some[0] == some[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2])
 def test_children_give_the_same(top, finished, tmp_path, workers):
     run(top, tmp_path / "store", CHAINS["two and a filter"], report=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -182,6 +183,17 @@ def test_counts_are_those_of_all_samples_one_by_one(store, curriculum, steps):
         assert abs(row["realised"] - row["planned"]) <= 2 * len(ranges)
 
 
+def test_a_document_that_is_read_in_several_blocks_is_missing_once(store, curriculum, tmp_path):
+    shutil.copytree(store, tmp_path / "store")
+    shutil.rmtree(tmp_path / "store/datasets")
+    at, sets = Order(curriculum).locate(0, curriculum.samples), [ShardSet(store / s.train) for s in curriculum.streams]
+    read = {span.id for stream, window, length in zip(at.stream, at.window, at.sequence)
+            for span in sets[stream].documents(window * length + 1, window * length + 1 + length)}
+    for block in (64, 1000, 1 << 20):
+        found = count_documents(Store(tmp_path / "store"), curriculum, [(0, curriculum.samples)], block=block)
+        assert found["missing"] == len(read)
+
+
 def test_a_share_is_an_estimate_whose_intervals_hold_the_counts(store, curriculum):
     ranges = [(0, curriculum.samples)]
     tokens, _ = counted(store, curriculum, ranges)
@@ -203,26 +215,33 @@ def test_a_share_is_an_estimate_whose_intervals_hold_the_counts(store, curriculu
 
 def test_the_command_counts_the_steps_that_a_training_has_performed(store, curriculum, tokenmill, tmp_path):
     def step(number: int, **more: object) -> dict[str, object]:
-        return {"event": "step", "step": number, "targets": 100, "loss": 2.0, **more}
+        return {"event": "step", "step": number, "targets": 100, "loss": 2.0, "lr": 0.1, **more}
+
+    def masked(number: int, **more: object) -> dict[str, object]:
+        """A step all of whose tokens are masked. It is computed, and so counts, although it has no targets."""
+        return step(number, targets=0, loss=None, **more)
+
+    def passed_over(number: int) -> dict[str, object]:
+        return {k: v for k, v in masked(number, skipped=True, why="rewind").items() if k != "lr"}
 
     lines = [{"event": "start", "step": 0}, *map(step, range(1, 10)), step(10, skipped=True, why="norm"),
-             *map(step, range(11, 21)), {"event": "rewind", "step": 8, "steps": [10, 12]}, step(9),
-             *(step(n, targets=0, loss=None, skipped=True, why="rewind") for n in (10, 11)), *map(step, range(12, 31)),
-             {"event": "resume", "step": 25}, step(26, skipped=True, why="loss"), step(27)]
+             *map(step, range(11, 20)), masked(20), {"event": "rewind", "step": 8, "steps": [10, 12]}, step(9),
+             *map(passed_over, (10, 11)), *map(step, range(12, 31)),
+             {"event": "resume", "step": 25}, step(26, skipped=True, why="loss"), masked(27, skipped=True, why="norm")]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"v": 1, **line}) + "\n" for line in lines))
     (tmp_path / "ledger.jsonl").write_text(json.dumps(
         {"v": 1, "event": "rewind", "step": 20, "steps": [10, 12], "back": 8, "checkpoint": "c", "why": "w"}) + "\n")
     said = tokenmill("shards", "realised", store / "runs/toy", "--training", tmp_path, "--rows", "--json")
     assert said.code == 0, said.err
     [told] = said.json()
-    assert told["training"] == {"last": 27, "skipped": [[10, 12]], "unchanged": 1, "abandoned": 12 + 5}
+    assert told["training"] == {"last": 27, "skipped": [[10, 12]], "unchanged": 2, "abandoned": 12 + 5}
     ranges = [(step_at(curriculum, first).first, step_at(curriculum, last).stop) for first, last in ((1, 9), (12, 27))]
     assert told["mixture"] == realised_in(curriculum, ranges)
     assert told["samples"] == sum(stop - first for first, stop in ranges)
     assert told["documents"] == count_documents(Store(store), curriculum, ranges)
     assert told["order_quality"]["repeats"]["pairs"] >= 0
     shown = tokenmill("shards", "realised", store / "runs/toy", "--training", tmp_path, "--rows").out
-    assert "up to step 27: 2 steps skipped, 1 read without an update, 17 undone" in shown and "all rows" in shown
+    assert "up to step 27: 2 steps skipped, 2 read without an update, 17 undone" in shown and "all rows" in shown
     assert all(source in shown for source in SOURCES)
 
 

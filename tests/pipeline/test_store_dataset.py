@@ -23,7 +23,8 @@ import pytest
 
 from pipeline.plan.inputs import list_source
 from pipeline.store import dataset
-from pipeline.store.dataset import PassParts, dataset_hash, iter_rows, manifest
+from pipeline.store.dataset import PassParts, iter_rows, manifest
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store, StoreError, swap_folders
 from pipeline.store.log import Fenced
 from pipeline.store.parts import PartWriter, document_schema
@@ -251,6 +252,7 @@ KILLER = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [0, 1], ids=["first", "replacement"])
 def test_sigkill_at_every_point_of_a_publication(tmp_path, again):
     out = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLER), str(tmp_path), str(again)], cwd=ROOT,

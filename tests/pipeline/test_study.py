@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.errors import BadUsage
-from pipeline.cli.training import with_data
+from pipeline.cli.training import forward, with_data
 from pipeline.recipe import load_recipe
 from pipeline.recipe.errors import RecipeError
 from pipeline.run import make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from pipeline.store.runs import RunTasks
 from pipeline.study.data import candidate_data, make_data, study_data
 from pipeline.study.variants import StudyError, named_variants
 from tests.corpus import sentences
+from tokenizer.mixture.apportion import CurriculumError
 from tokenizer.mixture.curriculum import Curriculum, Stream
 from tokenizer.mixture.order import Order
 from tokenizer.shards.layout import Shard
@@ -205,7 +205,8 @@ def test_an_unknown_key_of_a_variant_names_the_nearest_one(site):
     ([["x", "train.clip=2"]], ("judge",), "--arm"), ([["x"]], ("judge",), "keys in which"),
     ([["a/b", "run.partition=8MB"]], ("judge",), "name of a variant"),
     ([["base", "run.partition=8MB"]], ("judge",), "two variants"),
-    ([["x", "train="]], ("judge",), "`train:`")])
+    ([["x", "train="]], ("judge",), "--arm"), ([["x", "curriculum.total=2k"]], ("judge",), "--tokens"),
+    ([["x", "tokenizer.train.vocab=280"]], ("judge",), "--tokenizers")])
 def test_what_cannot_be_compared_is_refused_before_anything_runs(site, vary, held_out, said):
     with pytest.raises((StudyError, RecipeError), match=said) as caught:
         study(site, vary, held_out)
@@ -237,6 +238,26 @@ def test_candidates_get_the_tokenizer_of_the_run_and_weights_by_their_tokens(sit
     assert manifest["tokenizer"] == curriculum(store, "base").tokenizer.sha256
 
 
+def test_a_mistake_in_set_is_found_before_data_is_made(site, tmp_path, capfd):
+    words = ["ablate", "--data", f"base={site / 'recipe.yaml'}", "--vary", *VARY[0], "--held-out", "judge", "--store",
+             str(tmp_path / "new"), "--set", "optimizer.lrr=1"]
+    assert forward(words) == 2
+    assert_one_line(capfd.readouterr().err, "did you mean 'lr'")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_variant_without_text_is_named(site, tmp_path):
+    with pytest.raises(CurriculumError, match=r"s@empty: .*'text'"):
+        make_data(study(site, [["empty", "datasets.clean.steps.gopher_quality.min_doc_words=90000"]]),
+                  str(tmp_path / "store"), make_backend=inline)
+
+
+def test_candidates_take_no_other_tokenizer_than_that_of_the_run(site):
+    variants = named_variants([str(site / "recipe.yaml")], [["x", "tokenizer.train.vocab=280"]])
+    with pytest.raises(StudyError, match="tokenizer of the run"):
+        candidate_data(variants, {"load": "x"})
+
+
 def test_other_commands_of_the_trainer_are_left_alone():
     for words in (["run", "x"], ["ablate", "x", "--arm", "a", "clip=1"], ["ablate", "--data", "x", "--help"], []):
         assert with_data(words) == words
@@ -248,6 +269,18 @@ def test_other_commands_of_the_trainer_are_left_alone():
     (["ablate", "--vary", "a", "b=1"], "name it with --data"),
     (["ablate", "--data", "x.yaml", "--store", "s3://b/store"], "give a folder with --out"),
     (["anneal", "RUN", "--from", "1", "--tokens", "9", "--data", "x.yaml", "--mixes", "m.yaml"], "--mixes")])
-def test_options_that_contradict_each_other_are_refused(words, said):
-    with pytest.raises((BadUsage, StudyError), match=said):
-        with_data(words)
+def test_options_that_contradict_each_other_are_refused(words, said, capfd):
+    assert forward(words) == 2
+    assert_one_line(capfd.readouterr().err, said)
+
+
+def assert_one_line(err, said):
+    assert err.startswith("error: ") and err.count("\n") == 1 and said in err
+
+
+def test_an_error_in_a_recipe_is_one_line_without_a_traceback(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.yaml").write_text("version: 1\nsources: {a: {read: jsonl, path: a.jsonl}}\ndatasets: {b: {from: a}}"
+                                     "\nstore: x\n")
+    assert forward(["ablate", "--data", "r.yaml", "a=r.yaml", "--held-out", "a.jsonl"]) == 2
+    assert_one_line(capfd.readouterr().err, "r.yaml:4:1: store: unknown key")

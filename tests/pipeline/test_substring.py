@@ -13,7 +13,8 @@ import pytest
 from pipeline.engine.backends.inline import InlineBackend
 from pipeline.recipe import load_recipe
 from pipeline.run import run_recipe
-from pipeline.store.dataset import dataset_hash, iter_rows
+from pipeline.store.dataset import iter_rows
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from tokenizer.byte_level import byte_level_json
 

@@ -54,7 +54,7 @@ def tree(store: Path, but: str) -> dict[str, str]:
 @pytest.mark.parametrize(("place", "part"), [
     ("pipeline.store.dataset.ManifestWriter.add", "clean"),              # while it links
     ("pipeline.store.dataset.os.rename", "datasets/clean"),              # it has asked, and is about to show its folder
-    ("pipeline.passes.encode.link_committed", "split=train"),            # then manifests
+    ("pipeline.passes.publish_shards.link_committed", "split=train"),    # then manifests
     ("pipeline.report.collect.collect", "")])                            # the report of the store
 def test_the_first_driver_goes_on_and_changes_nothing(site, tmp_path, monkeypatch, capsys, place, part):
     """It stands still when it first calls `place` with something about `part`."""

@@ -137,6 +137,6 @@ def test_what_explain_shows_of_documents(capsys, monkeypatch):
     monkeypatch.setattr("trainer.data.remote.reading", lambda _: contextlib.nullcontext())
     for as_json in (False, True):
         explain.run(argparse.Namespace(run="", store="", out=None, overrides=[], step=1, row=None, worst=None,
-                                       json=as_json))
+                                       task=None, against=None, data=None, items=None, json=as_json))
         said = capsys.readouterr().out
         assert "owned" in said and not ODD.search(said)

@@ -24,6 +24,7 @@ from pipeline.service.duck import Stop, TooDear
 from pipeline.service.plans import KEPT_S, Plans
 from pipeline.store.errors import EnvironmentFailure
 from pipeline.store.fs import Store
+from tests import commands
 from tests.corpus import sentences
 from tests.service.conftest import problem, write_run
 from tests.service.test_pages import EVIL, VIEWER, client_of, links, read, text_of
@@ -101,6 +102,39 @@ def edit_report(site: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     path = site / "store/runs/first/report.json"
     document = json.loads(path.read_text())
     path.write_text(json.dumps(change(document) or document))
+
+
+def test_deduplications_show_what_they_are_compared_with(made, tmp_path):
+    """The nodes `against`: another deduplication of the recipe, and the folder of an index. They are the same after the
+    run (from its report) and before a run (from the plan alone)."""
+    site = tmp_path / "site"
+    shutil.copytree(made, site)
+    (site / "recipe.yaml").write_text(RECIPE.partition("datasets:")[0] + "datasets:\n"
+                                      "  old: {from: web, steps: [exact]}\n"
+                                      "  new: {from: docs, steps: [{exact: {against: [old, may.index]}}]}\n")
+    (site / "may.yaml").write_text(RECIPE.partition("datasets:")[0] + "datasets: {may: {from: web, steps: [exact]}}\n")
+    run_recipe(load_recipe(site / "may.yaml"), str(site / "store"), run="may",
+               make_backend=make_backend("inline", 1, None))
+    folder = site / "may.index"
+    done = commands.command("pipeline.cli", "dedup", "index", "may", "may", "--out", str(folder), "--store",
+                            str(site / "store"), "--backend", "inline")
+    assert done.returncode == 0, done.stderr
+    execute(site, "grown")
+    document = ask(site, run="grown")
+    assert document["report"] and document["planned"]
+    compared = [{"from": "old/exact.1", "to": "new/exact.1", "against": True},
+                {"from": str(folder), "to": "new/exact.1", "against": True}]
+    edges = [edge for edge in document["edges"] if edge.get("against")]
+    assert edges == compared
+    node = nodes_of(document)[str(folder)]
+    assert (node["kind"], node["steps"], node["state"], node["tasks"]) == ("folder", ["exact"], None, 0)
+    assert nodes_of(document)["new/exact.1"]["documents"] == {"in": 8, "kept": 2, "dropped": 6}
+    (site / "store/runs/grown/report.json").unlink()
+    document = ask(site, run="grown")
+    assert not document["report"]
+    assert [edge for edge in document["edges"] if edge.get("against")] == compared
+    assert nodes_of(document)[str(folder)]["kind"] == "folder"
+    assert "compared" in client(site).get("/stores/s/runs/grown/assets").text
 
 
 # -- what a run has made ---------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import pytest
 
 from pipeline.cluster.queue import Queue
 from pipeline.store.fs import Store
+from tests.conftest import rest_slow
 from tests.corpus import sentences
 from tests.pipeline.test_engine_processes import until
 from tests.service.test_submit import RECIPE
@@ -45,8 +46,8 @@ def serve(store: Path, data: Path) -> tuple[subprocess.Popen[bytes], httpx.Clien
     return server, client
 
 
-@pytest.mark.parametrize(("seed", "killed"), [
-    (1, ("server", "driver")), (2, ("server",)), pytest.param(3, ("driver",), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("seed", "killed"), rest_slow(1, [
+    (1, ("server", "driver")), (2, ("server",)), (3, ("driver",))]))
 def test_a_killed_server_and_its_killed_driver_lose_no_run(tmp_path, seed, killed):
     rng = random.Random(seed)
     (tmp_path / "data" / "docs").mkdir(parents=True)

@@ -25,6 +25,7 @@ from pipeline.service.html import STATIC, own_path, path, sides, static_path
 from pipeline.service.problems import HttpProblem
 from pipeline.service.settings import ServiceSettings
 from pipeline.store.fs import Store
+from tests.conftest import rest_slow
 from tests.corpus import sentences
 from tests.service.conftest import BASE, OPERATOR, VIEWER, write_log, write_run
 from tests.service.corpus import HOSTILE, documents, publish_rows
@@ -184,6 +185,7 @@ def crawl(client: TestClient, start: str = "/") -> Iterator[str]:
 
 
 # -- a real store ----------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_every_link_leads_somewhere(browser, rows):
     seen = list(crawl(browser))
     assert len({w for w in seen if "/documents/" in w and "?" not in w}) == len(rows) + 1, (
@@ -210,6 +212,11 @@ def test_run_that_has_ended_shows_its_passes_and_recipe_and_loads_no_script(brow
     read_in = progress["nodes"]["clean:1"]["documents_run"]["in"]
     assert f"{read_in:,}" in [cell.text_content().strip() for cell in table[0].findall("td")]
     assert "gopher_quality" in tree.xpath("//details/pre")[0].text
+    kept = {row.find("th").text_content(): row.find("td").text for row in tree.xpath(
+        "//table[caption='What it kept']/tbody/tr")}
+    report = json.loads((root / "runs" / run / "report.json").read_text())
+    assert kept == {name: f"{section['docs']:,}" for name, section in report["datasets"].items()} != {}
+    assert len(tree.xpath("//table[caption='What it kept']/thead//th")) == 3, "there was no run before it"
     assert not tree.xpath("//script") and not tree.xpath("//*[@data-events]")
 
 
@@ -228,6 +235,41 @@ def test_run_under_way_loads_the_script_that_follows_it(store):
     assert not tree.xpath("//script") and "no space left" in text_of(tree)
     [row] = tree.xpath("//table[caption='Failed attempts']/tbody/tr")
     assert [text_of(cell) for cell in row] == ["a.jsonl", "clean", "3", "error", "it broke"]
+
+
+def test_a_run_is_shown_beside_the_run_before_it(store):
+    """The report of the run before is damaged, then sound, and then of other datasets."""
+    store.write("runs/second/tasks.parquet", b"")
+    for run in ("first", "second"):
+        store.write(f"runs/{run}/recipe.yaml", b"datasets: {a: {}, b: {}}")
+        store.write(f"runs/{run}/report.json", json.dumps({"datasets": {
+            name: {"docs": docs, "bytes": 10, "more": []} for name, docs in (
+                ("a", 1200 if run == "first" else 1500), ("b", 7))}}).encode())
+    write_run(store, "first", facts={"before": "second"})
+    browser = client_of({"s": store.local})
+
+    def kept() -> list[list[str]]:
+        rows = read(browser, "/stores/s/runs/first").xpath("//table[caption='What it kept']//tr")
+        return [[cell.text_content() for cell in row] for row in rows]
+
+    assert kept() == [["Dataset", "Documents", "Documents in second", "Text", "Text in second"],
+                      ["a", "1,200", "1,500", "10 B", "10 B"], ["b", "7", "7", "10 B", "10 B"]]
+    store.write("runs/second/report.json", b'{"datasets": {"a": {"docs": "x"}}}')
+    assert kept()[1] == ["a", "1,200", "–", "10 B", "–"]
+    store.write("runs/second/recipe.yaml", b"datasets: {a: {}}")
+    assert kept()[1] == ["a", "1,200", "10 B"]
+    store.write("runs/first/report.json", b"[")
+    assert kept() == []
+
+
+def test_run_links_to_the_log_if_there_is_one(store):
+    """A run that a server has started is a local one, and has a log. A run of a terminal has none."""
+    write_run(store, "mine", how="local")
+    browser = client_of({"s": store.local})
+    assert "/stores/s/runs/mine/log" not in links(read(browser, "/stores/s/runs/mine"))
+    write_log(store, "mine", "one\n")
+    assert "/stores/s/runs/mine/log" in links(read(browser, "/stores/s/runs/mine"))
+    assert "one" in text_of(read(browser, "/stores/s/runs/mine/log"))
 
 
 def test_log_is_read_a_stretch_at_a_time(store):
@@ -371,7 +413,7 @@ def test_duplicate_shows_the_document_that_was_kept(browser, rows):
 
 
 # -- hostile data ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["kept", "dropped", "quarantined"])
+@pytest.mark.parametrize("kind", rest_slow(1, ["kept", "dropped", "quarantined"]))
 def test_hostile_documents_stay_text_in_a_list(hostile, kind):
     browser = client_of({"main": hostile})
     tree = read(browser, f"{DATASET}?kind={kind}")

@@ -22,6 +22,7 @@ from pipeline.service.sampling import in_sample
 from pipeline.service.token_counts import with_estimates
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
+from tests.conftest import rest_slow
 from tests.service.tuned_site import CHAINS, make_site, run, sides, write_recipe
 
 MODES = ("until-drop", "all")
@@ -113,7 +114,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("chain", "changes", "unknown"), CASES,
+@pytest.mark.parametrize(("chain", "changes", "unknown"), rest_slow(12, CASES),
                          ids=lambda v: v if isinstance(v, str) else json.dumps({**v.thresholds}) + str(
                              sorted(v.off)) if isinstance(v, Changes) else "")
 def test_outcomes_are_those_of_a_run_with_the_changes(sites, tmp_path, chain, changes, unknown, mode):
@@ -208,7 +209,7 @@ CUBES = [("english", 1, "min_doc_words"), ("english", 1, "max_symbol_word_ratio"
          ("signals", 4, "char_duplicates_ratio"), ("last", 2, "min_doc_words")]
 
 
-@pytest.mark.parametrize(("chain", "step", "key"), CUBES)
+@pytest.mark.parametrize(("chain", "step", "key"), rest_slow(4, CUBES))
 @pytest.mark.parametrize("mode", MODES)
 def test_a_cube_is_exact_at_its_edges_and_within_its_error_between_them(sites, chain, step, key, mode):
     game = playground(sites(chain, mode))

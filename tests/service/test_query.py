@@ -16,10 +16,12 @@ import fsspec
 import pytest
 
 from pipeline.base.clock import Clock
+from pipeline.service.answer_memory import AnswerMemory
 from pipeline.service.duck import Busy, Cancelled, Database, QueryError, QueryLimits, Stop, TooDear
 from pipeline.service.filters import Filter, SignalRange, SortOrder
-from pipeline.service.parts import NoDataset, StillChecking
+from pipeline.service.parts import NoDataset, PublishedPart, StillChecking
 from pipeline.service.query import DocumentKind, PlaceGone, Queries
+from pipeline.service.reader import PartReader
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
 from tests.service.corpus import HOSTILE, documents, publish_rows
@@ -160,7 +162,86 @@ def test_sorted_pages_are_the_sorted_documents(store, queries, by, descending):
     if by == "id":
         known.sort(key=lambda r: r["id"], reverse=descending)
     wanted = [r["id"] for r in known] + sorted(r["id"] for r in KEPT if value(r) is None)
-    assert ids(walk(queries, DocumentKind(store, "kept", "d"), Filter(), SortOrder(by, descending), 11)) == wanted
+    assert ids(walk(queries, DocumentKind(store, "kept", "d"), Filter(), SortOrder(by, descending), 23)) == wanted
+
+
+def test_pages_beyond_what_is_read_ahead_are_the_sorted_documents(tmp_path):
+    """The second page reads hundreds of hits ahead. Walks with pages of other sizes meet on the way: each takes what is
+    remembered only if it holds the whole page."""
+    store, queries, rows = Store(tmp_path / "store"), Queries(), documents(1500, 14)
+    publish_rows(store, tmp_path / "scratch", rows, 12)
+    at = DocumentKind(store, "kept", "d")
+    for by in ("source", "signals.b"):
+        for descending in (False, True):
+            def value(row: dict[str, Any], by: str = by) -> Any:
+                return row["signals"].get("b") if by == "signals.b" else row["source"]
+
+            wanted = sorted((r for r in rows if value(r) is not None), key=lambda r: r["id"])
+            wanted.sort(key=value, reverse=descending)
+            wanted += sorted((r for r in rows if value(r) is None), key=lambda r: r["id"])
+            for limit in (97, 40, 150):
+                assert ids(walk(queries, at, Filter(), SortOrder(by, descending), limit)) == ids(wanted)
+
+
+def test_a_repeated_question_reads_no_part_and_has_the_same_answer(tmp_path, monkeypatch):
+    store, queries = Store(tmp_path / "store"), Queries()
+    publish_rows(store, tmp_path / "scratch", documents(200, 15), 10)
+    at, reads = DocumentKind(store, "kept", "d"), []
+    show = ("id", "text", "signals")
+
+    def questions() -> list[Any]:
+        first = queries.page(at, Filter(source=("web",)), SortOrder("id"), 5, queries.stop(), show=show, chars=9)
+        stored = queries.page(at, Filter(text="日本"), SortOrder(), 5, queries.stop(), show=show)
+        return [first, stored, queries.page(at, Filter(text="日本"), SortOrder(), 5, queries.stop(), stored.next or ""),
+                queries.counts(at, Filter(), ["source"], queries.stop()),
+                queries.counts(at, Filter(), ["language"], queries.stop()),
+                queries.counts(at, Filter(source=("web",)), ["source"], queries.stop()),
+                queries.histogram(at, Filter(), "bytes", 5, queries.stop()),
+                queries.histogram(at, Filter(), "bytes", 6, queries.stop())]
+
+    answers = questions()
+    assert len({repr(answer) for answer in answers}) == len(answers)
+    real = PartReader.rows
+    monkeypatch.setattr(PartReader, "rows", lambda self, sql, values: reads.append(sql) or real(self, sql, values))
+    again = questions()
+    assert repr(again[:2] + again[3:]) == repr(answers[:2] + answers[3:]) and len(reads) <= 12
+    assert not any("GROUP BY" in sql or "ORDER BY v" in sql or "text" in sql.partition("WHERE")[0] for sql in reads)
+    publish_rows(store, tmp_path / "scratch2", documents(220, 16), 10, salt="new")
+    other = questions()
+    fresh, queries = other, Queries()
+    assert repr(questions()) == repr(fresh) != repr(answers)
+
+
+@pytest.mark.parametrize("ask", [
+    lambda q, at: q.counts(at, Filter(), ["source"], q.stop()),
+    lambda q, at: q.histogram(at, Filter(), "a", 5, q.stop()),
+    lambda q, at: q.page(at, Filter(), SortOrder("signals.a"), 5, q.stop()),
+    lambda q, at: q.page(at, Filter(text="nowhere"), SortOrder(), 5, q.stop())])
+def test_a_remembered_answer_is_not_given_when_a_part_is_damaged(tmp_path, ask):
+    store, queries = Store(tmp_path / "store"), Queries()
+    publish_rows(store, tmp_path / "scratch", documents(60, 8), 9)
+    at = DocumentKind(store, "kept", "d")
+    assert ask(queries, at) == ask(queries, at)
+    last = sorted(Path(store.at("datasets/d")).glob("part-*"))[-1]
+    data = last.read_bytes()
+    last.unlink()
+    last.write_bytes(data[:-20] + b"x" * 20)
+    with pytest.raises(DamagedFile):
+        ask(queries, at)
+
+
+def test_the_memory_of_answers_forgets_those_not_used_for_the_longest_time():
+    memory, parts = AnswerMemory(most=1000), [PublishedPart("datasets/d/p", "k", "n", 1, 1, "0" * 64)]
+    for i in range(5):
+        memory.put(parts, ("q", i), "x" * 200)
+        assert memory.get(parts, ("q", 0)) == "x" * 200              # used again and again
+    assert [memory.get(parts, ("q", i)) is None for i in range(5)] == [False, True, False, False, False]
+    memory.put(parts, "long", "x" * 600)
+    assert memory.get(parts, "long") is None and memory.get(parts, ("q", 4))
+    assert memory.get([parts[0]._replace(sha256="1" * 64)], ("q", 4)) is None
+    for _ in range(9):
+        memory.put(parts, ("q", 4), "y" * 240)                       # an answer that is put again counts once
+    assert memory.get(parts, ("q", 0)) and memory.get(parts, ("q", 4)) == "y" * 240
 
 
 def test_the_columns_asked_for_come_back_as_they_were(store, queries):

@@ -76,6 +76,7 @@ def test_errors_are_told_with_line_and_key_and_the_form_keeps_what_was_typed(bro
     assert browser.post(QUEUE, data={"csrf": "x"}).status_code == 403
 
 
+@pytest.mark.slow
 def test_buttons_cancel_what_waits_and_resume_what_has_failed(browser: TestClient, site: Path) -> None:
     for name in ("one", "two"):
         plan = press(browser, read(browser, QUEUE), "/queue/plan", recipe=RECIPE, run=name)

@@ -318,6 +318,7 @@ class Meeting(Store):
         return super().put_absent(path, data)
 
 
+@pytest.mark.slow
 def test_of_two_servers_one_starts_a_training(trained, tmp_path):
     results: list[Any] = []
     training = Training("twice", "nosuch", tmp_path / "twice")

@@ -197,6 +197,22 @@ def test_a_recipe_whose_files_the_server_may_not_read_is_not_planned(site: Path,
     assert not [form for form in tree.forms if form.get("action").endswith("/tune/run")]
 
 
+@pytest.mark.parametrize("role", ["", "operator", "viewer"])
+@pytest.mark.parametrize("where", ["/stores/s", PAGE])
+def test_only_who_has_signed_in_can_sign_out(site: Path, role: str, where: str) -> None:
+    """The playground's page speaks of tokens, too: those of texts."""
+    browser = client_of({"s": site / "store"}, role)
+    assert ("Sign out" in text_of(read(browser, where))) == bool(role)
+
+
+def test_the_page_says_before_the_plan_that_a_run_may_read_no_place(site: Path) -> None:
+    where, changes = "--allow-root", RequestedChanges(off=[3])
+    page = address("s", "r", "clean", changes)
+    assert where in text_of(read(client_of({"s": site / "store"}, backend="inline"), page))
+    assert where not in text_of(read(client_of({"s": site / "store"}, allowed_roots=(str(site),)), page))
+    assert where not in text_of(read(client_of({"s": site / "store"}, "viewer"), page)), "a viewer starts no run"
+
+
 def test_viewers_move_thresholds_and_run_nothing(site: Path) -> None:
     browser = client_of({"s": site / "store"}, "viewer")
     tree = read(browser, address("s", "r", "clean", RequestedChanges(off=[3])))

@@ -14,6 +14,7 @@ from tests.simulate.preemption import Cluster, announcements, killers, run, stor
 SEEDS = (0, 1, 102)
 
 
+@pytest.mark.slow
 def test_a_stormy_cluster_finishes_its_runs():
     assert storms(range(1)) == ""
 
@@ -22,10 +23,12 @@ def test_announced_preemptions_cost_nothing():
     assert announcements(0) == ""
 
 
+@pytest.mark.slow
 def test_a_task_that_takes_its_nodes_down_is_found_and_nobody_else_is_blamed():
     assert killers(SEEDS) == ""
 
 
+@pytest.mark.slow
 def test_a_fixed_number_of_losses_would_end_the_run():
     lost = run(Cluster(40, 16, 0.3, longest=3), 8_000, 0).lost
     assert max(lost.values()) > MAX_LOST
@@ -37,6 +40,7 @@ def test_forty_seeds_of_killers_and_a_hundred_thousand_tasks():
     run(Cluster(625, 16, 0.3, longest=3), 100_000, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", PREEMPTION_MUTANTS, ids=[mutant.name for mutant in PREEMPTION_MUTANTS])
 def test_a_planted_bug_is_found(mutant: Mutant):
     with mutant.planted():

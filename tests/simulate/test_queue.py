@@ -253,7 +253,7 @@ def test_every_request_runs_once_whatever_dies(first):
             elif entry.state == "cancelled":
                 assert entry.run in world.cancelled, seed
             else:
-                assert entry.deaths() >= MOST_DEATHS, seed
+                assert entry.deaths(0) >= MOST_DEATHS, seed
 
 
 def test_without_faults_every_run_runs_exactly_once():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conftest import rest_slow
 from tests.simulate.history import History, quiet, run, search, shrink
 from tests.simulate.mutants import MUTANTS, Mutant
 from tests.simulate.world import World
@@ -19,7 +20,7 @@ def check(seeds: range) -> None:
     assert failure is None, f"\n{failure}\n\nshrunk: {shrink(failure)}"
 
 
-@pytest.mark.parametrize("share", range(SHARES))
+@pytest.mark.parametrize("share", rest_slow(1, range(SHARES)))
 def test_promises_are_kept(share: int) -> None:
     size = HISTORIES // SHARES
     check(range(share * size, (share + 1) * size))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 
@@ -14,6 +15,7 @@ from stages.dedup.minhash import MinHash
 from stages.document import DuplicateId
 from tests.stages.dedup_corpus import corpus, edited, vocabulary
 from tests.stages.dedup_fragment import Doc, Outcome, run_fragment, write_parts
+from tests.stages.test_dedup_counts import count
 from tests.stages.test_dedup_exact import dated
 from tests.stages.test_dedup_real import licences
 
@@ -147,6 +149,71 @@ def test_only_the_old_texts_that_are_compared_are_read(tmp_path):
     assert {kept for _, kept, _ in removals(parts).values()} == {old[3].id, old[77].id}
     counters = parts["two"].counters["verify"]
     assert (counters["old_documents"], counters["old_texts"], counters["comparisons"]) == (2, 2, 2)
+
+
+def test_a_new_document_goes_only_for_one_that_stays(tmp_path):
+    """A chain: the second text is like the first one, the third like the second, but not like the first."""
+    rng = random.Random(2)
+    words = rng.sample(vocabulary(rng), 150)
+    old, middle, last = (" ".join(words[start:start + 100]) for start in (0, 9, 18))
+    docs = [Doc(old, "one", "1" * 32), Doc(middle + " and so on", "two", "2" * 32), Doc(last, "two", "3" * 32),
+            Doc(last + " again", "three", "4" * 32)]
+    config = {"verify": 0.75, "bands": 60, "rows": 3}
+    whole = at_once(MinHash(config), docs, tmp_path / "whole")
+    parts = added_one_after_another(MinHash(config), docs, tmp_path / "parts")
+    assert {id: verdict[1] for id, verdict in removals(parts).items()} == {"2" * 32: "1" * 32, "4" * 32: "3" * 32}
+    assert removals(parts) == {id: verdict[:3] for id, verdict in whole.removed.items()}
+    alone = at_once(MinHash(config), docs[1:3], tmp_path / "alone")
+    assert alone.removed["3" * 32][1] == "2" * 32, "without the old document the third text would go for the second"
+
+
+def test_an_old_id_with_another_text_is_a_document_of_its_own(tmp_path):
+    """A page that has changed since the last crawl, and whose id depends only on its place."""
+    rng = random.Random(3)
+    names = vocabulary(rng)
+    first, changed = (" ".join(rng.choices(names, k=80)) for _ in range(2))
+    docs = [Doc(first, "one", "a" * 32), Doc(changed, "two", "a" * 32), Doc(changed + " end", "two", "b" * 32)]
+    assert not removals(added_one_after_another(Exact(by="both"), docs, tmp_path / "exact"))
+    assert removals(added_one_after_another(MinHash(), docs, tmp_path / "minhash")) == {
+        "a" * 32: ("minhash", "b" * 32, pytest.approx(0.987, abs=.01))}
+
+
+def test_counts_of_duplicates_are_those_of_the_new_documents(tmp_path):
+    rng = random.Random(4)
+    names = vocabulary(rng)
+    old, new = (rng.choices(names, k=100) for _ in range(2))
+    docs = [Doc(" ".join(old), "one", "1" * 32)]
+    docs += [Doc(" ".join([*text, *extra]), "two", f"{number:032x}") for number, (text, extra) in enumerate(
+        [(old, ["x"]), (old, ["y"]), (new, ["a", "b", "c"]), (new, ["a"]), (new, ["b"])], 2)]
+    barrier, store = MinHash(), Store(tmp_path)
+    first = run_fragment(barrier, write_parts(barrier, docs[:1], store), store, ranks=1)
+    parts = write_parts(barrier, docs[1:], store, part_rows=2)
+    second = run_fragment(barrier, parts, store, against=[first.index])
+    assert {id: verdict[1][-1] for id, verdict in second.removed.items()} == {
+        f"{2:032x}": "1", f"{3:032x}": "1", f"{5:032x}": "4", f"{6:032x}": "4"}
+    _, more = count(parts, store, second.slices, barrier.rounds, Sizes())
+    assert more == {f"{4:032x}": 2}, "what goes for an old document counts for none of the new ones"
+
+
+def test_memory_does_not_grow_with_the_index(tmp_path):
+    rng = random.Random(6)
+    names = vocabulary(rng)
+    new = [Doc(" ".join(rng.choices(names, k=60)), "two", f"{rng.getrandbits(128):032x}") for _ in range(20)]
+    peaks = {}
+    for n in (400, 4000):
+        barrier, store = MinHash(), Store(tmp_path / str(n))
+        old = [Doc(doc.text + " end", "one", f"{rng.getrandbits(128):032x}") for doc in new]
+        old += [Doc(" ".join(rng.choices(names, k=60)), "one", f"{rng.getrandbits(128):032x}") for _ in range(n)]
+        index = run_fragment(barrier, write_parts(barrier, old, store, part_rows=1000, row_group=100), store,
+                             ranks=1).index
+        parts = write_parts(barrier, new, store)
+        tracemalloc.start()
+        outcome = run_fragment(barrier, parts, store, against=[index])
+        peaks[n] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert len(outcome.removed) == 20
+    keys = 14 * 16 * 4000                                    # bytes of the keys of the larger index alone
+    assert peaks[4000] - peaks[400] < keys / 2, peaks
 
 
 @pytest.mark.parametrize("config", [{}, {"recall": 0.99, "containment": 0.8}, {"recall": 0.99, "max_comparisons": 8}])

@@ -148,6 +148,7 @@ LAYOUTS = [{"part_rows": 60}, {"part_rows": 7, "shuffle": 1},
            {"part_rows": 4, "shuffle": 3, "sizes": Sizes(group_rows=9, bucket_bytes=700, segment_bytes=1)}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [{}, {"unit": "line"}, {"unit": "sentence"}, {"unit": "sentence", "span": 3},
                                     {"normalise": False, "min_unit_chars": 1}])
 def test_mutated_books_are_cut_equally_under_every_layout(tmp_path, books, config):

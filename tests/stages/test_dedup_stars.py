@@ -159,6 +159,7 @@ def test_a_long_path_takes_few_rounds(tmp_path):
         assert rounds <= 16                        # 2 log2(250)
 
 
+@pytest.mark.slow
 def test_one_task_and_rounds_agree_on_a_graph_of_twenty_thousand(tmp_path):
     rng = np.random.default_rng(5)
     sizes = Sizes(segment_bytes=1, one_task_edges=0, spread_bytes=1 << 16, bucket_bytes=1 << 18)

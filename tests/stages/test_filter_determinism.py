@@ -47,6 +47,7 @@ def expected():
     return outcome("0", 1, 1_000_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "order", "capacity"), [("1", 1, 1_000_000), ("7", -1, 300)])
 def test_same_result(expected, seed, order, capacity):
     assert json.loads(outcome(seed, order, capacity)) == json.loads(expected)

@@ -94,6 +94,7 @@ def here() -> dict[str, str]:
     return answers()
 
 
+@pytest.mark.slow
 def test_the_same_in_another_process_in_any_order_and_after_anything(here):
     code = "import json; from tests.stages import test_html_engines as t; print(json.dumps(t.answers(shuffled=True)))"
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,

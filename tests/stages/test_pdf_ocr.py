@@ -236,6 +236,7 @@ def test_pages_of_any_size_are_pictures_of_bounded_size(width, height):
 
 
 # -- the budget ------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_cpu_and_memory_end_at_the_budget(tmp_path):
     def died(engine: OcrEngine, *, draw=lambda: IMAGE, cpu_s: int = 5, memory_mb: int = 500) -> int:
         with pytest.raises(ProcessDied, match=f"`ocr_cpu_s: {cpu_s}`, `ocr_memory_mb: {memory_mb}`") as found:

@@ -25,6 +25,7 @@ def reference(text: str) -> str:
     return "".join(c for c in unicodedata.normalize("NFD", joined) if unicodedata.category(c) != "Mn").strip()
 
 
+@pytest.mark.slow
 def test_every_character_alone_and_between_others():
     """256 characters at a time; one at a time where the kernel might leave the text to `by_rules`."""
     for block in range(0, sys.maxunicode + 1, 256):

@@ -23,12 +23,13 @@ from pipeline.plan.inputs import InputError, check_patterns, list_source
 from pipeline.plan.objects import ListingJournal, walk
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.errors import StoreError
 from pipeline.store.fs import Store
+from pipeline.store.gcs import Gcs
 from pipeline.store.log import Fenced, Log
 from pipeline.store.records import FileInfo, PartRecord
-from pipeline.store.remote import Gcs, in_parallel
+from pipeline.store.remote import in_parallel
 from tests.hurried import HurriedClock
 from tests.storage.servers import Handler, serving
 

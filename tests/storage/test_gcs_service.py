@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from tests.corpus import sentences
 from tests.service.conftest import problem
@@ -78,6 +78,7 @@ def rows(api: TestClient, kind: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_store_in_a_bucket_answers_as_one_on_disk(bucket: str, tmp_path: Path) -> None:
     run(RECIPE.replace("PLACE", f"{bucket}/in"), tmp_path, f"{bucket}/store")
     disk = on_disk(bucket, tmp_path)
@@ -108,6 +109,7 @@ def test_a_store_in_a_bucket_answers_as_one_on_disk(bucket: str, tmp_path: Path)
         read(remote, page)
 
 
+@pytest.mark.slow
 def test_the_source_of_a_document_is_shown_from_an_allowed_bucket_alone(bucket: str, tmp_path: Path) -> None:
     run(RECIPE.replace("PLACE", f"{bucket}/in"), tmp_path, str(tmp_path / "store"))
     api = client_of({"main": tmp_path / "store"}, "operator", allowed_roots=(f"{bucket}/in",))

@@ -15,7 +15,7 @@ from pipeline.engine.task import ChangedInput, TaskInputs, TaskSpec
 from pipeline.plan.inputs import list_source
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store, StoreError
 from tests.storage.servers import Handler, serving
 

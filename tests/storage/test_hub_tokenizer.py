@@ -151,7 +151,7 @@ def test_without_the_package_it_says_which(tmp_path, monkeypatch, capsys):
 
 
 def test_a_file_that_is_not_there_is_no_name(tmp_path):
-    for load in ("gone.json", "./gone", "models/gone/tokenizer", "gone.model"):
+    for load in ("gone.json", "./gone", "models/gone/tokenizer", "gone.model", "gone.tiktoken", "org/gone.tiktoken"):
         with pytest.raises(RecipeError, match=r"tokenizer\.load: no such file"):
             load_recipe(recipe(tmp_path, load))
     shutil.rmtree(tmp_path / "docs")

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
+import numpy as np
 import pytest
 
+from pipeline.base.scratch import Scratch
 from pipeline.cli.app import run_command
 from pipeline.cli.errors import BadUsage
-from pipeline.cli.transfer import MARK, uploaded
+from pipeline.cli.transfer import MARK, local_copy, uploaded
+from pipeline.store.errors import StoreError
 from pipeline.store.fs import Store
-from tests.tokenizer.exports import corpus, tree
+from tests.tokenizer.exports import Corpus, corpus, tree
 from tests.tokenizer.packs import write_packing
 from tests.tokenizer.test_encode_tasks import Runner
 from tests.tokenizer.test_materialize import curriculum, materialise, published
+from tokenizer.export.export import FORMATS
 from tokenizer.load import load_tokenizer
 from tokenizer.train import train_bpe
 
@@ -115,54 +126,148 @@ def test_a_bucket_with_objects_is_refused_and_kept(bucket, tmp_path, capsys):
         assert objects(f"{bucket}/{taken}") == {taken: b"kept"}
 
 
+def export_line(shard_set: Corpus, format: str, out: str) -> list[str]:
+    return ["shards", "export", str(shard_set.folder), "--format", format, "--quiet", "--out", out]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_is_streamed_without_a_copy_on_this_machine(bucket, tmp_path, monkeypatch, format):
+    shard_set = corpus(tmp_path / "set", 300, masked=(0, 2))
+    drop = [] if FORMATS[format].holds_loss else ["--drop-loss"]
+    assert run_command([*export_line(shard_set, format, str(tmp_path / "out")), *drop]) == 0
+
+    def no_scratch(self: Scratch, base: str | None = None) -> None:
+        raise AssertionError("an export to S3 needs no temporary files")
+
+    monkeypatch.setattr(Scratch, "__init__", no_scratch)
+    assert run_command([*export_line(shard_set, format, f"{bucket}/out"), *drop]) == 0
+    assert objects(f"{bucket}/out") == tree(tmp_path / "out")
+
+
 def test_a_killed_export_is_completed_by_the_same_command_and_by_no_other(bucket, tmp_path, monkeypatch, capsys):
-    shard_set, upload, killed = corpus(tmp_path / "set", 300), Store.upload, []
+    shard_set, writer, written = corpus(tmp_path / "set", 300), Store.writer, []
 
-    def die(self: Store, local: str, path: str) -> None:
-        upload(self, local, path)
-        killed.append(path)
-        monkeypatch.setattr(Store, "remove", lambda self, path: None)           # a killed process removes nothing
-        raise OSError(5, "Input/output error")
-
-    def line(format: str, out: str) -> list[str]:
-        return ["shards", "export", str(shard_set.folder), "--format", format, "--out", f"{bucket}/{out}"]
+    @contextlib.contextmanager
+    def die(self: Store, path: str) -> Iterator[BinaryIO]:
+        with writer(self, path) as file:
+            yield file
+        written.append(path)
+        if len(written) == 4:
+            monkeypatch.setattr(Store, "remove", lambda self, path: None)       # a killed process removes nothing
+            raise StoreError("killed")
 
     with monkeypatch.context() as patch:
         monkeypatch = patch
-        patch.setattr(Store, "upload", die)
-        assert run_command(line("ds", "again")) == 1
+        patch.setattr(Store, "writer", die)
+        assert run_command(export_line(shard_set, "ds", f"{bucket}/again")) == 1
     left = objects(f"{bucket}/again")
-    assert set(left) == {MARK, *killed}
-    assert run_command(line("olmo", "again")) == 2 and MARK in capsys.readouterr().err
+    assert set(left) == {MARK, *written} and len(written) == 4
+    for other in (export_line(shard_set, "olmo", f"{bucket}/again"),
+                  export_line(corpus(tmp_path / "other", 400), "ds", f"{bucket}/again")):
+        assert run_command(other) == 2 and MARK in capsys.readouterr().err
     assert objects(f"{bucket}/again") == left
     sent: list[str] = []
     monkeypatch.undo()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Store, "upload", lambda self, local, path: (sent.append(path), upload(self, local, path))[1])
-        assert run_command(line("ds", "again")) == 0
-    assert not set(sent) & set(killed)
-    assert run_command(line("ds", "whole")) == 0
+        patch.setattr(Store, "writer", lambda self, path: (sent.append(path), writer(self, path))[1])
+        assert run_command(export_line(shard_set, "ds", f"{bucket}/again")) == 0
+    assert sent and not set(sent) & set(written)
+    assert run_command(export_line(shard_set, "ds", f"{bucket}/whole")) == 0
     assert objects(f"{bucket}/again") == objects(f"{bucket}/whole")
 
 
+@pytest.mark.parametrize(("request_number", "in_part"), [(2, False), (6, True), (9, False)])
+def test_an_export_killed_at_a_request_looks_incomplete_and_can_be_run_again(bucket, s3_server, tmp_path,
+                                                                             request_number, in_part):
+    """The process gets SIGKILL while the server has its n-th request that writes: an object, or a part of one."""
+    shard_set = corpus(tmp_path / "set", 300, [[5, 7], [9_000_000], [3] * 9])
+    line, paths = export_line(shard_set, "ds", f"{bucket}/out"), []
+    process = subprocess.Popen([sys.executable, "-c", f"from pipeline.cli.app import run_command\n"
+                                                      f"import sys; sys.stdin.read(1); run_command({line!r})"],
+                               stdin=subprocess.PIPE, env={**os.environ, **s3_server.environment()})
+
+    def kill(method: str, path: str, number: int) -> None:
+        if method in ("PUT", "POST"):
+            paths.append(path)
+            if len(paths) == request_number:
+                process.kill()
+
+    s3_server.trouble(kill)
+    process.communicate(b"1")
+    s3_server.trouble(None)
+    assert process.returncode == -signal.SIGKILL and ("partNumber" in paths[-1] or "uploadId" in paths[-1]) == in_part
+    left = objects(f"{bucket}/out")
+    assert MARK in left and len(left) < 10
+    with pytest.raises(BadUsage, match=MARK), local_copy(f"{bucket}/out", "PATH"):           # as an import reads it
+        raise AssertionError("must not be read")
+    assert run_command(line) == 0 and run_command(export_line(shard_set, "ds", str(tmp_path / "out"))) == 0
+    assert objects(f"{bucket}/out") == tree(tmp_path / "out")
+
+
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_an_upload_that_fails_leaves_nothing_and_is_marked_while_it_lasts(bucket, tmp_path, monkeypatch, failing):
-    shard_set, upload = corpus(tmp_path / "set", 300), Store.upload
+def test_an_export_that_fails_leaves_nothing_and_is_marked_while_it_lasts(bucket, tmp_path, monkeypatch, failing):
+    shard_set, writer = corpus(tmp_path / "set", 300), Store.writer
     seen: list[set[str]] = []
 
-    def fail(self: Store, local: str, path: str) -> None:
+    @contextlib.contextmanager
+    def fail(self: Store, path: str) -> Iterator[BinaryIO]:
         seen.append(set(objects(f"{bucket}/out")))
-        if len(seen) > failing:
-            raise OSError(5, "Input/output error")
-        upload(self, local, path)
+        with writer(self, path) as file:
+            yield file
+            if len(seen) > failing:
+                raise StoreError("Input/output error")
 
-    monkeypatch.setattr(Store, "upload", fail)
-    line = ["shards", "export", str(shard_set.folder), "--format", "mds", "--out", f"{bucket}/out"]
-    assert run_command(line) == int(failing < 2)                # there are two files
-    assert all("INCOMPLETE" in names for names in seen)
+    monkeypatch.setattr(Store, "writer", fail)
+    assert run_command(export_line(shard_set, "mds", f"{bucket}/out")) == int(failing < 2)      # there are two files
+    assert all(MARK in names for names in seen)
     assert all("index.json" not in names for names in seen), "the index is last"
     written = set(objects(f"{bucket}/out"))
-    assert "INCOMPLETE" not in written and (not written) is (failing < 2)
+    assert MARK not in written and (not written) is (failing < 2)
+
+
+def test_a_part_that_cannot_be_sent_ends_the_export_and_leaves_nothing(bucket, s3_server, tmp_path, capsys,
+                                                                          monkeypatch):
+    shard_set = corpus(tmp_path / "set", 300, [[5, 7], [17_000_000]])
+    monkeypatch.setattr("pipeline.store.retry.TRIES", 2)
+    s3_server.trouble(lambda method, path, n: "503" if "partNumber=2" in path else None)
+    assert run_command(export_line(shard_set, "olmo", f"{bucket}/out")) == 1
+    err = capsys.readouterr().err
+    s3_server.trouble(None)
+    assert "part-0-00001.npy" in err and "Traceback" not in err and objects(f"{bucket}/out") == {}
+    store = Store(bucket)
+    assert not store.fs.call_s3("list_multipart_uploads", Bucket=store.remote.bucket).get("Uploads")
+
+
+def test_an_object_that_the_completed_export_does_not_write_is_named(bucket, tmp_path, capsys, monkeypatch):
+    shard_set = corpus(tmp_path / "set", 300)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "remove", lambda self, path: None)                 # killed after the last object
+        assert run_command(export_line(shard_set, "ds", f"{bucket}/out")) == 0
+    Store(f"{bucket}/out").write("strange", b"x")
+    assert run_command(export_line(shard_set, "ds", f"{bucket}/out")) == 2
+    assert "strange" in capsys.readouterr().err and MARK in objects(f"{bucket}/out")
+    Store(f"{bucket}/out").remove("strange")
+    Store(f"{bucket}/out").write("00000.ds", b"x")
+    assert run_command(export_line(shard_set, "ds", f"{bucket}/out")) == 2
+    assert "00000.ds" in capsys.readouterr().err and MARK in objects(f"{bucket}/out")
+
+
+@pytest.mark.parametrize("size", [0, 1, 16 << 20, (16 << 20) + 1, (33 << 20) + 77])
+def test_what_is_written_in_pieces_of_any_size_is_one_object(bucket, size):
+    data, rng, store = random.Random(size).randbytes(size), random.Random(1), Store(f"{bucket}/pieces")
+    with store.writer("object") as file:
+        begin = 0
+        while begin < size:
+            step = rng.choice([0, 1, 4096, 1 << 20, 20 << 20])
+            file.write(np.frombuffer(data[begin:begin + step], np.uint8).reshape(1, -1))
+            begin += step
+            assert file.tell() == min(begin, size) and store.size("object") is None
+    assert store.read("object") == data
+    with contextlib.suppress(ZeroDivisionError), store.writer("none") as file:
+        file.write(data)
+        raise ZeroDivisionError
+    assert store.size("none") is None
+    assert not store.fs.call_s3("list_multipart_uploads", Bucket=store.remote.bucket).get("Uploads")
 
 
 def test_a_damaged_set_in_a_bucket_is_named_by_its_url(bucket, tmp_path, capsys):

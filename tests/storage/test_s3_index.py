@@ -7,7 +7,7 @@ import pytest
 from pipeline.index_folders import merge_folders, new_folder
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from tests.commands import command
 from tests.e2e.test_incremental import CRAWLS, recipe, run

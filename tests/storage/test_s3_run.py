@@ -13,7 +13,8 @@ import pytest
 
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
-from pipeline.store.dataset import dataset_hash, iter_rows, manifest
+from pipeline.store.dataset import iter_rows, manifest
+from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.s3 import S3
 from tests.commands import command
@@ -121,6 +122,7 @@ datasets: {{clean: {{from: docs, steps: [gopher_quality, pii]}}}}
     assert "see that the bucket exists" in nothing.stderr
 
 
+@pytest.mark.slow
 def test_a_run_survives_a_bad_day(s3_server, bucket, tmp_path, monkeypatch):
     """Every seventh request fails, each in another way; the run does not notice."""
     monkeypatch.setattr(S3, "clock", HurriedClock())

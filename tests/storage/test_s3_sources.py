@@ -68,6 +68,7 @@ def refused(api: TestClient, dataset: str, id: str, status: int) -> dict[str, An
     return document
 
 
+@pytest.mark.slow
 def test_a_source_in_a_bucket_is_what_the_reader_got(top: Path, bucket: str) -> None:
     api = client(top, f"{bucket}/in")
     for name, i in (("crawl", 1), ("packed", 5)):
@@ -134,6 +135,7 @@ def test_the_process_that_fetches_refuses_a_forged_document(bucket: str, s3: Any
     assert fetch({**request, "locator": {**locator, "file": "gone"}})["failed"] and os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_an_object_that_has_gone_or_is_too_large_is_said(top: Path, bucket: str) -> None:
     api = client(top, f"{bucket}/in")
     small: Any = api.app

@@ -367,7 +367,7 @@ def test_slices_of_a_big_object_fetch_their_own_bytes(s3_server, s3, bucket, tmp
     """As on many machines: no cache. The file travels once to be indexed and once in slices, not once a slice."""
     from pipeline.recipe import load_recipe
     from pipeline.run import make_backend, run_recipe
-    from pipeline.store.dataset import dataset_hash
+    from pipeline.store.dataset_hash import dataset_hash
 
     rng = random.Random(4)
     words = [f"w{i}" for i in range(5000)]

@@ -24,7 +24,8 @@ def copied(store: Store, to: Path) -> Store:
     return Store(str(to))
 
 
-@pytest.mark.parametrize("changes", [None, *(pytest.param(n, marks=pytest.mark.slow) for n in (12, 30))])
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [None, 12, 30])
 def test_nothing_of_the_documents_is_left_in_a_bucket(bucket, tmp_path, monkeypatch, changes):
     site = write_site(tmp_path / "site")
     store = run(site, f"{bucket}/store")

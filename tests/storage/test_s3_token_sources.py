@@ -37,6 +37,7 @@ def run(folder: Path, recipe: str, store: str) -> Store:
     return Store(store)
 
 
+@pytest.mark.slow
 def test_token_files_in_a_bucket_give_the_shards_that_those_on_a_disk_give(bucket, tmp_path):
     (tmp_path / "texts").mkdir()
     for i in range(40):

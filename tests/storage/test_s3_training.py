@@ -126,6 +126,7 @@ def test_packed_rows_read_ahead_equal_those_on_a_disk(s3, bucket, s3_server, tmp
     assert losses(tmp_path / "a") == losses(tmp_path / "b") != []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [(), ("web",)])
 def test_every_range_of_tokens_is_requested_once_and_then_forgotten(s3, bucket, s3_server, tmp_path, monkeypatch,
                                                                       masked):

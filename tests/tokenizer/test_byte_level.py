@@ -55,8 +55,9 @@ def test_documents_and_masks_have_one_byte_a_token(tokenizer):
 
 @pytest.fixture
 def shards(tmp_path):
-    from pipeline.passes.encode import assemble_drafts, encode_drafts, publish_shards
+    from pipeline.passes.encode import assemble_drafts, encode_drafts
     from pipeline.passes.fit_tokenizer import byte_draft, publish_tokenizer, tokenizer_info
+    from pipeline.passes.publish_shards import publish_shards
 
     run = Runner(tmp_path)
     parts = run.parts(documents(), 31)

@@ -16,15 +16,14 @@ from pipeline.engine.task import CrashCursor, Skip, TaskSpec
 from pipeline.engine.worker.attempt import run_attempt
 from pipeline.passes import encode as encode_module
 from pipeline.passes.encode import (
-    ImportedShards,
     _held_out,
     _near_held_out,
     assemble_drafts,
     encode_drafts,
-    publish_shards,
 )
 from pipeline.passes.fit_tokenizer import _sample, load_draft, publish_tokenizer, tokenizer_draft, tokenizer_info
 from pipeline.passes.part_tokens import TokensWriter
+from pipeline.passes.publish_shards import ImportedShards, publish_shards
 from pipeline.passes.rows import BATCH_BYTES, Selection, rows_of
 from pipeline.store.content_keys import task_key
 from pipeline.store.fs import Store, StoreError

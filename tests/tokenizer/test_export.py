@@ -150,6 +150,7 @@ def test_ids_outside_the_vocabulary_are_refused(tmp_path, name):
     assert sorted(os.listdir(tmp_path)) == ["set"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_memory_does_not_grow_with_the_shard(tmp_path, large, name):
     """A shard of 35 MB, one document of which is longer than a block, in blocks of 8 MB."""

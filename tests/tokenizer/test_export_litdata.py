@@ -13,7 +13,7 @@ import pytest
 from tests.tokenizer.exports import VOCABS, Corpus, corpus
 from tokenizer.export.litdata import LitDataWriter
 from tokenizer.export.source import ExportSource
-from tokenizer.export.target import Target, appearing
+from tokenizer.export.target import FolderTarget, appearing
 from tokenizer.shards.reader import ShardSet
 
 #: less than the longest document, so that it gets a file of its own
@@ -27,7 +27,7 @@ def shard_set(request, tmp_path) -> Corpus:
 
 def write(shard_set: Corpus, out: Path, limit: int = LIMIT) -> None:
     with appearing(out, "--out") as folder:
-        target = Target(folder)
+        target = FolderTarget(folder)
         LitDataWriter(limit).write(ExportSource(ShardSet(shard_set.folder), False, lambda size: None), target)
 
 

@@ -17,7 +17,7 @@ from tokenizer.export.chunks import check_size, offsets_of, pack
 from tokenizer.export.export import export
 from tokenizer.export.mds import MdsWriter
 from tokenizer.export.source import ExportError, ExportSource
-from tokenizer.export.target import Target, appearing
+from tokenizer.export.target import FolderTarget, appearing
 from tokenizer.shards.reader import ShardSet
 
 #: less than the longest document, so that it gets a file of its own
@@ -31,7 +31,7 @@ def shard_set(request, tmp_path) -> Corpus:
 
 def write(shard_set: Corpus, out: Path, limit: int) -> None:
     with appearing(out, "--out") as folder:
-        target = Target(folder)
+        target = FolderTarget(folder)
         MdsWriter(limit).write(ExportSource(ShardSet(shard_set.folder), False, lambda size: None), target)
 
 

@@ -183,6 +183,7 @@ def test_empty_input_and_missing_paths_are_errors(tmp_path, name):
             imported(tmp_path / path, name, 300, tmp_path / "store")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_memory_does_not_grow_with_the_files(tmp_path, name):
     """24 MB of tokens in blocks of 0.5 MB."""

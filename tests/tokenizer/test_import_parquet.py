@@ -87,6 +87,7 @@ def test_ids_that_would_fill_the_memory_and_doubled_columns_are_refused(tmp_path
     refused(folder, "parquet", "two columns of one name")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the system tells no process its memory")
 def test_a_row_that_fills_the_memory_is_refused(tmp_path):
     """200 million zeros, written by pyarrow with zstd, take 611 bytes in the file."""

@@ -144,7 +144,7 @@ def test_rows_of_another_length_are_refused(training, tmp_path, name, sequence):
     training.export(name, tmp_path / "out", 0, 59, drop_loss=name in NO_LOSS)
     with pytest.raises(TokenFileError) as error:
         import_rows(tmp_path / "out", name, training.curriculum.tokenizer.vocab_size, tmp_path / "store", sequence)
-    assert "--sequence" in str(error.value) and "\n" not in str(error.value)
+    assert f"sequence {sequence}" in str(error.value) and "\n" not in str(error.value)
     assert list((tmp_path / "store" / "shards").iterdir()) == []
 
 

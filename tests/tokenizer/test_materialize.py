@@ -319,6 +319,7 @@ def out_of_core(tmp_path, allowance: int, size: int, format: str) -> int:
     return limit
 
 
+@pytest.mark.slow
 def test_input_of_ten_times_the_memory_beyond_imports(tmp_path):
     out_of_core(tmp_path, 25 << 20, 256 << 20, "bytes")
 

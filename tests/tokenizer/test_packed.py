@@ -155,6 +155,21 @@ def test_verify_reads_the_packed_rows(folder):
     assert any(path.name in line for line in verify(folder))
 
 
+@pytest.mark.parametrize("damage", ["cut", "longest", "other set"])
+def test_verify_names_a_damaged_manifest_of_rows_and_goes_on(folder, damage):
+    """The folder has a sound packing, too, of which a file of rows is damaged: this is found as well."""
+    packing = Packing.loads((folder / "packed.json").read_bytes(), "packed.json")
+    text = packing.dumps()
+    damaged = folder / f"packed-{'0' * 16}.json"                              # checked first
+    damaged.write_text({"cut": text[:-9], "longest": text.replace(f'"longest": {packing.longest}', '"longest": 15'),
+                        "other set": replace(packing, shards="0" * 64).dumps()}[damage])
+    [line] = verify(folder)
+    assert line.startswith(damaged.name) and "damaged" in line and "\n" not in line
+    rows = next(p for p in folder.iterdir() if p.suffix == ".packed")
+    rows.write_bytes(rows.read_bytes()[:-8])
+    assert [path.name in line for path, line in zip((damaged, rows), verify(folder), strict=True)] == [True, True]
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing"])
 def test_a_damaged_file_of_rows_is_named(folder, damage):
     path = sorted(p for p in folder.iterdir() if p.suffix == ".packed")[0]

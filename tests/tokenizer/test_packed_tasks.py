@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipeline.passes.encode import assemble_drafts, encode_drafts, publish_shards
+from pipeline.passes.encode import assemble_drafts, encode_drafts
 from pipeline.passes.fit_tokenizer import publish_tokenizer, tokenizer_draft, tokenizer_info
 from pipeline.passes.materialize import map_drafts, publish_rows, reduce_drafts
 from pipeline.passes.pack import pack_drafts, publish_packed
+from pipeline.passes.publish_shards import publish_shards
 from tests.tokenizer.packs import slow_rows, slow_sample, write_packing
 from tests.tokenizer.test_encode_tasks import CONFIG, TRAIN, Runner, documents
 from tests.tokenizer.test_materialize import published

@@ -50,6 +50,7 @@ def test_what_is_no_count(text):
     ({"model": {"preset": "tiny", "tie": "yes"}}, r"train\.model\.tie: expected true or false"),
     ({"model": {"preset": "tiny", "heads": 3}}, r"train\.model: heads \(3\) must be a multiple of kv_heads"),
     ({"model": {"layers": 2}}, r"train\.model: width, heads must be given"),
+    ({"model": MODEL, "optimizer": {"kind": ["adam"]}}, r"optimizer\.kind: \['adam'\] is not one of"),
     ({"model": MODEL, "optimizer": {"kind": "adam"}},
      r"optimizer\.kind: 'adam' is not one of adafactor, adamw, .*; did you mean 'adamw'\?"),
     ({"model": MODEL, "optimizer": {"betas": [0.9]}}, r"optimizer\.betas: expected 2 values, got 1"),

@@ -21,6 +21,7 @@ from tests.trainer.synthetic import EOS, TOKENIZER, VOCAB, make_run
 from tokenizer.mixture.curriculum import Curriculum, CurriculumError
 from tokenizer.mixture.resolve import resolve
 from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, Shard, ShardError, file_name
+from tokenizer.shards.reader import WindowBounds
 from tokenizer.shards.sums import BLOCK, SUMS, CheckedFile
 from trainer.base.config import ConfigError
 from trainer.data.batches import AHEAD, Data, Prefetch, collate, padding, runs
@@ -257,15 +258,16 @@ def test_what_does_not_count_is_no_target():
     counts = rng.random(1000) < 0.3
 
     class Shards:
-        offsets, vocab_size, packed = [0, 1000], VOCAB, None
+        offsets, vocab_size, packed, dtype = [0, 1000], VOCAB, None, np.dtype(np.int64)
 
         def prefetch(self, ranges):
             pass
 
-        def samples(self, windows, length):
-            for w in windows:
-                ends = np.array([100, 501, 1000]) - w * length
-                yield tokens[w * length:w * length + length + 1], ends[(ends >= 1) & (ends <= length)]
+        def samples(self, windows, length, into, rows, compiled):
+            into[rows] = [tokens[w * length:w * length + length + 1] for w in windows]
+            bounds = [[end - w * length for end in (100, 501, 1000) if 1 <= end - w * length <= length]
+                      for w in windows]
+            return [WindowBounds(rows, np.array(list(map(len, bounds))), np.concatenate(bounds).astype(np.int64))]
 
         def counts(self, start, stop):
             return counts[start:stop]

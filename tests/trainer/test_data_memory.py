@@ -10,6 +10,8 @@ import tracemalloc
 from dataclasses import replace
 from itertools import islice
 
+import pytest
+
 from tests.trainer.synthetic import make_run
 from tokenizer.mixture.curriculum import Curriculum
 from trainer.data.batches import AHEAD, Data, Prefetch
@@ -41,6 +43,7 @@ def peak(run: Run) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_memory_is_constant_in_repeated_tokens(tmp_path):
     run = open_run(str(make_run(tmp_path, documents=300)), None, None, [])
     long = longer(run, TIMES)

@@ -73,7 +73,7 @@ def test_all_kinds_of_files_give_the_same_rows(tmp_path: Path):
     ("a.jsonl", b'{"q": 1}\nnot json\n'), ("a.jsonl", b"[1]\n"), ("a.jsonl", b'{"q": "' + b"x" * (17 << 20) + b'"}'),
     ("a.jsonl.gz", gzip.compress(b'{"q": 1}\n', mtime=0)[:-9]), ("a.jsonl.gz", b"no gzip"), ("a.parquet", b"PAR1"),
     ("a.arrow", b"\xff" * 64), ("a.jsonl", b'{"q": "\xff\xfe"}'), ("a.jsonl", b"[" * 100_000),
-    ("a.jsonl", b'{"q": "\\ud800"}')])
+    ("a.jsonl", b'{"q": "\\ud800"}'), ("a.jsonl", b'{"q": "\xed\xa0\x80"}')])
 def test_damaged_files_are_named(tmp_path: Path, name: str, data: bytes):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ConfigError, match=name) as error:
@@ -120,12 +120,12 @@ def test_shuffled_answers_keep_the_right_one(tmp_path: Path):
 def test_examples_depend_on_task_item_and_seed_alone(tmp_path: Path):
     task = write_task(tmp_path, quiz(50))
     items = make_items(task, read_rows([tmp_path / "data" / "quiz.jsonl"]))
-    chosen = {item.id: [e.id for e in ExamplePool(task, items, True, 0).examples(item, 4)] for item in items}
-    again = ExamplePool(task, items, True, 0)
+    chosen = {item.id: [e.id for e in ExamplePool(task, items, 0).examples(item, 4)] for item in items}
+    again = ExamplePool(task, items, 0)
     for item in reversed(items):
         assert [e.id for e in again.examples(item, 4)] == chosen[item.id]
         assert item.id not in chosen[item.id] and len(set(chosen[item.id])) == 4
-    other = ExamplePool(task, items, True, 1)
+    other = ExamplePool(task, items, 1)
     assert sum([e.id for e in other.examples(item, 4)] == chosen[item.id] for item in items) < 5
     # fewer examples are the first of more
     assert [e.id for e in again.examples(items[7], 2)] == chosen["7"][:2]
@@ -133,11 +133,38 @@ def test_examples_depend_on_task_item_and_seed_alone(tmp_path: Path):
     assert (used > 0).mean() > 0.9 and used.max() <= 12
 
 
+def test_examples_do_not_depend_on_the_order_of_rows(tmp_path: Path):
+    def prompts(rows: list[dict]) -> set[str]:
+        task = write_task(tmp_path, rows)
+        items = make_items(task, read_rows([tmp_path / "data" / "quiz.jsonl"]))
+        pool = ExamplePool(task, items, 0)
+        return {cloze(task, item, pool.examples(item, 3))[0].context for item in items}
+
+    rows = quiz(40)
+    assert prompts(rows) == prompts(rows[::-1]) == prompts(rows[7:] + rows[:7])
+
+
+def test_copies_of_a_question_are_never_its_examples(tmp_path: Path):
+    """Neither in the rows of the task, nor in rows of examples; not even if nothing else is left."""
+    row = {"q": "which?", "answers": ["red", "green"], "right": 1, "n": 0}
+    rows = [{**row, "n": i} for i in range(8)] + [{**row, "answers": ["green", " blue"], "right": 0}, *quiz(3)]
+    task = write_task(tmp_path, rows)
+    items = make_items(task, read_rows([tmp_path / "data" / "quiz.jsonl"]))
+    pool = ExamplePool(task, items, 0)
+    assert all(e.values["q"] != "which?" for item in items[:9] for e in pool.examples(item, 3))
+    with pytest.raises(ConfigError, match="only 3 rows"):
+        pool.examples(items[0], 4)
+    assert len(pool.examples(items[-1], 9)) == 9
+    (tmp_path / "data" / "quiz_examples.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(ConfigError, match="only 0 rows"):
+        prepare(write_task(tmp_path, rows, examples=["x"]), tmp_path / "data", 1, 0, reader())
+
+
 def test_examples_come_from_the_items_group(tmp_path: Path):
     rows = [{**row, "part": "ab"[i % 2]} for i, row in enumerate(quiz(20))]
     task = write_task(tmp_path, rows, group="{part}")
     items = make_items(task, read_rows([tmp_path / "data" / "quiz.jsonl"]))
-    pool = ExamplePool(task, items, True, 0)
+    pool = ExamplePool(task, items, 0)
     assert all(e.group == item.group for item in items for e in pool.examples(item, 3))
 
 
@@ -156,7 +183,7 @@ def test_rows_without_what_the_task_needs_are_named(tmp_path: Path, change: dict
 
 def test_too_few_rows_for_the_examples(tmp_path: Path):
     task = write_task(tmp_path, quiz(5))
-    with pytest.raises(ConfigError, match=r"5 rows.*--shots"):
+    with pytest.raises(ConfigError, match=r"4 rows.*--shots"):
         prepare(task, tmp_path / "data", 5, 0, reader())
     assert len(prepare(task, tmp_path / "data", 4, 0, reader()).items) == 5
 
@@ -192,7 +219,9 @@ def test_empty_answers_are_named(tmp_path: Path):
     ({"choices": ["a"]}, "choices"), ({"lettered": None}, "lettered"), ({"forms": ["bbp"]}, "forms"),
     ({"files": ["../x"]}, "files|data folder"), ({"files": ["/etc/*"]}, "data folder"),
     ({"norm": "prior", "prior": None}, "prior"),
-    ({"context": None}, "context"), ({"forms": ["fg"]}, "generate"), ({"shots": -1}, "shots"), ({"shot": 1}, "shots")])
+    ({"context": None}, "context"), ({"forms": ["fg"]}, "generate"), ({"files": [""]}, "data folder"),
+    ({"files": ["a**/b"]}, r"\*\*"), ({"generate": {"tokens": 0}}, "tokens"), ({"generate": {"stop": [""]}}, "stop"),
+    ({"shots": -1}, "shots"), ({"shot": 1}, "shots")])
 def test_task_files_that_do_not_hold_together(tmp_path: Path, settings: dict, key: str):
     with pytest.raises(ConfigError, match=key):
         write_task(tmp_path, quiz(2), **settings)
@@ -204,6 +233,22 @@ def test_hostile_task_files_are_refused(tmp_path: Path):
         with pytest.raises(ConfigError, match=r"t\.yaml") as error:
             read_task(tmp_path / "t.yaml")
         assert "\n" not in str(error.value)
+
+
+def test_task_files_cannot_fill_the_memory(tmp_path: Path):
+    """Fields that insert each other ten times, and YAML aliases that name each other ten times."""
+    fields = {"f0": "x" * 10, **{f"f{i}": f"{{f{i - 1}}}" * 10 for i in range(1, 12)}}
+    write_task(tmp_path, quiz(2))                      # the fields must stay in this order
+    (tmp_path / "quiz.yaml").write_text((tmp_path / "quiz.yaml").read_text() + f"fields: {json.dumps(fields)}\n")
+    task = read_task(tmp_path / "quiz.yaml")
+    with pytest.raises(ConfigError, match="characters"):
+        prepare(task, tmp_path / "data", 0, 0, reader())
+    nested = ", ".join(f"&a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30))
+    for key in ("version", "forms", "generate"):
+        (tmp_path / "bomb.yaml").write_text(f"{key}: [&a0 [x], {nested}]")
+        with pytest.raises(ConfigError) as error:
+            read_task(tmp_path / "bomb.yaml")
+        assert len(str(error.value)) < 500
 
 
 def test_an_unknown_task_is_named_with_the_likely_one():
@@ -220,7 +265,7 @@ def test_measures_are_those_of_plain_forwards(tmp_path: Path):
     model, coder = model_of(), Bytes()
     scores = score(model, prepare(task, tmp_path / "data", 2, 0, reader()), reader())
     items = make_items(task, read_rows([tmp_path / "data" / "quiz.jsonl"]))
-    pool = ExamplePool(task, items, True, 0)
+    pool = ExamplePool(task, items, 0)
 
     def nats(context: str, continuation: str) -> float:
         before, after = coder.encode(context), coder.encode(continuation)

@@ -231,6 +231,7 @@ def test_muon_on_two_ranks_is_muon_on_one(out, alone):
     same_as_one(out[1], 2, alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_then_one_give_the_losses_of_one(kind, out, alone):
     """Updates on shards equal updates on whole tensors, and the state comes back from a checkpoint, resharded."""

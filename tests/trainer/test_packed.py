@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
+from tests.conftest import rest_slow
 from tests.tokenizer.packs import slow_rows, slow_sample, write_packing
 from tests.trainer.synthetic import EOS, TOKENIZER, language, make_run, write_shards
 from tokenizer.mixture.curriculum import Curriculum, CurriculumError, Order, Phase, Stream, TokenizerRef, edit
@@ -193,7 +194,7 @@ def random_history(rng: np.random.Generator, streams) -> tuple[Curriculum, list[
     return curriculum, before
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", rest_slow(10, range(40)))
 def test_any_history_reads_the_planned_rows_in_order(store, seed):
     """Over random phases, edits, batch sizes, ranks and resumes, with packing on and off: the samples that the ranks
     read are those of the plan, built token by token; edits change no earlier sample; within an epoch a stream is read

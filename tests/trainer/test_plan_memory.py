@@ -203,6 +203,7 @@ stand_in.register_autograd(lambda context, grad, _: stand_in_backward(grad, *con
                            setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs, *output))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grouped", [True, False])
 @pytest.mark.parametrize(("model", "how", "size"), [
     ({}, "none", 2), ({}, "none", 4), ({"qk_norm": True}, "none", 2), ({"activation": "relu2", "ffn": 704}, "none", 2),

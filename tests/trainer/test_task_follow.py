@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.base.files import sha256
 from tests.trainer.evaluation import word_run
 from tests.trainer.processes import Forked, begin
 from tests.trainer.synthetic import quiet
@@ -83,6 +84,36 @@ def test_every_checkpoint_is_scored_once_and_rows_say_what_results_say(trained: 
     assert not list((out / "checkpoints").rglob(in_use.NAME))
 
 
+@pytest.mark.parametrize("late", [1, 2])
+def test_two_processes_that_score_at_once_lose_no_rows(trained: Path, tmp_path: Path, monkeypatch, late: int):
+    """Another process adds its rows after this one has read the file, and before it writes the file."""
+    out = shutil.copytree(trained / "train", tmp_path / "train")
+    assert main(["eval", str(trained), "--follow", "--trained", str(out)]) == 0
+    result = json.loads(next((out / "evaluation").glob("*/quiz.json")).read_text())
+    first, other = {**result, "task": "first"}, {**result, "task": "other"}
+    before, write, calls = rows(out), score_rows.write_rows, []
+
+    def save(one: dict[str, Any]) -> None:
+        (score_rows.step_folder(out, one["model"]["step"]) / f"{one['task']}.json").write_text(json.dumps(one))
+
+    def interrupted(out: Path, found: Any) -> None:
+        calls.append(1)
+        found = list(found)
+        if len(calls) == late:
+            save(other)
+            score_rows.add(out, other)
+        write(out, found)
+
+    monkeypatch.setattr(score_rows, "write_rows", interrupted)
+    if late == 2:                                       # the first write of this process already misses a result
+        save({**result, "task": "earlier"})
+    save(first)
+    score_rows.add(out, first)
+    tasks = {row["task"] for row in rows(out)}
+    assert tasks == {"quiz", "first", "other"} | ({"earlier"} if late == 2 else set())
+    assert [row for row in rows(out) if row["task"] == "quiz"] == before
+
+
 def test_only_every_nth_step_and_ends_of_phases_are_scored(trained: Path, tmp_path: Path):
     out = trained / "train"
     pinned = {c.step for c in ckpt.complete(out / "checkpoints") if c.meta["pinned"]}
@@ -111,10 +142,60 @@ def test_a_checkpoint_in_use_is_kept_until_its_mark_is_old(trained: Path, tmp_pa
     with in_use.marked(folder / f"step_{first:08d}") as mark:
         ckpt.retain(folder, config)
         assert {c.step for c in ckpt.complete(folder)} == {first, last} | pinned
+        os.utime(mark, (time.time() + in_use.FRESH_S + 60,) * 2)     # the clock was set back since
+        assert not in_use.in_use(mark.parent)
         os.utime(mark, (time.time() - in_use.FRESH_S - 1,) * 2)
         ckpt.retain(folder, config)
         assert {c.step for c in ckpt.complete(folder)} == {last} | pinned
         assert not (folder / f"step_{first:08d}").exists()
+
+
+def test_checkpoints_that_await_their_score_stay_but_not_without_end(trained: Path, tmp_path: Path):
+    folder = shutil.copytree(trained / "train" / "checkpoints", tmp_path / "checkpoints")
+    *early, last = ckpt.complete(folder)
+    free = [c.step for c in early if not c.meta["pinned"]]
+    pinned = {c.step for c in early if c.meta["pinned"]} | {last.step}
+    assert len(free) > 1
+    assert ckpt.retain(folder, CheckpointConfig(keep=1), lambda c: c.step == free[0]) == []
+    assert {c.step for c in ckpt.complete(folder)} == {free[0]} | pinned
+    for step in range(101, 101 + ckpt.AWAITING + 2):                  # the scoring is slower than the training
+        copied = shutil.copytree(folder / last.folder.parent.name, folder / f"step_{step:08d}")
+        (meta,) = copied.glob("*/meta.json")
+        meta.write_text(json.dumps({**json.loads(meta.read_text()), "step": step, "pinned": False}))
+        record = json.loads((copied / "COMPLETE").read_text())
+        record["files"]["meta.json"] = meta.stat().st_size
+        record["sha256"]["meta.json"] = sha256(meta)
+        (copied / "COMPLETE").write_text(json.dumps(record))
+    waiting = [free[0], *range(101, 101 + ckpt.AWAITING + 1)]         # the last is the latest, which stays anyhow
+    lost = ckpt.retain(folder, CheckpointConfig(keep=1), lambda c: not c.meta["pinned"])
+    assert lost == waiting[:-ckpt.AWAITING]
+    assert {c.step for c in ckpt.complete(folder)} == {*waiting[-ckpt.AWAITING:], 101 + ckpt.AWAITING + 1} | pinned
+
+
+def test_results_with_other_examples_are_no_scores(trained: Path):
+    """--shots and --seed decide which examples stand before a question."""
+    out = trained / "train"
+    settings = ["eval", str(trained), "--follow", "--data", str(trained.parents[2] / "data"), "--tasks",
+                str(trained.parents[2] / "quiz.yaml")]
+    found = []
+    for more in ([], ["--shots", "1"], ["--shots", "1", "--seed", "7"], []):
+        assert main([*settings, *more]) == 0
+        path = out / "evaluation" / f"step_{max(row['step'] for row in rows(out)):08d}" / "quiz.json"
+        result = json.loads(path.read_text())
+        found.append((result["shots"], result["seed"]))
+    assert found == [(2, 0), (1, 0), (1, 7), (2, 0)]
+
+
+def test_checkpoints_that_are_gone_before_they_are_scored_are_named(trained: Path, tmp_path: Path, capsys):
+    out = shutil.copytree(trained / "train", tmp_path / "train", ignore=shutil.ignore_patterns("evaluation", "tasks*"))
+    ckpt.retain(out / "checkpoints", CheckpointConfig(keep=1))
+    command = ["eval", str(trained), "--follow", "--trained", str(out)]
+    left = {c.step for c in ckpt.complete(out / "checkpoints")}
+    gone = [step for step in range(5, max(left), 5) if step not in left]
+    assert main(command) == 0 and gone
+    said = capsys.readouterr().err
+    assert said.count("checkpoint.keep") == 1 and f"step {', '.join(map(str, gone))}:" in said
+    assert {row["step"] for row in rows(out)} == left
 
 
 @pytest.mark.parametrize(("change", "key"), [
@@ -178,6 +259,28 @@ def test_a_training_scores_its_checkpoints_and_records_them_in_its_metrics(quiet
         assert line["scores"] == {"quiz": own} and line["main"]["quiz"]["value"] == own["bpb"]
     assert sum("quiz bpb" in line for line in lines) == len(metrics)
     assert 'tokenmill_train_task_score{run="toy",task="quiz"}' in (tmp_path / "trainer.prom").read_text()
+
+
+@pytest.mark.parametrize("most", [4, 1])
+def test_few_kept_checkpoints_lose_no_score_without_a_line(quiet_rows, tmp_path: Path, children, monkeypatch, most):
+    """The watcher is paused until the end, so that nothing is scored when `keep` would delete a checkpoint."""
+    run, expected = quiet_rows
+    real = task_watcher.TaskWatcher.let
+    ended = []
+    monkeypatch.setattr(task_watcher.TaskWatcher, "let", lambda self, runs: real(self, runs and bool(ended)))
+    wait = task_watcher.TaskWatcher.wait
+    monkeypatch.setattr(task_watcher.TaskWatcher, "wait", lambda *given: ended.append(1) or wait(*given))
+    monkeypatch.setattr(ckpt, "AWAITING", most)
+    lines: list[str] = []
+    with world("cpu") as here:
+        train(open_run(str(run), None, str(tmp_path), ["checkpoint.keep=1"]), here, None, lines.append)
+    lost = [line for line in lines if "deleted before it was scored" in line]
+    missing = {row["step"] for row in expected} - {row["step"] for row in rows(tmp_path)}
+    assert bool(lost) == bool(missing) == (most == 1)
+    assert all(any(f"{step}" in line.partition(":")[0] for line in lost) for step in missing)
+    assert [row for row in expected if row["step"] not in missing] == rows(tmp_path)
+    last = ckpt.complete(tmp_path / "checkpoints")
+    assert all(c.meta["pinned"] for c in last[:-1])                   # the others are deleted when they are scored
 
 
 def test_a_killed_watcher_is_started_again(quiet_rows, tmp_path: Path, children, monkeypatch):

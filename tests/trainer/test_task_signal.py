@@ -140,3 +140,21 @@ def test_a_folder_without_scores_is_one_line(tmp_path: Path, capsys):
     assert len(error) == 1 and "tasks.jsonl" in error[0]
     (tmp_path / "tasks.jsonl").write_text("torn")
     assert main(["signal", str(tmp_path)]) == 2
+
+
+def test_data_that_makes_a_model_worse_does_not_speak_against_the_task():
+    def bpb(name: str, size: int, done: float, rng: random.Random) -> float:
+        return 3 + (done if name == "raw" else -done) + rng.gauss(0, 0.01)
+
+    found = judged(bpb, measure="bpb", chance=None, candidates=("filtered", "raw"))
+    assert found.verdict == "use" and found.monotonicity > 0.95 and found.gain > 20
+    assert judged(bpb, measure="bpb", chance=None, candidates=("raw",)).verdict == "ignore"
+
+
+def test_random_scores_seldom_pass_although_the_best_candidate_counts():
+    def noise(name: str, size: int, done: float, rng: random.Random) -> float:
+        return 3 + random_numbers.gauss(0, 0.1)
+
+    random_numbers = random.Random(4)
+    passed = [judged(noise, measure="bpb", chance=None, stderr=0.05, sizes=(10,)).verdict == "use" for _ in range(200)]
+    assert sum(passed) <= 2

@@ -3,9 +3,14 @@ project. Tokens stay as they are."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+import pyarrow as pa
 
 from tokenizer.export.ds import DsWriter
 from tokenizer.export.format import ExportFormat
@@ -18,7 +23,7 @@ from tokenizer.export.packed import PackedSamples
 from tokenizer.export.parquet import ParquetWriter
 from tokenizer.export.samples import ExportSamples, TrainingSamples
 from tokenizer.export.source import ExportError, ExportSource
-from tokenizer.export.target import Target, appearing
+from tokenizer.export.target import OpenTarget, opened
 from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.shards.reader import ShardSet
 from tokenizer.shards.rows import RowSet
@@ -38,11 +43,12 @@ class Exported(NamedTuple):
     tokens: int
 
 
-def export(shards: ShardSet, name: str, out: Path, drop_loss: bool = False,
+def export(shards: ShardSet, name: str, out: Path | OpenTarget, drop_loss: bool = False,
            progress: Callable[[int, int], None] = lambda done, total: None) -> Exported:
-    """Write a shard set to the new folder `out` in the format `name`. With `drop_loss`, loss masks are left out.
-    `progress` gets the bytes read and the bytes to read. Raises ExportError if the format cannot hold the set, and
-    ShardError if a file of the set is damaged; then `out` stays as it was."""
+    """Write a shard set in the format `name` to the new folder `out`, or to the place that `out` opens. With
+    `drop_loss`, loss masks are left out. `progress` gets the bytes read and the bytes to read. Raises ExportError if
+    the format cannot hold the set, and ShardError if a file of the set is damaged; then the folder `out` stays as it
+    was."""
     done = 0
 
     def read(size: int) -> None:
@@ -55,18 +61,16 @@ def export(shards: ShardSet, name: str, out: Path, drop_loss: bool = False,
         raise ExportError(f"{shards.folder}: the shard set has no documents, so there is nothing to export")
     if source.masked:
         check_holds_loss(name, shards.folder)
-    with appearing(out, f"--out {out}") as folder:
-        target = Target(folder)
+    with opened(out, contents_of(name, source.masked, shards.manifest.dumps())) as target:
         format.write(source, target)
     return Exported(target.files, target.bytes, target.linked, shards.manifest.documents, shards.manifest.tokens)
 
 
-def export_samples(rows: RowSet, curriculum: Curriculum, name: str, out: Path, first: int, stop: int,
+def export_samples(rows: RowSet, curriculum: Curriculum, name: str, out: Path | OpenTarget, first: int, stop: int,
                    drop_loss: bool = False,
                    progress: Callable[[int, int], None] = lambda done, total: None) -> Exported:
-    """Write samples [first, stop) of a training to the new folder `out` in the format `name`. `rows` are the
-    materialised rows of the training, and `curriculum` is its curriculum. The other arguments and the errors are those
-    of `export`."""
+    """Write samples [first, stop) of a training in the format `name`. `rows` are the materialised rows of the training,
+    and `curriculum` is its curriculum. The other arguments and the errors are those of `export`."""
     done = 0
 
     def read(size: int) -> None:
@@ -78,10 +82,10 @@ def export_samples(rows: RowSet, curriculum: Curriculum, name: str, out: Path, f
     return write_samples(samples, name, out)
 
 
-def export_rows(shards: ShardSet, name: str, out: Path, drop_loss: bool = False,
+def export_rows(shards: ShardSet, name: str, out: Path | OpenTarget, drop_loss: bool = False,
                 progress: Callable[[int, int], None] = lambda done, total: None) -> Exported:
-    """Write the packed rows of a shard set to the new folder `out` in the format `name`, in the order of the set. The
-    other arguments and the errors are those of `export`."""
+    """Write the packed rows of a shard set in the format `name`, in the order of the set. The other arguments and the
+    errors are those of `export`."""
     done = 0
 
     def read(size: int) -> None:
@@ -93,13 +97,20 @@ def export_rows(shards: ShardSet, name: str, out: Path, drop_loss: bool = False,
     return write_samples(samples, name, out)
 
 
-def write_samples(samples: ExportSamples, name: str, out: Path) -> Exported:
+def write_samples(samples: ExportSamples, name: str, out: Path | OpenTarget) -> Exported:
     if samples.masked:
         check_holds_loss(name, samples.folder)
-    with appearing(out, f"--out {out}") as folder:
-        target = Target(folder)
+    contents = contents_of(name, samples.masked, samples.version, *samples.streams, samples.tokenizer.sha256)
+    with opened(out, contents) as target:
         FORMATS[name].write_samples(samples, target)
     return Exported(target.files, target.bytes, target.linked, len(samples), samples.tokens)
+
+
+def contents_of(name: str, masked: bool, *facts: str) -> str:
+    """Return a hash that identifies the bytes of the files of an export in the format `name`. `facts` identify what is
+    exported; gzip and Parquet files also depend on the versions of Python and pyarrow."""
+    text = json.dumps([name, masked, *facts, sys.version, pa.__version__])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def check_holds_loss(name: str, folder: Path) -> None:

@@ -1,11 +1,14 @@
-"""Writes the files of an export or import into a folder that appears whole or not at all."""
+"""Writes the files of an export or import into a folder that appears whole or not at all. A command may give another
+place for the files of an export, such as object storage (`OpenTarget`)."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,23 +21,17 @@ from tokenizer.export.source import ExportError
 BUFFER = 1 << 20
 
 
-class Target:
-    """The folder of an export while it is written. `files` counts its files, `bytes` their size, and `linked` the bytes
-    of the files that are hard links to files of the shard set."""
+class Target(ABC):
+    """Where the files of an export are written. `files` counts the files, `bytes` their size, and `linked` the bytes of
+    the files that are hard links to files of the shard set."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         self.files = self.bytes = self.linked = 0
 
-    @contextlib.contextmanager
-    def create(self, name: str) -> Iterator[BinaryIO]:
-        """A context manager for writing a file. The file is synced at the end."""
-        path = self.folder / name
-        with open(path, "xb", buffering=BUFFER) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        self.files, self.bytes = self.files + 1, self.bytes + path.stat().st_size
+    @abstractmethod
+    def create(self, name: str) -> AbstractContextManager[BinaryIO]:
+        """A context manager for writing a file from front to back: it can write and tell its position, but not seek.
+        The file is durable at the end."""
 
     def write(self, name: str, contents: Iterable[np.ndarray]) -> None:
         """Write a file that consists of the bytes of the given arrays."""
@@ -43,9 +40,34 @@ class Target:
                 file.write(np.ascontiguousarray(block).data)
 
     def share(self, name: str, original: Path | None, contents: Iterable[np.ndarray]) -> None:
-        """Make the file `name` a hard link to `original`, or a copy where the file system allows no link. `contents`
-        are the bytes of `original`. They are read in both cases, because reading them checks them. If `original` is
-        None, the file is made from `contents` alone."""
+        """Write the file `name`, which has the bytes of the file `original` if that is not None. `contents` are these
+        bytes. They are read in any case, because reading them checks them."""
+        self.write(name, contents)
+
+
+#: opens the place of an export. The argument identifies the contents of its files: equal ones have equal files
+OpenTarget = Callable[[str], AbstractContextManager[Target]]
+
+
+class FolderTarget(Target):
+    """The folder of an export while it is written."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator[BinaryIO]:
+        path = self.folder / name
+        with open(path, "xb", buffering=BUFFER) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        self.files, self.bytes = self.files + 1, self.bytes + path.stat().st_size
+
+    def share(self, name: str, original: Path | None, contents: Iterable[np.ndarray]) -> None:
+        """Make the file `name` a hard link to `original`, or write it if that is None or the file system allows no
+        link."""
         try:
             linked = original is not None and link(original.resolve(), self.folder / name)
         except OSError:                           # another disk, a disk without hard links, or too many of them
@@ -57,6 +79,18 @@ class Target:
             pass
         size = (self.folder / name).stat().st_size
         self.files, self.bytes, self.linked = self.files + 1, self.bytes + size, self.linked + size
+
+
+@contextlib.contextmanager
+def opened(out: Path | OpenTarget, contents: str) -> Iterator[Target]:
+    """A context manager for writing the files of an export to the new folder `out`, or to the place that `out` opens.
+    `contents` identifies the contents of the files."""
+    if not isinstance(out, Path):
+        with out(contents) as target:
+            yield target
+        return
+    with appearing(out, f"--out {out}") as folder:
+        yield FolderTarget(folder)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenizer.export.target import Target, appearing
+from tokenizer.export.target import FolderTarget, appearing
 from tokenizer.imports.documents import ImportedDocuments
 from tokenizer.imports.imports import FORMATS, ids_of
 from tokenizer.imports.source import OTHER, Coding, ImportSource, TokenFileError, WrongTokenizer
@@ -75,7 +75,7 @@ def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.
     reader, source = FORMATS[format], ImportSource(path, coding, read)
     documents = tokens = damaged = 0
     with appearing(out, f"--out {out}") as folder:
-        target = Target(folder)
+        target = FolderTarget(folder)
         names = reader.files(source)
         total = source.size(names)
         lines = lines_of(source, reader.documents(source, names), decode, FirstTexts(unknown))

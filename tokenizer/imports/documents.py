@@ -94,9 +94,28 @@ def cut_rows_at_eos(source: ImportSource, rows: ImportedDocuments) -> ImportedDo
     width = source.sequence + 1
     if len(wrong := np.flatnonzero(rows.lengths != width)):
         raise TokenFileError(f"{source.folder / rows.file}: row {rows.first + int(wrong[0]):,} has "
-                             f"{int(rows.lengths[wrong[0]]):,} tokens, not the {width:,} of --sequence "
+                             f"{int(rows.lengths[wrong[0]]):,} tokens, not the {width:,} of sequence "
                              f"{source.sequence}; see that the number is right, or write rows of one length")
     return rows._replace(lengths=row_pieces(None, rows.tokens, width, source.coding.eos)[0])
+
+
+def cut_flat_rows(source: ImportSource, name: str, body: TokenFile, dtype: np.dtype,
+                  start: int = 0) -> Iterator[ImportedDocuments]:
+    """Yield the pieces of documents in rows of L = `source.sequence` tokens. The rows follow one another in the file
+    `name`, opened as `body`, from byte `start` to its end. Each piece ends at an EOS or where its row ends. Raises
+    TokenFileError when the file ends inside a row."""
+    width, tokens = source.sequence, body.count(dtype, start)
+    if tokens % width:
+        raise TokenFileError(f"{body.path}: {tokens:,} tokens are no whole number of rows of {width:,} tokens "
+                             f"(sequence {width}); see that the number is right")
+    step = max(1, source.limits.block_tokens // width) * width
+    for first in range(0, tokens, step):
+        byte = start + first * dtype.itemsize
+        block = body.array(byte, min(step, tokens - first), dtype)
+        block = source.checked(block, body.place(byte, dtype.itemsize))
+        lengths, _ = row_pieces(None, block, width, source.coding.eos)
+        yield ImportedDocuments(name, first // width, block, lengths, None, None)
+        source.progress(len(block) * dtype.itemsize)
 
 
 def row_pieces(ends: np.ndarray | None, tokens: np.ndarray, width: int, eos: int) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,8 @@ class ImportFormat(Protocol):
 
     #: whether a document may go on in the next file, so that one process must read all files
     continues: bool
-    #: whether the files can have rows (training samples) of L + 1 tokens, with `ImportSource.sequence` = L
+    #: whether rows (training samples) in the files have all L + 1 tokens of a sample, where L is
+    #: `ImportSource.sequence`; else they have its first L tokens
     keeps_rows: bool
 
     def files(self, source: ImportSource) -> list[str]:

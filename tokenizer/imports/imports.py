@@ -8,7 +8,7 @@ the file in the manifest's `source`, and `row` is the number of the document in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from tokenizer.imports.megatron import MegatronReader
 from tokenizer.imports.nanogpt import NanoGptReader
 from tokenizer.imports.olmo import OlmoReader
 from tokenizer.imports.parquet import ParquetReader
-from tokenizer.imports.rows import RowPieces, rows_of
+from tokenizer.imports.rows import RowPieces, blocks_of
 from tokenizer.imports.source import LIMITS, Coding, ImportLimits, ImportSource, TokenFileError
 from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest
 from tokenizer.shards.packed import MANIFEST as PACKED
@@ -83,12 +83,12 @@ def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str,
                                          packs=bool(sequence))
         hashes = IdHashes(folder / "ids")
         of_rows = RowCounts(sequence)
-        for documents, rows in of_rows.blocks(source, reader.documents(source, names)):
+        for documents, rows in blocks_of(source, reader, names):
             ids, part = ids_of(source, documents, make_id), parts.setdefault(documents.file, len(parts))
             hashes.add(ids)
             if rows is not None:
                 assemblies["train"].add_rows(rows, ids, part)
-                of_rows.add(part, len(rows.counts))
+                of_rows.add(part, rows)
                 continue
             held_out = np.array([is_held_out(id) for id in ids] if is_held_out else [False] * len(ids), bool)
             for split, assembly in assemblies.items():
@@ -122,26 +122,11 @@ class RowCounts:
         self.sequence, self.masked, self.with_ids = sequence, False, False
         self.counts: list[int] = []               # rows of each file
 
-    def blocks(self, source: ImportSource,
-               documents: Iterator[ImportedDocuments]) -> Iterator[tuple[ImportedDocuments, RowPieces | None]]:
-        """Yield the documents of an import, block by block, and if the files have rows, the rows that they make."""
-        if not self.sequence:
-            for block in documents:
-                yield block, None
-            return
-        for rows in rows_of(source, self._seen(documents)):
-            yield rows.documents, rows
-
-    def _seen(self, blocks: Iterator[ImportedDocuments]) -> Iterator[ImportedDocuments]:
-        """Yield the blocks of pieces, and note whether they have loss masks and ids."""
-        for block in blocks:
-            self.masked, self.with_ids = self.masked or block.targets is not None, block.ids is not None
-            yield block
-
-    def add(self, part: int, rows: int) -> None:
-        """Count rows of file number `part`."""
+    def add(self, part: int, rows: RowPieces) -> None:
+        """Count rows of file number `part`, and note whether they have loss masks and ids."""
         self.counts += [0] * (part + 1 - len(self.counts))
-        self.counts[part] += rows
+        self.counts[part] += len(rows.counts)
+        self.masked, self.with_ids = self.masked or rows.masked, rows.documents.ids is not None
 
     def facts(self) -> dict[str, Any]:
         return {"rows": {"sequence": self.sequence, "files": self.counts, "masked": self.masked,

@@ -16,7 +16,7 @@ import numpy as np
 from tokenizer.imports.chunks import INDEX, Samples, check_names, field, file_names, read_index, samples_of, unset
 from tokenizer.imports.documents import ImportedDocuments, row_pieces
 from tokenizer.imports.rows import piece_ids
-from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
+from tokenizer.imports.source import AGAIN, SEQUENCE, ImportSource, TokenFile, TokenFileError
 from tokenizer.shards.rows import RowOrigin
 
 #: encodings of tokens and the types of their values
@@ -88,15 +88,14 @@ def shard_of(source: ImportSource, entry: Any) -> MdsFile:
     columns = dict(zip(map(str, names), map(str, encodings)))
     if source.sequence:
         columns = of_rows(source, columns, sizes)
+    elif any(size is not None for name, size in zip(columns, sizes) if name in ("tokens", "loss", "id")):
+        raise TokenFileError(f"{where}: the columns tokens, loss and id have fixed sizes: the samples are rows of a "
+                             f"training; {SEQUENCE}, or write a sample per document")
     elif columns.get("tokens") not in TYPES:
         raise TokenFileError(f"{where}: the column tokens has the encoding {columns.get('tokens')}, not one of "
                              f"{', '.join(TYPES)}; write a sample per document, with its tokens as such")
     elif columns.get("loss", "ndarray:uint8") != "ndarray:uint8" or columns.get("id", "str") != "str":
         raise TokenFileError(f"{where}: the column loss is not ndarray:uint8, or id is not str; write them as such")
-    elif any(size is not None for name, size in zip(columns, sizes) if name in ("tokens", "loss", "id")):
-        raise TokenFileError(f"{where}: the columns tokens, loss and id have fixed sizes: the samples are rows of a "
-                             f"training; take them in with `tokenmill shards import --sequence`, or write a sample per "
-                             f"document")
     return MdsFile(field(source, raw, "basename", str), field(source, entry, "samples", int),
                    field(source, raw, "bytes", int), columns, sizes)
 
@@ -111,7 +110,7 @@ def of_rows(source: ImportSource, columns: dict[str, str], sizes: list[int | Non
         result[name] = array
         if length and name in lengths and (length != str(lengths[name]) or
                                            size != lengths[name] * TYPES.get(array, np.dtype("u1")).itemsize):
-            raise TokenFileError(f"{where}: the column {name} has the encoding {encoding[:80]}, but rows of --sequence "
+            raise TokenFileError(f"{where}: the column {name} has the encoding {encoding[:80]}, but rows of sequence "
                                  f"{source.sequence} have {lengths[name]:,} values; see that the number is right")
     expected = {"tokens": TYPES, "loss": ("ndarray:uint8",), "ends": ("ndarray:uint32",), "sample": ("uint64",),
                 "stream": ("str",)}
@@ -151,7 +150,7 @@ def decoded_rows(source: ImportSource, file: TokenFile, shard: MdsFile, samples:
                                          None))
         except ValueError as e:
             raise TokenFileError(f"{file.path}: byte {samples.byte + begin:,}: row {number:,} is damaged ({e}); see "
-                                 f"that --sequence is right, or {AGAIN}") from e
+                                 f"that the sequence length is right, or {AGAIN}") from e
         begin = end
     tokens = source.checked(np.concatenate(values["tokens"]),
                             lambda token: f"{file.path}: row {samples.first + token // width:,}")

@@ -3,6 +3,9 @@
 In these files EOS begins each document, and a document may go on in the next file. In a shard EOS ends each document.
 So an import leaves out the first EOS of all files, and adds one at the end. A document that has an EOS inside becomes
 two documents, because only EOS separates documents in these files.
+
+Rows of a training are L = `ImportSource.sequence` tokens each, back to back. In them, each EOS ends a piece of a
+document, also an EOS that was written as the beginning of the next piece.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tokenizer.export.nanogpt import HEADS
-from tokenizer.imports.documents import ImportedDocuments, TokenRange, cut_at_eos
+from tokenizer.imports.documents import ImportedDocuments, TokenRange, cut_at_eos, cut_flat_rows
 from tokenizer.imports.source import AGAIN, OTHER, ImportSource, TokenFile, TokenFileError, WrongTokenizer
 
 HEADER_BYTES = 1024
@@ -31,7 +34,7 @@ class NanoGptReader:
         return []
 
     def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
-        return cut_at_eos(source, pieces(source, names))
+        return rows(source, names) if source.sequence else cut_at_eos(source, pieces(source, names))
 
 
 def pieces(source: ImportSource, names: list[str]) -> Iterator[TokenRange]:
@@ -52,6 +55,12 @@ def pieces(source: ImportSource, names: list[str]) -> Iterator[TokenRange]:
                 yield TokenRange(name, byte + skip * dtype.itemsize, dtype.itemsize, block[skip:])
     if not first:
         yield TokenRange(names[-1], HEADER_BYTES, 0, np.array([eos], source.dtype))
+
+
+def rows(source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
+    for name in names:
+        with source.open(name) as file:
+            yield from cut_flat_rows(source, name, file, header(file)[0], HEADER_BYTES)
 
 
 def header(file: TokenFile) -> tuple[np.dtype, int]:

@@ -5,6 +5,9 @@ third is the id. Without a .csv.gz file each EOS ends a document, and ids are ma
 number of the document. The width of tokens is the smallest that holds the vocabulary, as in OLMo-core. A loss mask is
 the file `labels_mask…` for a file `part…`; either all files have one or none. A file with a loss mask needs a .csv.gz
 file.
+
+Rows of a training are L = `ImportSource.sequence` tokens each, back to back. Then the third column is the number of the
+row's sample, which all pieces of the row share, so it is no id.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tokenizer.imports.documents import Ends, ImportedDocuments, TokenRange, cut_at_ends, cut_at_eos
+from tokenizer.imports.documents import Ends, ImportedDocuments, TokenRange, cut_at_ends, cut_at_eos, cut_flat_rows
 from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
 
 #: how the files of NumPy begin. OLMo's have no such header
@@ -64,14 +67,18 @@ class OlmoReader:
                     if masked:
                         raise TokenFileError(f"{source.folder / table_of(name)}: is missing; a file with a loss mask "
                                              f"needs it")
-                    yield from cut_at_eos(source, pieces(source, name, body, dtype))
+                    yield from cut_flat_rows(source, name, body, dtype) if source.sequence else \
+                        cut_at_eos(source, pieces(source, name, body, dtype))
                     continue
                 with source.open(table_of(name)) as table:
+                    ends = ends_of(table)
+                    if source.sequence:
+                        ends = (some._replace(ids=None) for some in ends)
                     if masked:
                         with source.open(mask_of(name)) as loss:
-                            yield from cut_at_ends(source, name, body, dtype, ends_of(table), table.path, loss)
+                            yield from cut_at_ends(source, name, body, dtype, ends, table.path, loss)
                     else:
-                        yield from cut_at_ends(source, name, body, dtype, ends_of(table), table.path)
+                        yield from cut_at_ends(source, name, body, dtype, ends, table.path)
 
 
 def base(name: str) -> str:

@@ -190,7 +190,7 @@ def rows_in(source: ImportSource, file: TokenFile, name: str, row: int, batch: p
     tokens, sizes = flat(batch.column("input_ids"))
     if (sizes != width).any():
         raise TokenFileError(f"{file.path}: row {row + int(np.flatnonzero(sizes != width)[0]):,} does not have the "
-                             f"{width:,} tokens of --sequence {source.sequence}; see that the number is right")
+                             f"{width:,} tokens of sequence {source.sequence}; see that the number is right")
     tokens = source.checked(tokens, lambda token: f"{file.path}: row {row + token // width:,}")
     ends = None
     if "ends" in batch.schema.names:

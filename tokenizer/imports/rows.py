@@ -1,7 +1,8 @@
 """Turns rows of one length (training samples of another project, or of an export in training order) into documents of a
 shard set and into packed rows of it (`tokenizer.shards.packed`).
 
-A row has L + 1 tokens: pieces of documents, back to back, and perhaps padding. Each piece becomes a document. In a
+A row has L + 1 tokens, or L in the formats that leave out the last one: pieces of documents, back to back, and perhaps
+padding. Each piece becomes a document. In a
 shard set every document ends in EOS, so a piece that ends elsewhere, because its row cut it, gets an EOS behind it.
 This EOS is no target and belongs to no row. Padding, which only a loss mask tells from documents, becomes no document:
 a packed row that has fewer tokens is padded when it is read. So the packed rows of the set are the rows of the files,
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tokenizer.imports.documents import ImportedDocuments
+from tokenizer.imports.format import ImportFormat
 from tokenizer.imports.source import ImportSource, TokenFileError
 from tokenizer.shards.rows import RowOrigin
 
@@ -26,6 +28,7 @@ class RowPieces(NamedTuple):
     documents: ImportedDocuments
     sizes: np.ndarray             # tokens of each document that belong to its row: all, or all but an added EOS
     counts: np.ndarray            # number of documents of each row
+    masked: bool                  # whether the files have loss masks
 
 
 def piece_ids(origins: Iterable[RowOrigin], counts: np.ndarray) -> list[str]:
@@ -33,15 +36,28 @@ def piece_ids(origins: Iterable[RowOrigin], counts: np.ndarray) -> list[str]:
     return [origin.id(piece) for origin, count in zip(origins, counts.tolist()) for piece in range(count)]
 
 
-def rows_of(source: ImportSource, blocks: Iterable[ImportedDocuments]) -> Iterator[RowPieces]:
-    """Yield the rows of files, block by block. `blocks` are the pieces of documents in the rows. Raises TokenFileError
-    when a piece reaches over the end of a row, or when a file ends inside a row."""
-    width = source.sequence + 1
+def blocks_of(source: ImportSource, reader: ImportFormat,
+              names: list[str]) -> Iterator[tuple[ImportedDocuments, RowPieces | None]]:
+    """Yield the documents of the files `names`, block by block. If the files have rows, these documents are the pieces
+    in the rows, and the rows are yielded beside them. The errors are those of `ImportFormat.documents` and `rows_of`.
+    """
+    blocks = reader.documents(source, names)
+    if not source.sequence:
+        for block in blocks:
+            yield block, None
+        return
+    for rows in rows_of(source, blocks, source.sequence + int(reader.keeps_rows)):
+        yield rows.documents, rows
+
+
+def rows_of(source: ImportSource, blocks: Iterable[ImportedDocuments], width: int) -> Iterator[RowPieces]:
+    """Yield the rows of files, block by block. A row has `width` tokens. `blocks` are the pieces of documents in the
+    rows. Raises TokenFileError when a piece reaches over the end of a row, or when a file ends inside a row."""
     held: list[ImportedDocuments] = []                    # pieces of a row whose end was not found yet
     file, number = "", 0
     for block in blocks:
         if held and held[0].file != block.file:
-            raise wrong_length(source, held[0].file)
+            raise wrong_length(source, held[0].file, width)
         if block.file != file:
             file, number = block.file, 0
         joined = join([*held, block])
@@ -49,7 +65,7 @@ def rows_of(source: ImportSource, blocks: Iterable[ImportedDocuments]) -> Iterat
         marks = np.arange(width, int(ends[-1]) + 1, width)
         lasts = np.searchsorted(ends, marks)              # of the last piece of each row
         if not np.array_equal(ends[lasts], marks):
-            raise wrong_length(source, file)
+            raise wrong_length(source, file, width)
         stop = int(lasts[-1]) + 1 if len(lasts) else 0
         rest = part_of(joined, stop, len(ends))
         held = [rest] if len(rest.lengths) else []
@@ -58,12 +74,12 @@ def rows_of(source: ImportSource, blocks: Iterable[ImportedDocuments]) -> Iterat
             number += stop
             yield as_documents(pieces, np.diff(lasts, prepend=-1), source.coding.eos)
     if held:
-        raise wrong_length(source, file)
+        raise wrong_length(source, file, width)
 
 
-def wrong_length(source: ImportSource, file: str) -> TokenFileError:
-    return TokenFileError(f"{source.folder / file}: is no file of rows of {source.sequence + 1:,} tokens (--sequence "
-                          f"{source.sequence}); see that the number is right, or leave it out to import documents")
+def wrong_length(source: ImportSource, file: str, width: int) -> TokenFileError:
+    return TokenFileError(f"{source.folder / file}: is no file of rows of {width:,} tokens (sequence {source.sequence}"
+                          f"); see that the number is right, or leave it out to import documents")
 
 
 def join(blocks: list[ImportedDocuments]) -> ImportedDocuments:
@@ -91,7 +107,7 @@ def part_of(documents: ImportedDocuments, first: int, stop: int) -> ImportedDocu
 def as_documents(pieces: ImportedDocuments, counts: np.ndarray, eos: int) -> RowPieces:
     """Return the pieces of rows as documents that end in EOS, without padding. `counts` is the number of pieces of each
     row."""
-    is_padding = padding_in(pieces, counts, eos)
+    is_padding, masked = padding_in(pieces, counts, eos), pieces.targets is not None
     if is_padding.any():
         kept = np.repeat(~is_padding, pieces.lengths)
         pieces = pieces._replace(
@@ -106,7 +122,7 @@ def as_documents(pieces: ImportedDocuments, counts: np.ndarray, eos: int) -> Row
         targets = np.insert(np.ones(len(tokens), np.uint8) if targets is None else targets, ends[is_cut], 0)
         tokens = np.insert(tokens, ends[is_cut], eos)
     return RowPieces(pieces._replace(tokens=tokens, lengths=pieces.lengths + is_cut, targets=targets), pieces.lengths,
-                     counts)
+                     counts, masked)
 
 
 def padding_in(pieces: ImportedDocuments, counts: np.ndarray, eos: int) -> np.ndarray:

@@ -19,6 +19,7 @@ from tokenizer.shards.layout import ShardError, token_dtype
 #: remedies, for error messages
 AGAIN = "copy the file again, or write it anew"
 OTHER = "give the tokenizer with which the files were written, as --tokenizer or in the recipe"
+SEQUENCE = "give their sequence length: `shards import --sequence`, or `sequence:` of a source in the recipe"
 #: from this share of tokens outside the vocabulary on, and this number of them, the tokenizer is wrong. Fewer may be a
 #: damaged page of a file
 MOST_OUTSIDE, FEWEST_OUTSIDE = 0.05, 50
@@ -143,9 +144,9 @@ class ImportSource:
     With `names`, the source has exactly these files below the folder `path`, and `find` returns where a file is on this
     machine. The folder itself is then not read, and its path only appears in messages.
 
-    With `sequence` = L, the files have rows of L + 1 tokens (training samples) instead of documents. What the formats
-    yield as documents are then the pieces of documents in the rows, which need not end in EOS
-    (`tokenizer.imports.rows`)."""
+    With `sequence` = L, the files have rows of L + 1 tokens (training samples) instead of documents, or rows of the
+    first L tokens if `ImportFormat.keeps_rows` is false. What the formats yield as documents are then the pieces of
+    documents in the rows, which need not end in EOS (`tokenizer.imports.rows`)."""
 
     def __init__(self, path: Path, coding: Coding, progress: Callable[[int], None] = lambda size: None,
                  names: Collection[str] | None = None, find: Callable[[str], str] | None = None,
@@ -236,11 +237,11 @@ class ImportSource:
             if len(ends) >= FEWEST_ENDS and 2 * len(wrong) > len(ends):
                 raise WrongTokenizer(f"{place(last)}: {len(wrong):,} of {len(ends):,} documents do not end in EOS "
                                      f"({self.coding.eos}), but the first of them in token id {int(tokens[last])}; "
-                                     f"{OTHER}, or encode the texts again with EOS at their ends (rows of a training: "
-                                     f"`tokenmill shards import --sequence`)")
+                                     f"{OTHER}, or encode the texts again with EOS at their ends; if these are rows of "
+                                     f"a training, {SEQUENCE}")
             raise TokenFileError(f"{place(last)}: a document ends in token id {int(tokens[last])}, not in EOS "
-                                 f"({self.coding.eos}); {OTHER}, or encode the texts again with EOS at their ends "
-                                 f"(rows of a training: `tokenmill shards import --sequence`)")
+                                 f"({self.coding.eos}); {OTHER}, or encode the texts again with EOS at their ends; if "
+                                 f"these are rows of a training, {SEQUENCE}")
 
 
 def visible(names: Iterable[str]) -> list[str]:

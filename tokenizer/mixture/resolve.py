@@ -45,9 +45,9 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
     of the recipe).
 
     `recipe` has the keys `curriculum` and `shards` (for `longest`, `by` and `from_phase`), with plain YAML values.
-    `shard_sets` maps the name of a stream to the result of `pipeline.passes.encode.publish_shards` for it. `tokenizer`
-    has the keys sha256, vocab_size, eos and path. Streams are sorted by name, so that the order of samples does not
-    depend on the order of lines in the recipe. Raises a CurriculumError that names the key of the recipe.
+    `shard_sets` maps the name of a stream to the result of `pipeline.passes.publish_shards.publish_shards` for it.
+    `tokenizer` has the keys sha256, vocab_size, eos and path. Streams are sorted by name, so that the order of samples
+    does not depend on the order of lines in the recipe. Raises a CurriculumError that names the key of the recipe.
     """
     spec = recipe["curriculum"]
     warnings: list[str] = []

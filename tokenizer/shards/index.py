@@ -93,6 +93,8 @@ class ShardIndex:
         """Divide the range of tokens [start, stop) among shards. Returns (number of the shard, first token in the
         shard, exclusive end in the shard, offset of the piece from `start`) for each piece."""
         shard = bisect.bisect_right(self.offsets, start) - 1
+        if start < stop <= self.offsets[shard + 1]:
+            return [(shard, start - self.offsets[shard], stop - self.offsets[shard], 0)]
         pieces, position = [], start
         while position < stop:
             offset, end = self.offsets[shard], min(stop, self.offsets[shard + 1])

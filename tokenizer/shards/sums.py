@@ -50,16 +50,24 @@ class CheckedFile:
     def __init__(self, path: Path, data: memoryview, sums: np.ndarray, once: bool) -> None:
         self._path, self._data, self._sums = path, data, sums.data
         self._known = bytearray(len(sums)) if once else None
+        #: 1 for each block that is not checked again
+        self.known = np.frombuffer(self._known, np.uint8) if self._known else np.empty(0, np.uint8)
 
     def check(self, start: int, stop: int) -> None:
         """Check the blocks that hold bytes [start, stop). Raises a ShardError that names the file and the offset if a
         checksum is wrong."""
-        known = self._known
-        for block in range(start // BLOCK, -(-stop // BLOCK) if stop > start else 0):
+        if stop <= start:
+            return
+        known, data, sums, crc32 = self._known, self._data, self._sums, zlib.crc32
+        first, last = start // BLOCK, (stop - 1) // BLOCK
+        if known is not None and last - first < 2 and known[first] and known[last]:
+            return
+        for block in range(first, last + 1):
             if known is not None and known[block]:
                 continue
-            if zlib.crc32(self._data[block * BLOCK:block * BLOCK + BLOCK]) != self._sums[block]:
-                raise ShardError(f"{self._path}: damaged at byte {block * BLOCK:,}: {REMEDY}")
+            begin = block * BLOCK
+            if crc32(data[begin:begin + BLOCK]) != sums[block]:
+                raise ShardError(f"{self._path}: damaged at byte {begin:,}: {REMEDY}")
             if known is not None:
                 known[block] = 1
 

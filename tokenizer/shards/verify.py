@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.base.files import sha256 as sha256_of
 from pipeline.base.parquet import open_parquet
-from tokenizer.shards.layout import ENDS, TABLE, TABLE_ROWS, ShardError
+from tokenizer.shards.layout import ENDS, REMEDY, TABLE, TABLE_ROWS, ShardError
 from tokenizer.shards.packed import PackedRows, Packing
 from tokenizer.shards.packing import pieces_of
 from tokenizer.shards.reader import ShardSet
@@ -20,8 +20,7 @@ _BLOCK = 1 << 22
 
 def verify(path: str | Path, sha256: str | None = None) -> list[str]:
     """Return the faults of the shard set at `path`, one line each; [] when it is intact. Every byte is read, in blocks
-    of a few MB. Raises ShardError when the manifest cannot be read or does not have the given `sha256`, and when a
-    manifest of packed rows beside it is damaged."""
+    of a few MB. Raises ShardError when the manifest cannot be read or does not have the given `sha256`."""
     shards = ShardSet(path, sha256)
     problems: list[str] = []
     for number, info in enumerate(shards.manifest.shards):
@@ -42,17 +41,20 @@ def verify(path: str | Path, sha256: str | None = None) -> list[str]:
 
 def _packings(shards: ShardSet) -> list[str]:
     """Return the faults of the packed rows of a shard set, one line each. Every manifest packed-*.json in the folder of
-    the set is checked, except those of other sets."""
+    the set is checked; of those of other sets, only whether their bytes have the hash that is in their name."""
     problems: list[str] = []
     for path in sorted(shards.folder.glob("packed-*.json")):
-        packing = Packing.loads(path.read_bytes(), str(path))
-        if packing.shards != shards.sha256:
-            continue
         try:
+            packing = Packing.loads(path.read_bytes(), path.name)
+            if path.name != packing.name:
+                problems.append(f"{path.name}: sha256 is not the one in its name: damaged: {REMEDY}")
+                continue
+            if packing.shards != shards.sha256:
+                continue
             packed = shards.packed_rows(packing.sha256)
             problems += [fault for number in range(len(packing.files)) if (fault := _rows(shards, packed, number))]
         except (ShardError, OSError, ValueError) as e:
-            problems.append(f"{path.name}: {e}")
+            problems.append(str(e) if str(e).startswith(path.name) else f"{path.name}: {e}")
     return problems
 
 

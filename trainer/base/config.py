@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import reprlib
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -24,6 +25,9 @@ from pipeline.base.quantities import parse_count
 #: a whole number that may be written with a suffix: 16k, 0.5M, 20B, 1T
 Count = NewType("Count", int)
 T = TypeVar("T")
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxtuple = 2, 4, 4
+_SHORT.maxdict, _SHORT.maxstring, _SHORT.maxother = 4, 80, 80
 
 
 class ConfigError(TokenmillError, ValueError):
@@ -56,13 +60,14 @@ def build(cls: type[T], value: Any, where: str) -> T:
     keyword of Python (`for`), its field has an underscore appended (`for_`).
     """
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: expected a mapping with keys {', '.join(names(cls))}, got {value!r}")
+        raise ConfigError(f"{where}: expected a mapping with keys {', '.join(names(cls))}, got {shown(value)}")
     value = dict(value)
     hints = typing.get_type_hints(cls)
     fields = {field.name.removesuffix("_"): field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     presets: Mapping[str, Mapping[str, Any]] = getattr(cls, "PRESETS", {})
     if presets and "preset" in value:
-        name = str(value.pop("preset"))
+        name = value.pop("preset")
+        name = name if isinstance(name, str) else shown(name)
         if name not in presets:
             raise ConfigError(f"{where}.preset: unknown preset {name!r}{suggestion(name, presets)}; there are "
                               f"{', '.join(presets)}")
@@ -101,19 +106,19 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return convert(classes[0] if classes and isinstance(value, Mapping) else inner[0], value, where)
     if origin is Literal:
         if value not in args:
-            raise ConfigError(f"{where}: {value!r} is not one of {', '.join(map(repr, args))}"
-                              f"{suggestion(str(value), args)}")
+            raise ConfigError(f"{where}: {shown(value)} is not one of {', '.join(map(repr, args))}"
+                              f"{suggestion(value if isinstance(value, str) else shown(value), args)}")
         return value
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise ConfigError(f"{where}: expected a list, got {value!r}")
+            raise ConfigError(f"{where}: expected a list, got {shown(value)}")
         kinds = [args[0]] * len(value) if len(args) == 2 and args[1] is Ellipsis else list(args)
         if len(kinds) != len(value):
             raise ConfigError(f"{where}: expected {len(kinds)} values, got {len(value)}")
         return tuple(convert(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(kinds, value)))
     if origin is Mapping:
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{where}: expected a mapping, got {value!r}")
+            raise ConfigError(f"{where}: expected a mapping, got {shown(value)}")
         return {convert(args[0], k, where): convert(args[1], v, f"{where}.{k}") for k, v in value.items()}
     if hasattr(hint, "variants"):
         return by_kind(hint, value, where)
@@ -140,7 +145,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     kind = {bool: "true or false", int: "a whole number", float: "a number (20% is 0.2)", str: "a text"}.get(hint, hint)
-    raise ConfigError(f"{where}: expected {kind}, got {value!r}")
+    raise ConfigError(f"{where}: expected {kind}, got {shown(value)}")
 
 
 class Variants(Protocol):
@@ -169,10 +174,11 @@ def by_kind(cls: type[Variants], value: Any, where: str) -> Any:
     variant."""
     kinds = cls.variants()
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: expected a mapping with kind: {', '.join(kinds)}, got {value!r}")
+        raise ConfigError(f"{where}: expected a mapping with kind: {', '.join(kinds)}, got {shown(value)}")
     kind = value.get("kind", cls.DEFAULT)
-    if kind not in kinds:
-        raise ConfigError(f"{where}.kind: {kind!r} is not one of {', '.join(kinds)}{suggestion(str(kind), kinds)}")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ConfigError(f"{where}.kind: {shown(kind)} is not one of {', '.join(kinds)}"
+                          f"{suggestion(shown(kind), kinds)}")
     for key, problem in keys_of_others(kinds, kind, value).items():
         raise ConfigError(f"{where}.{key}: {problem}")
     return build(kinds[kind].load(), value, where)
@@ -204,6 +210,12 @@ def keys_of(cls: type, path: str) -> dict[str, list[str]]:
             if isinstance(inner, type) and dataclasses.is_dataclass(inner):
                 result |= keys_of(inner, f"{path}.{field.removesuffix('_')}")
     return result
+
+
+def shown(value: Any) -> str:
+    """Format a value for a message. Long texts are shortened in the middle, and of deep or long lists and mappings only
+    a few items are formatted, because a few lines of YAML with aliases can stand for more than fits into memory."""
+    return _SHORT.repr(value)
 
 
 def suggestion(word: str, names: Any) -> str:
@@ -246,5 +258,5 @@ def read_train(recipe: Path) -> dict[str, Any]:
     if train is None or train == {}:             # the recipe of a run without `train:` is stored with an empty one
         raise ConfigError(f"{recipe}: no `train:` section; add one, e.g. train: {{model: {{preset: demo}}}}")
     if not isinstance(train, dict):
-        raise ConfigError(f"{recipe}: train: expected a mapping, got {train!r}")
+        raise ConfigError(f"{recipe}: train: expected a mapping, got {shown(train)}")
     return train

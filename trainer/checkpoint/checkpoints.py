@@ -51,6 +51,9 @@ VERSION = 1
 STEP = "step_" + "[0-9]" * 8
 #: name to which COMPLETE is renamed when the checkpoint turns out to be damaged
 ASIDE = "DAMAGED"
+#: the most checkpoints that stay only because they are still to be scored on tasks: they must not fill the disk when
+#: scoring is slower than training
+AWAITING = 4
 #: seconds that a rank waits until it sees a checkpoint: over NFS, listings are out of date for up to 60 s by default
 PATIENCE_S = 90
 
@@ -214,6 +217,7 @@ class Writing:
     parameters: int = 0
     size: int = 0                 # bytes; known on the first rank only
     seconds: float = 0.0          # until it was committed
+    lost: list[int] = field(default_factory=list)     # steps whose checkpoints were deleted before they were scored
 
     def describe(self) -> str:
         size = f"{self.size / 1e9:.2f} GB" if self.size >= 1e9 else f"{self.size / 1e6:.2f} MB"
@@ -224,12 +228,14 @@ class Writing:
 
 class Saver:
     """Writes the checkpoints of a run. Every rank has a Saver and calls it at the same steps. `report` is called for
-    each checkpoint that has been completely written. A Saver is a context manager: leaving the context, also by an
-    error, waits until a checkpoint that is being written in the background is finished."""
+    each checkpoint that has been completely written. `awaits` says whether a checkpoint is still to be scored (see
+    `retain`). A Saver is a context manager: leaving the context, also by an error, waits until a checkpoint that is
+    being written in the background is finished."""
 
     def __init__(self, folder: Path, config: CheckpointConfig, world: World,
-                 report: Callable[[Writing], None] = lambda _written: None) -> None:
-        self.folder, self.config, self.world, self.report = folder, config, world, report
+                 report: Callable[[Writing], None] = lambda _written: None,
+                 awaits: Callable[[Checkpoint], bool] = lambda _checkpoint: False) -> None:
+        self.folder, self.config, self.world, self.report, self.awaits = folder, config, world, report, awaits
         # a separate group, since collectives of a background thread must not mix with those of a step; gloo takes no
         # GPU memory
         self.group = dist.new_group(backend="gloo", timeout=timedelta(hours=1))
@@ -352,7 +358,7 @@ class Saver:
         if not put_absent(step / "COMPLETE", json.dumps(record, indent=1).encode()):
             raise CheckpointError(f"{step}: another trainer has completed this step; two runs must not share a folder: "
                                   f"give one of them another --out")
-        retain(self.folder, self.config)
+        job.lost = retain(self.folder, self.config, self.awaits)
 
 
 def steps_to_keep(checkpoints: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
@@ -368,13 +374,17 @@ def steps_to_keep(checkpoints: Sequence[Checkpoint], config: CheckpointConfig) -
     return steps | {step for _, step in judged[:config.keep_best]}
 
 
-def retain(folder: Path, config: CheckpointConfig) -> None:
+def retain(folder: Path, config: CheckpointConfig,
+           awaits: Callable[[Checkpoint], bool] = lambda _checkpoint: False) -> list[int]:
     """Delete the checkpoints of a run that the settings `config` do not keep (see `steps_to_keep`). Files of
     checkpoints that have no COMPLETE, because they were never completed or were set aside as damaged, are deleted too,
     if their step is not after that of the latest checkpoint. Other damaged checkpoints stay, and so do those that
-    another process reads (`trainer.checkpoint.in_use`)."""
+    another process reads (`trainer.checkpoint.in_use`). The latest AWAITING of the others for which `awaits` returns
+    True stay, too; returns the steps of those that are deleted although `awaits` returned True."""
     checkpoints, damaged = survey(folder)
     steps = steps_to_keep(checkpoints, config) | {c.step for c in checkpoints if in_use.in_use(c.folder.parent)}
+    awaiting = [c.step for c in checkpoints if c.step not in steps and awaits(c)]
+    steps |= set(awaiting[-AWAITING:])
     for old in checkpoints:
         if old.step not in steps:
             (old.folder.parent / "COMPLETE").unlink()      # before its files, so that no reader sees only some of them
@@ -388,6 +398,7 @@ def retain(folder: Path, config: CheckpointConfig) -> None:
             for name in (ASIDE, in_use.NAME):
                 (place / name).unlink(missing_ok=True)
             place.rmdir()
+    return awaiting[:-AWAITING]
 
 
 def load(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

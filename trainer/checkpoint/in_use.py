@@ -31,8 +31,9 @@ def marked(step: Path) -> Iterator[Path]:
 
 
 def in_use(step: Path) -> bool:
-    """Return whether the checkpoint in the folder `step` has a fresh mark."""
+    """Return whether the checkpoint in the folder `step` has a fresh mark. A mark from the future, which a clock that
+    was set back leaves behind, is as old as it is ahead."""
     try:
-        return time.time() - (step / NAME).stat().st_mtime < FRESH_S
+        return abs(time.time() - (step / NAME).stat().st_mtime) < FRESH_S
     except OSError:
         return False

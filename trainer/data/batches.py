@@ -31,8 +31,8 @@ from trainer.data import kernels
 from trainer.data.read_ahead import STEPS, RemoteShardSet
 from trainer.data.remote import training_sets
 from trainer.data.rows import (
-    TOGETHER,
     Row,
+    SampleRows,
     refuse_short,
     refuse_unknown,
     refuse_unordered,
@@ -45,6 +45,8 @@ from trainer.model.config import RepeatsConfig
 from trainer.model.loss import IGNORE
 from trainer.model.repeats import repeated
 
+#: number of rows that numpy fills at a time; few, so that the temporary arrays are small and their memory is reused
+TOGETHER = 32
 #: samples that are located in one call, for the steps to come
 AHEAD = 1 << 14
 
@@ -132,23 +134,24 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
     # one piece of memory, because the system hands out a large piece faster than small ones
     tokens, targets, positions = np.empty((3, len(rows), length), np.int64)
     attended = 0
-    fill = _fill_compiled if is_compiled(tokens.size) and all(len(row[0]) > length for row in rows) else _fill
-    for first in range(0, len(rows), TOGETHER):
-        part = slice(first, first + TOGETHER)
-        attended += fill(rows[part], tokens[part], targets[part], positions[part])
-    stream = torch.tensor([r[2] for r in rows], dtype=torch.int64)
+    if is_compiled(tokens.size) and len(rows) and (isinstance(rows, SampleRows) or all(
+            len(row[0]) > length for row in rows)):
+        attended = _fill_compiled(rows if isinstance(rows, SampleRows) else SampleRows.of(rows), tokens, targets,
+                                  positions)
+    else:
+        for first in range(0, len(rows), TOGETHER):
+            part = slice(first, first + TOGETHER)
+            attended += _fill(rows[part], tokens[part], targets[part], positions[part])
+    stream = torch.tensor(rows.streams if isinstance(rows, SampleRows) else [r[2] for r in rows], dtype=torch.int64)
     return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), torch.from_numpy(positions), stream, attended)
 
 
-def _fill_compiled(rows: Sequence[Row], tokens: np.ndarray, targets: np.ndarray, positions: np.ndarray) -> int:
-    """Do what `_fill` does, for rows of full length, with the compiled loop of `trainer.data.kernels`."""
-    windows = np.concatenate([row[0] for row in rows]).reshape(len(rows), -1)
-    counts = np.array([len(row[1]) for row in rows])
-    attended = kernels.fill(windows, np.concatenate([row[1] for row in rows]), counts, tokens, targets, positions)
-    for target, (_, _, _, *masks) in zip(targets, rows):
-        for mask in masks:
-            if mask is not None:
-                target[~mask] = IGNORE
+def _fill_compiled(rows: SampleRows, tokens: np.ndarray, targets: np.ndarray, positions: np.ndarray) -> int:
+    """Do what `_fill` does, with the compiled loop of `trainer.data.kernels`."""
+    attended = kernels.fill(rows.tokens, rows.bounds, rows.counts, tokens, targets, positions)
+    for target, mask in zip(targets, rows.masks):
+        if mask is not None:
+            target[~mask] = IGNORE
     return int(attended)
 
 

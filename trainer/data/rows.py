@@ -7,64 +7,117 @@ from __future__ import annotations
 import bisect
 import os
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
+from tokenizer.mixture.kernels import is_compiled
 from tokenizer.shards.layout import ENDS, REMEDY, ShardError
 from tokenizer.shards.packed import NUMBERS
-from tokenizer.shards.reader import ShardSet
-
-#: number of rows that are checked in one call; few, so that the temporary arrays are small and their memory is reused
-TOGETHER = 32
+from tokenizer.shards.reader import ShardSet, WindowBounds
 
 #: one sample: its tokens (at most L + 1), the bounds of documents inside it, the index of its stream, and optionally
 #: which of its targets count in the loss (None: all)
 Row = tuple[np.ndarray, np.ndarray, int] | tuple[np.ndarray, np.ndarray, int, np.ndarray | None]
 
 
-def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length: int) -> list[Row]:
+class SampleRows(Sequence[Row]):
+    """Samples of L tokens each, in arrays for all of them, from which batches are made faster than from single rows. As
+    a sequence, it has a Row for each."""
+
+    def __init__(self, tokens: np.ndarray, bounds: np.ndarray, counts: np.ndarray, streams: Sequence[int],
+                 masks: Sequence[np.ndarray | None]) -> None:
+        self.tokens = tokens                                  # (samples, L + 1)
+        #: positions in [1, L] at which documents begin: those of the first sample, in order, then those of the next
+        self.bounds = bounds
+        self.counts = counts                                  # number of positions of each sample
+        self.streams = np.array(streams, np.int64)
+        self.masks = masks                                    # which of L targets count in the loss; None: all
+        self._ends = np.cumsum(self.counts)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(len(self)))]
+        end = self._ends[number]
+        return (self.tokens[number], self.bounds[end - self.counts[number]:end], int(self.streams[number]),
+                self.masks[number])
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> SampleRows:
+        """Return single rows, which all have the same number of tokens, in arrays."""
+        return cls(np.stack([row[0] for row in rows]), np.concatenate([row[1] for row in rows]),
+                   np.array([len(row[1]) for row in rows]), [row[2] for row in rows],
+                   [mask for row in rows for mask in (row[3:] or (None,))])
+
+
+def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length: int) -> Sequence[Row]:
     """Read samples of `length` tokens, as input of `collate`. Each of `places` is (index into `sets`, number of the
     sample's window of tokens in that set). Raises ShardError for a truncated shard, or for impossible tokens or
     document ends."""
     places = list(places)
-    if any(sets[stream].packed is not None for stream, _ in places):
+    if any(sets[stream].packed is not None for stream in {stream for stream, _ in places}):
         packed = iter(packed_rows(sets, [place for place in places if sets[place[0]].packed is not None]))
         others = iter(windows(sets, [place for place in places if sets[place[0]].packed is None], length))
         return [next(others if sets[stream].packed is None else packed) for stream, _ in places]
-    wanted: dict[int, list[int]] = {}
-    for stream, window in places:
-        wanted.setdefault(stream, []).append(window)
-    for stream, numbers in sorted(wanted.items()):
-        starts = [window * length for window in numbers]
-        sets[stream].prefetch([(start, start + length + 1) for start in starts])
-        for shard in sorted({shard for start in starts for shard in touched(sets[stream], start, length + 1)}):
-            refuse_short(sets[stream], shard)
-    read = {stream: iter(sets[stream].samples(numbers, length)) for stream, numbers in wanted.items()}
-    rows: list[Row] = []
-    for stream, window in places:
-        # of the same tokens that were prefetched: another range may consist of other blocks of a file in a bucket
-        counts = sets[stream].counts(window * length, window * length + length + 1)
-        rows.append((*next(read[stream]), stream, None if counts is None else counts[1:]))
+    of_stream: dict[int, list[int]] = {}                      # numbers of its samples in `places`
+    for number, (stream, _) in enumerate(places):
+        of_stream.setdefault(stream, []).append(number)
+    for stream, numbers in sorted(of_stream.items()):
+        shards, starts = sets[stream], [places[number][1] * length for number in numbers]
+        shards.prefetch([(start, start + length + 1) for start in starts])
+        for shard in sorted({shard for start in starts for shard in touched(shards, start, length + 1)}):
+            refuse_short(shards, shard)
+    dtype = np.result_type(*(sets[stream].dtype for stream in of_stream)) if of_stream else np.dtype(np.uint8)
+    tokens = np.empty((len(places), length + 1), dtype)
+    compiled = is_compiled(tokens.size)
+    found: list[WindowBounds] = []
+    masks: list[np.ndarray | None] = [None] * len(places)
+    for stream, numbers in of_stream.items():
+        wanted = [places[number][1] for number in numbers]
+        found += sets[stream].samples(wanted, length, tokens, np.array(numbers), compiled)
+        for number, mask in zip(numbers, masks_of(sets[stream], wanted, length)):
+            masks[number] = mask
+    rows = SampleRows(tokens, *in_order(found), [stream for stream, _ in places], masks)
     if not are_possible(sets, rows, length):
-        for (stream, window), (tokens, bounds, *_) in zip(places, rows):
-            refuse_unknown(sets[stream], window * length, tokens)
-            refuse_unordered(sets[stream], window * length, bounds, length)
+        for (stream, window), row in zip(places, rows):
+            refuse_unknown(sets[stream], window * length, row[0])
+            refuse_unordered(sets[stream], window * length, row[1], length)
     return rows
 
 
-def are_possible(sets: Sequence[ShardSet], rows: Sequence[Row], length: int) -> bool:
+def in_order(found: Sequence[WindowBounds]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bounds of all windows of a batch in the order of its rows: (positions, number of them in each row)."""
+    if not found:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    rows, counts, positions = (np.concatenate(column) for column in zip(*found))
+    order = np.argsort(rows)
+    begins, counts = (np.cumsum(counts) - counts)[order], counts[order]
+    chosen = np.arange(len(positions)) + np.repeat(begins - (np.cumsum(counts) - counts), counts)
+    return positions[chosen], counts
+
+
+def masks_of(shards: ShardSet, numbers: Sequence[int], length: int) -> list[np.ndarray | None]:
+    """Return for each of these windows which of its L = `length` targets count in the loss, as bool (L,). If the shard
+    set has no loss masks, all targets count, and each item is None."""
+    if shards.counts(0, 0) is None:                           # no window has a mask
+        return [None] * len(numbers)
+    # of the same tokens that were prefetched: another range may consist of other blocks of a file in a bucket
+    found = (shards.counts(window * length, window * length + length + 1) for window in numbers)
+    return [None if counts is None else counts[1:] for counts in found]
+
+
+def are_possible(sets: Sequence[ShardSet], rows: SampleRows, length: int) -> bool:
     """Return whether `refuse_unknown` and `refuse_unordered` find nothing in samples of `length` tokens. This looks at
     many samples at once, which is much faster."""
-    bounds = np.concatenate([np.empty(0, np.int64), *(row[1] for row in rows)])
-    places = np.repeat(np.arange(len(rows)) * (length + 1), [len(row[1]) for row in rows]) + bounds
+    bounds = rows.bounds
+    places = np.repeat(np.arange(len(rows)) * (length + 1), rows.counts) + bounds
     if bounds.size and not (bounds.min() >= 1 and bounds.max() <= length and (places[1:] > places[:-1]).all()):
         return False
-    for size in {shards.vocab_size for shards in sets}:
-        read = [row[0] for row in rows if sets[row[2]].vocab_size == size]
-        for first in range(0, len(read), TOGETHER):
-            if np.concatenate(read[first:first + TOGETHER]).max(initial=0) >= size:
-                return False
-    return True
+    sizes = np.array([shards.vocab_size for shards in sets])[rows.streams]
+    return not len(rows) or bool((rows.tokens.max(axis=1) < sizes).all())
 
 
 def packed_rows(sets: Sequence[ShardSet], places: Sequence[tuple[int, int]]) -> list[Row]:

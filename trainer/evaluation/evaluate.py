@@ -124,16 +124,16 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
     items = make_items(task, read_rows(paths))
     if not items:
         raise ConfigError(f"{paths[0]}: no rows, so the task {task.name} cannot be scored; fetch the file again")
-    pool, own = items, True
+    pool = items
     sources = [*paths]
     if shots and file.examples:
         example_paths = find_files(data, f"{task.name}_examples", file.examples)
         if not example_paths:
             raise ConfigError(f"{data}: no examples for the task {task.name}; put {task.name}_examples.jsonl there, or "
                               f"give --shots 0")
-        pool, own = make_items(task, read_rows(example_paths)), False
+        pool = make_items(task, read_rows(example_paths))
         sources += example_paths
-    chooser = ExamplePool(task, pool, own, seed)
+    chooser = ExamplePool(task, pool, seed)
     examples = [chooser.examples(item, shots) for item in items]
     prompts, cut = _prompts(task, items, examples, reader)
     rows, owners, also_cut = _rows(task, items, examples, reader, prompts)
@@ -143,9 +143,13 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
     if highest >= reader.vocab:
         raise ConfigError(f"the tokenizer gives the id {highest:,}, but the model knows {reader.vocab:,} tokens; give "
                           f"it the tokenizer with which it was trained")
-    sizes = [[_size(p.continuation) for p in _asked_cloze(task, item, [])] for item in items]
-    return PreparedTask(task, sums(data, sources), shots, items, sizes, rows, owners, prompts, programs,
+    return PreparedTask(task, sums(data, sources), shots, items, sizes_of(task, items), rows, owners, prompts, programs,
                         len(cut | also_cut))
+
+
+def sizes_of(task: EvalTask, items: Sequence[Item]) -> list[list[tuple[int, int]]]:
+    """Return for each item (bytes, characters) of those answers whose likelihood is asked for in the cloze form."""
+    return [[_size(p.continuation) for p in _asked_cloze(task, item, [])] for item in items]
 
 
 def _asked_cloze(task: EvalTask, item: Item, examples: Sequence[Item]) -> list[Prompt]:

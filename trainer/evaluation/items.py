@@ -1,12 +1,15 @@
 """Makes items of the rows of a benchmark, and prompts of items.
 
 The order of shuffled answers is a pseudo-random function of task and item. Which examples precede a question is one of
-task, item, seed and the rows from which they are chosen. So with the same data, seed and number of examples, an item
-has the same prompt in every evaluation, whatever other tasks are scored.
+task, item, seed and the rows from which they are chosen, in whatever order these are. So with the same data, seed and
+number of examples, an item has the same prompt in every evaluation, whatever other tasks are scored.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,30 +96,45 @@ def _list(task: EvalTask, row: DataRow, values: Mapping[str, Any], path: str) ->
     return [str(v) for v in value]
 
 
-class ExamplePool:
-    """The items from which the examples before a question are chosen. `own` says whether the pool is the task's own
-    items; if it is, an item is never its own example."""
+def question_key(task: EvalTask, item: Item) -> str:
+    """Return a hash of an item's question and right answer: copies of an item have the same, wherever their rows
+    stand."""
+    right = item.choices[item.gold]
+    question = task.render(task.file.context, {**item.values, "choice": right}, item.where)
+    return hashlib.blake2b(json.dumps([question.strip(), right.strip()]).encode(), digest_size=16).hexdigest()
 
-    def __init__(self, task: EvalTask, items: Sequence[Item], own: bool, seed: int) -> None:
-        self.task, self.own, self.seed = task, own, seed
-        self.groups: dict[str, list[Item]] = {}
+
+class ExamplePool:
+    """The items from which the examples before a question are chosen. An item is never an example for itself or for a
+    copy of it, which has the same question and right answer."""
+
+    def __init__(self, task: EvalTask, items: Sequence[Item], seed: int) -> None:
+        self.task, self.seed = task, seed
+        self.groups: dict[str, list[tuple[str, Item]]] = {}
         for item in items:
-            self.groups.setdefault(item.group, []).append(item)
+            self.groups.setdefault(item.group, []).append((question_key(task, item), item))
+        for pool in self.groups.values():
+            pool.sort(key=lambda entry: (entry[0], entry[1].choices))
+        self.copies = Counter((group, key) for group, pool in self.groups.items() for key, _ in pool)
 
     def examples(self, item: Item, shots: int) -> list[Item]:
-        """Return `shots` examples for `item`, of the same group. Raises ConfigError when there are not enough."""
-        pool = self.groups.get(item.group, [])
-        if len(pool) < shots + self.own:
+        """Return `shots` examples for `item`, of the same group. They depend on the task, the item, the seed and the
+        items of the pool, but not on the order of rows. Raises ConfigError when there are not enough."""
+        if not shots:
+            return []
+        pool, key = self.groups.get(item.group, []), question_key(self.task, item)
+        others = len(pool) - self.copies[item.group, key]
+        if others < shots:
             group = f" of {item.group}" if item.group else ""
-            raise ConfigError(f"{self.task.name}: only {len(pool)} rows{group} to take {shots} examples from; give "
-                              f"more rows, or a smaller --shots")
+            raise ConfigError(f"{self.task.name}: only {others} rows{group} to take {shots} examples from, without the "
+                              f"question itself and its copies; give more rows, or a smaller --shots")
         chosen: dict[int, Item] = {}
         draw = 0
         while len(chosen) < shots:
-            at = prf(self.seed, f"examples/{self.task.name}", f"{item.id}/{draw}") % len(pool)
+            at = prf(self.seed, f"examples/{self.task.name}", f"{key}/{draw}") % len(pool)
             draw += 1
-            if not (self.own and pool[at].row == item.row):
-                chosen.setdefault(at, pool[at])
+            if pool[at][0] != key:
+                chosen.setdefault(at, pool[at][1])
         return list(chosen.values())
 
 

@@ -91,7 +91,7 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
                                   f"benchmark; name another file")
             if line.strip():
                 try:
-                    row = json.loads(line)
+                    row = json.loads(line.decode("utf-8-sig"))
                 except ValueError as error:
                     raise ConfigError(f"{path}: row {place} is no JSON ({error}); fetch the file again") from None
                 if b"\\ud" in line.lower():

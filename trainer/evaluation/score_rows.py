@@ -49,7 +49,9 @@ def read_rows(out: Path) -> list[dict[str, Any]]:
     for line in lines:
         try:
             row = json.loads(line)
-            row["step"], row["task"], row["measure"], row["value"]
+            row["task"], row["measure"], row["value"]
+            if not isinstance(row["step"], int):
+                continue
         except (ValueError, KeyError, TypeError):
             continue
         rows.append(row)
@@ -65,10 +67,24 @@ def write_rows(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def add(out: Path, result: Mapping[str, Any]) -> None:
-    """Put the rows of a result into tasks.jsonl, in place of earlier ones of the same step and task."""
+    """Put the rows of a result, whose file is written, into tasks.jsonl, in place of earlier ones of the same step and
+    task. If another process has replaced tasks.jsonl meanwhile, rows of one of the two can be missing; the file is then
+    made again, by the process that has written last."""
     rows = rows_of(result)
     key = (rows[0]["step"], rows[0]["task"])
     write_rows(out, [*(row for row in read_rows(out) if (row["step"], row["task"]) != key), *rows])
+    while incomplete(out):
+        rebuild(out)
+
+
+def incomplete(out: Path) -> bool:
+    """Return whether a result has no rows in tasks.jsonl. Only folders are read that have a file named after a task
+    without rows."""
+    known = {(row["step"], row["task"]) for row in read_rows(out)}
+    names = {(step_folder(out, step).name, f"{task}.json") for step, task in known}
+    folders = {path.parent for path in (out / FOLDER).glob("step_*/*.json") if path.parts[-2:] not in names}
+    return any((result["model"]["step"], result["task"]) not in known
+               for folder in folders for result in results_of(folder))
 
 
 def results_of(folder: Path) -> list[dict[str, Any]]:
@@ -78,10 +94,19 @@ def results_of(folder: Path) -> list[dict[str, Any]]:
         try:
             result = json.loads(path.read_text(encoding="utf-8"))
             rows_of(result)
+            step_folder(folder, result["model"]["step"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
         results.append(result)
     return results
+
+
+def is_scored(out: Path, step: int, attempt: str, wanted: Iterable[tuple[str, str, int]]) -> bool:
+    """Return whether the checkpoint of step `step`, written by `attempt` (the name of its folder), has results of all
+    tasks of `wanted`: (name, sha256 of the task file, number of examples)."""
+    there = {(r["task"], r["sha256"], r["shots"]) for r in results_of(step_folder(out, step))
+             if r["model"].get("checkpoint") == attempt}
+    return there.issuperset(wanted)
 
 
 def rebuild(out: Path) -> None:

@@ -42,6 +42,12 @@ class GenerateConfig:
     stop: tuple[str, ...] = ("\n\n", "Question:")
     extract: Literal["number", "text"] = "number"
 
+    def check(self) -> None:
+        if self.tokens < 1:
+            raise ValueError("tokens must be ≥ 1")
+        if not all(self.stop):
+            raise ValueError("stop must not contain an empty text, which would end every answer at once")
+
 
 @dataclass(frozen=True)
 class ProgramConfig:
@@ -123,8 +129,10 @@ class TaskFile:
         if self.shots < 0:
             raise ValueError("shots must be ≥ 0")
         for pattern in (*self.files, *self.examples):
-            if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
+            if not Path(pattern).parts or Path(pattern).is_absolute() or ".." in Path(pattern).parts:
                 raise ValueError(f"{pattern!r} must be a path below the data folder")
+            if any("**" in part and part != "**" for part in Path(pattern).parts):
+                raise ValueError(f"{pattern!r}: ** stands for whole folders, as in '**/test/*.jsonl'")
 
 
 @dataclass(frozen=True)

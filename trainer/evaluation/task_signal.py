@@ -25,6 +25,8 @@ from trainer.observe.alerts import LOWER
 #: limits of the criteria. A rank consistency of 0.5 means that three of four pairs of candidates keep their order
 MONOTONICITY, GAIN, DISTANCE, CONSISTENCY = 0.5, 5.0, 3.0, 0.5
 
+#: the number of scored checkpoints of a training that monotonicity needs
+LEAST_STEPS = 3
 #: the largest ratio to a noise that may be 0
 MOST = 9999.0
 
@@ -43,11 +45,12 @@ class ScoredRun:
 @dataclass(frozen=True)
 class TaskSignal:
     """What the scores of a task by one measure are worth. `runs` is the number of trainings, and `steps` the largest
-    number of checkpoints of one. `monotonicity` is the mean over trainings. `noise` is the standard deviation between
-    seeds, and `gain` the mean gain of a training in units of it. `distance` is in standard errors from chance, or from
-    the first checkpoint if the measure has no chance, of the training in which it is largest. `early` and `sizes` are
-    the rank consistency from early to late and between sizes. What the trainings cannot tell is None. `verdict` is
-    `use` or `ignore`: a task is to be used if no known criterion fails, and monotonicity and distance are known."""
+    number of checkpoints of one. `monotonicity` is the mean over the trainings of the candidate in which it is largest.
+    `noise` is the standard deviation between seeds, and `gain` the largest mean gain of a candidate's trainings, in
+    units of it. `distance` is in standard errors from chance, or from the first checkpoint if the measure has no
+    chance, of the training in which it is largest. `early` and `sizes` are the rank consistency from early to late and
+    between sizes. What the trainings cannot tell is None. `verdict` is `use` or `ignore`: a task is to be used if no
+    known criterion fails, and monotonicity and distance are known."""
 
     task: str
     measure: str
@@ -92,12 +95,12 @@ def judge(task: str, measure: str, of: Sequence[tuple[ScoredRun, Curve, float | 
     known: the larger of chance and of always naming the same position."""
     curves = [(run, curve) for run, curve, _ in of]
     chance = max((c for _, _, c in of if c is not None), default=0.0 if measure in ("word", "fg", "code") else None)
-    rhos = [r for _, curve in curves if len(curve) > 2
-            and (r := spearman(sorted(curve), [curve[step][0] for step in sorted(curve)])) is not None]
-    monotonicity = fmean(rhos) if rhos else None
+    monotonicity = best_candidate((run, spearman(sorted(curve), [curve[step][0] for step in sorted(curve)]))
+                                  for run, curve in curves if len(curve) >= LEAST_STEPS)
     noise = between_seeds(curves)
-    gains = [curve[max(curve)][0] - curve[min(curve)][0] for _, curve in curves if len(curve) > 1]
-    gain = None if noise is None or not gains else ratio(fmean(gains), noise)
+    gained = best_candidate((run, curve[max(curve)][0] - curve[min(curve)][0]) for run, curve in curves
+                            if len(curve) > 1)
+    gain = None if noise is None or gained is None else ratio(gained, noise)
     distance = max((away(curve, chance) for _, curve in curves if chance is not None or len(curve) > 1), default=None)
     early, sizes = early_and_late(curves), between_sizes(curves)
     limits: list[tuple[float | None, float, Callable[[float], str]]] = [
@@ -115,6 +118,15 @@ def judge(task: str, measure: str, of: Sequence[tuple[ScoredRun, Curve, float | 
                                    else f"too few checkpoints: {', '.join(unknown)} unknown")
     return TaskSignal(task, measure, len(curves), max(len(curve) for _, curve in curves), monotonicity, noise, gain,
                       distance, early, sizes, "use" if passed else "ignore", reason)
+
+
+def best_candidate(values: Iterable[tuple[ScoredRun, float]]) -> float | None:
+    """Return the largest mean that a candidate has over its trainings; None without trainings. It is not the mean over
+    all candidates, because data that makes a model worse at a task must not speak against the task."""
+    of: dict[str, list[float]] = {}
+    for run, value in values:
+        of.setdefault(run.candidate, []).append(value)
+    return max((fmean(each) for each in of.values()), default=None)
 
 
 def ratio(value: float, unit: float) -> float:
@@ -193,7 +205,7 @@ def ranks(values: Sequence[float]) -> list[float]:
     return [order.index(v) + (order.count(v) - 1) / 2 for v in values]
 
 
-def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
+def spearman(first: Sequence[float], second: Sequence[float]) -> float:
     """Return Spearman's rank correlation. It is 0 if all values of a list are equal: such a score does not rise."""
     a, b = ranks(first), ranks(second)
     mean_a, mean_b = fmean(a), fmean(b)

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+#: the most characters that fields insert into a template: far more than a model reads, and few enough for memory
+_MOST_CHARACTERS = 1 << 24
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
@@ -66,7 +68,10 @@ def lookup(row: Mapping[str, Any], path: str) -> Any:
 
 def render(template: str, row: Mapping[str, Any]) -> str:
     """Return `template` with the fields of `row` inserted. Raises TemplateError."""
+    size = 0
+
     def insert(match: re.Match[str]) -> str:
+        nonlocal size
         if match[0] in ("{{", "}}"):
             return match[0][0]
         if match[1] is None:
@@ -76,13 +81,17 @@ def render(template: str, row: Mapping[str, Any]) -> str:
             value = lookup(row, path)
         except KeyError:
             raise TemplateError(f"no field {path!r}; there are {', '.join(map(str, row))}") from None
-        if value is None or isinstance(value, (Mapping, list)):
+        if value is None or isinstance(value, (Mapping, list, bytes)):
             raise TemplateError(f"field {path!r} holds {'nothing' if value is None else 'no text'}")
         text = str(value)
         for name, _, argument in (f.partition(":") for f in filters):
             if name not in FILTERS:
                 raise TemplateError(f"no filter {name!r} for field {path!r}; there are {', '.join(FILTERS)}")
             text = FILTERS[name](text, argument)
+        size += len(text)
+        if size > _MOST_CHARACTERS:
+            raise TemplateError(f"the template {template[:80]!r} makes a text of more than {_MOST_CHARACTERS:,} "
+                                f"characters")
         return text
 
     return _PART.sub(insert, template)

@@ -23,7 +23,8 @@ class TaskScoringConfig:
     """Settings of the scores of checkpoints on benchmark tasks. A process beside the training computes them (`tokenmill
     train eval --follow`). It scores the checkpoints of each `every`-th step and those at the ends of phases (stretches
     of the training). `tasks` are names of tasks or paths of task files, `data` is the folder with their data, and
-    `shots` is the number of examples before each question (null: what the task's file says).
+    `shots` is the number of examples before each question (null: what the task's file says). Up to four checkpoints of
+    an `every`-th step stay until they are scored, even if the settings `checkpoint` would delete them.
 
     The process is paused so that it delays the training by at most the share `share` of the time of its steps. It
     computes on `device`. On `cuda` it takes GPU memory beside the training.

@@ -25,6 +25,7 @@ from trainer.loop.pace import Pace
 from trainer.loop.threads import cores
 
 if TYPE_CHECKING:
+    from trainer.checkpoint.checkpoints import Checkpoint
     from trainer.loop.run import Run
 
 #: file in the folder of a training with what the process has printed
@@ -62,6 +63,20 @@ def check_tasks(run: Run) -> None:
                           BATCH)
     for task in tasks:
         prepare(task, data, config.shots, 0, reader)
+
+
+def unscored(run: Run) -> Callable[[Checkpoint], bool]:
+    """Return a function that says whether a checkpoint is due by `evaluate.tasks.every` but has no scores yet."""
+    config = run.config.evaluate.tasks
+    if config is None:
+        return lambda _checkpoint: False
+    from trainer.evaluation.task_file import tasks_named
+
+    wanted = [(task.name, task.sha256, task.file.shots if config.shots is None else config.shots)
+              for task in tasks_named(config.tasks)]
+    every = config.every
+    return lambda checkpoint: checkpoint.step % every == 0 and not score_rows.is_scored(
+        run.out, checkpoint.step, checkpoint.folder.name, wanted)
 
 
 class TaskWatcher:

@@ -32,7 +32,7 @@ from trainer.loop.resume import history, position, probe_loss, restore, resume_p
 from trainer.loop.run import Run, TrainingError, changes, edits
 from trainer.loop.stability import Rewind, SpikeDetector, StabilityMonitor, rewind_to_checkpoint
 from trainer.loop.summary import sample, summarise
-from trainer.loop.task_watcher import TaskWatcher
+from trainer.loop.task_watcher import TaskWatcher, unscored
 from trainer.model import attention
 from trainer.model.loss import IGNORE
 from trainer.model.transformer import Transformer
@@ -110,7 +110,8 @@ class Trainer:
         self.meters = Meters(run, self.metrics, world, goodput, self.model, self.optimizer, self.number, say)
         self.write_start("resume" if checkpoint else "start", changed)
         self.buffer = MetricsBuffer(run, self.data.streams, self.metrics, self.meters, self.high_loss, world, say)
-        self.saver = ckpt.Saver(self.checkpoints, config.checkpoint, world, self.saved)
+        self.awaits = unscored(run)
+        self.saver = ckpt.Saver(self.checkpoints, config.checkpoint, world, self.saved, self.awaits)
         self.watcher: TaskWatcher | None = None
         if world.first and config.evaluate.tasks is not None:
             here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -311,6 +312,10 @@ class Trainer:
         self.meters.saved(written.meta["step"], written.waited_s, folder=written.attempt.parent.name,
                           written_s=round(written.seconds, 3), bytes=written.size)
         self.say(written.describe())
+        if written.lost:
+            self.say(f"step {', '.join(map(str, written.lost))}: the checkpoint was deleted before it was scored on "
+                     f"tasks, because scoring is slower than training; raise evaluate.tasks.every or share, or "
+                     f"checkpoint.keep")
 
     # -- the end -----------------------------------------------------------------------------------------------------
     def finish(self, before: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -336,6 +341,7 @@ class Trainer:
                     self.watcher.wait(interrupted)
                     if number := interrupted():
                         self.stop(number)
+                ckpt.retain(self.checkpoints, config.checkpoint, self.awaits)        # what stayed in order to be scored
             if world.first:
                 summary = summarise(run, before, after, gap, text, reason, seconds, self.buffer.speed(), self.goodput)
                 self.metrics.write("end", self.number, **summary)

@@ -48,7 +48,9 @@ def performed(out: Path) -> Performed:
             read, unchanged = ([number for number in numbers if number <= last] for numbers in (read, unchanged))
         elif event == "step":
             last = step
-            if '"targets": 0,' not in text:              # else the step was skipped without being computed
+            # a step that was skipped without being computed has no targets and no learning rate; a computed step has no
+            # targets if all of its tokens are masked
+            if '"targets": 0,' not in text or '"lr": ' in text:
                 read.append(step)
                 if '"skipped": true' in text:
                     unchanged.append(step)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Arm:
     """One training of a study. `settings` is the section `train:` of the recipe with which it trains. `width` is the
-    width of its model, if the study compares several widths. `before` is how many tokens its model had read before the
-    study, if it continues from a checkpoint."""
+    width of its model, if the study compares several widths. If the study continues from a checkpoint, `before` is how
+    many tokens its model had read before, and `step` in how many steps."""
 
     name: str
     seed: int                     # from 0
@@ -26,6 +26,7 @@ class Arm:
     settings: Mapping[str, Any]
     width: int | None = None
     before: int = 0
+    step: int = 0
 
     def rung(self, share: float) -> int:
         """Return the number of the first step at which at least the given share of the arm's steps is done."""

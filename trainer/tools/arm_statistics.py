@@ -2,9 +2,13 @@
 confidence intervals, p-values corrected for several comparisons, and the number of seeds that a difference needs.
 
 Arms with the same seed have the same initial values and order of data, so differences are taken within a seed. This is
-a randomised block design, with the residual variance pooled over all arms; for two arms it is the paired t-test. The
-correction is Holm's (Scand. J. Statist. 6, 1979): with it, the chance that any of several equal arms seems to differ
-from the first one is at most 5 %.
+a randomised block design, with the residual variance pooled over all arms; for two arms it is the paired t-test. It
+assumes that any two arms differ by equally much noise. Arms with equal losses in all seeds, such as two copies of a
+data set, break this assumption: they would make the noise of the other differences seem smaller than it is. So only one
+of them counts for the variance.
+
+The correction is Holm's (Scand. J. Statist. 6, 1979): with it, the chance that any of several arms without a true
+difference seems to differ from the first one is at most 5 %.
 """
 
 from __future__ import annotations
@@ -40,11 +44,15 @@ def contrasts(values: Sequence[Sequence[float]]) -> Contrasts:
     """Compare the losses `values`[arm][seed] of several arms with those of the first arm."""
     losses = np.asarray(values, dtype=np.float64)
     arms, seeds = losses.shape
-    means, free = losses.mean(1), (arms - 1) * (seeds - 1)
+    means = losses.mean(1)
     deltas = (means - means[0]).tolist()
-    if not free:
+    if arms == 1 or seeds == 1:
         return Contrasts(deltas, None, None, [])
-    residuals = losses - means[:, None] - losses.mean(0) + losses.mean()
+    distinct = np.unique(losses, axis=0)
+    free = (len(distinct) - 1) * (seeds - 1)
+    if not free:
+        return Contrasts(deltas, 0.0, 0.0, [1.0] * (arms - 1))
+    residuals = distinct - distinct.mean(1)[:, None] - distinct.mean(0) + distinct.mean()
     sd = math.sqrt(2 * (residuals ** 2).sum() / free)
     error = sd / math.sqrt(seeds)
     # a residual of the size of rounding errors is none: arms that are equal bit by bit do not differ

@@ -14,6 +14,8 @@ from trainer.tools.arm_statistics import LEVEL, MOST_SEEDS, contrasts, seeds_for
 ALL = "all"
 #: units of the losses
 NATS, BITS = "nats/token", "bits/byte"
+#: what decides about arms (--by)
+LOSS, TASKS = "loss", "tasks"
 #: differences for which a table says how many seeds would show them
 DIFFERENCES = (0.001, 0.003, 0.01, 0.03)
 
@@ -64,7 +66,7 @@ def needed(difference: float, sd: float | None, arms: int) -> int | None:
 def lines(result: Mapping[str, Any]) -> list[str]:
     """Format the result of `table` as lines of text: for each source the loss of the first arm, and the differences of
     the other arms to it. A star marks differences whose corrected p-value is below 5 %. Verdicts in words follow,
-    unless there is one seed."""
+    by the first source, unless there is one seed or tasks decide (key `by`)."""
     width = max(12, *(len(n) + 2 for n in result["arms"]))
     first, *others = result["arms"]
     unit, seeds = result["unit"], result["seeds"]
@@ -73,34 +75,38 @@ def lines(result: Mapping[str, Any]) -> list[str]:
            f"{'source':<20}{first:>{width}}" + "".join(f"{n:>{width}}" for n in others) + f"{'noise':>12}"]
     for source, of in result["sources"].items():
         noise = "unknown" if of["noise"] is None else f"±{of['noise']:.4f}"
-        cells = [f"{of['arms'][n]['delta']:+.4f}" + ("*" if of["arms"][n]["beyond_noise"] else " ") for n in others]
+        cells = [cell(of["arms"][n]) for n in others]
         out.append(f"{source:<20}{of['arms'][first]['loss']:>{width}.4f}" + "".join(f"{c:>{width}}" for c in cells)
                    + f"{noise:>12}")
     if seeds == 1:
         return [*out, "", "one seed: what is noise is not known; repeat with --seeds 3"]
     compared = f", corrected for {len(others)} comparisons" if len(others) > 1 else ""
-    return [*out, "", f"* beyond the noise at 5 %{compared}; ± is the 95 % interval of one difference within a seed",
-            *verdicts(result)]
-
-
-def verdicts(result: Mapping[str, Any]) -> list[str]:
-    """Return what the table shows about each arm but the first, judged by the first source of the table, and how many
-    seeds would show other differences."""
+    out += ["", f"* beyond the noise at 5 %{compared}; ± is the 95 % interval of one difference within a seed"]
     source, of = next(iter(result["sources"].items()))
-    first, *others = result["arms"]
+    return out if result.get("by") == TASKS else [*out, *verdicts(result["arms"], of, source, unit)]
+
+
+def cell(arm: Mapping[str, Any]) -> str:
+    return f"{arm['delta']:+.4f}" + ("*" if arm["beyond_noise"] else " ")
+
+
+def verdicts(arms: Sequence[str], of: Mapping[str, Any], where: str, unit: str) -> list[str]:
+    """Return what a table shows about each of `arms` but the first, and how many seeds would show other differences.
+    `of` is the source of the table by which they are judged, and `where` its name in words."""
+    first, *others = arms
     out = [""]
     for name in others:
         arm = of["arms"][name]
-        figures = f"{arm['delta']:+.4f} ± {of['noise']:.4f} {result['unit']}, p = {arm['p']:.2g}"
+        figures = f"{arm['delta']:+.4f} ± {of['noise']:.4f} {unit}, p = {arm['p']:.2g}"
         if arm["beyond_noise"]:
-            out.append(f"{name} is {'better' if arm['delta'] < 0 else 'worse'} than {first} on {source}: {figures}")
+            out.append(f"{name} is {'better' if arm['delta'] < 0 else 'worse'} than {first} on {where}: {figures}")
         else:
             seeds = f"about {arm['seeds_needed']:,} seeds" if arm["seeds_needed"] else f"more than {MOST_SEEDS:,} seeds"
             more = f"; a difference of this size needs {seeds}" if arm["delta"] else "; they are equal"
-            out.append(f"{name} is not told apart from {first} on {source}: {figures}{more}")
+            out.append(f"{name} is not told apart from {first} on {where}: {figures}{more}")
     known = [f"{difference}: {seeds}" for difference, seeds in of["seeds_needed"].items() if seeds]
-    return [*out, *([f"seeds that would show a difference of {', '.join(known)} {result['unit']} (with probability "
-                     f"80 %)"] if known else [])]
+    return [*out, *([f"seeds that would show a difference of {', '.join(known)} {unit} (with probability 80 %)"]
+                    if known else [])]
 
 
 def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:

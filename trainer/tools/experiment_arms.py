@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.base.visible import json_text, visible
 from trainer.base.arguments import positive, say
 from trainer.tools.arm import Arm, check, label, write
-from trainer.tools.arm_table import ALL, BITS, NATS, cost_lines, lines, measured, table
+from trainer.tools.arm_table import ALL, BITS, LOSS, NATS, TASKS, cost_lines, lines, measured, table
+from trainer.tools.arm_tasks import check_data, check_scoring, score_last, task_lines, task_results
 
 NEEDS_PIPELINE = ("--data and --vary make data, which needs the pipeline: pip install 'tokenmill[pipeline]', and call "
                   "`tokenmill train`")
@@ -36,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="train N arms at a time (default: 1)")
     parser.add_argument("--halving", action="store_true",
                         help="end the worse half of the arms after a quarter and after half of the steps")
+    parser.add_argument("--by", choices=(LOSS, TASKS), default=LOSS,
+                        help="what decides: the loss on held-out data, or the mean score on the benchmark tasks of "
+                             "evaluate.tasks that can be trusted (default: loss)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--ranks", type=positive, metavar="N", help="N processes for each arm")
     parser.add_argument("--address", help="train the arms on this Ray cluster (host:port, or auto on one of "
@@ -66,29 +70,22 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
     """Train all arms and print the table of results, in the unit `unit`. Returns the exit code. `prepare` is called for
     each arm before it is trained. Arms are judged by the held-out data of the stream `on`, or of all streams whose
     held-out data is the same in all arms."""
-    from trainer.base.config import ConfigError
     from trainer.base.files import alone
     from trainer.data.remote import fetch_shards
     from trainer.tools.arm_plot import write_plots
     from trainer.tools.arm_processes import train_arms
     from trainer.tools.halving import halved
 
-    if "RANK" in os.environ:
-        raise ConfigError("a study starts the processes of its arms itself; start it without torchrun, as one process, "
-                          "with --ranks N or --jobs N")
-    if (options.gpus or options.ship_code or options.insecure_local) and not options.address:
-        raise ConfigError("--gpus, --ship-code and --insecure-local need --address; on this machine use --jobs N")
-    if options.halving and getattr(options, "widths", None):
-        raise ConfigError("--halving compares all arms with each other, and losses of models of different --widths do "
-                          "not compare; leave out one of the two options")
-    if options.gpus and options.ranks:
-        raise ConfigError("give --gpus N (one rank a GPU) or --ranks N (CPU), not both")
+    refuse_contradictions(options)
     sources = judged_by(arms, on, unit)
     for arm in arms:                             # all at the start, before hours are spent on the first arms
         check(arm)
     announce = (lambda _text: None) if options.json else say
+    scored = check_scoring(arms, options.by, announce)
     for run in (arm.run for arm in arms if arm.run.source and not arm.seed):
         fetch_shards(str(run.source), run.curriculum, announce, "all")
+    if scored:
+        check_data(arms)
     if unit == BITS:
         refuse_masked(arms, sources)
     folder = arms[0].run.out.parent
@@ -100,7 +97,9 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
         if options.halving:
             arms, ended = halved(arms, options, announce, sources[0], unit)
         train_arms(arms, options, announce)
-        result = {**results(arms, sources, unit), **({"ended": ended} if options.halving else {})}
+        if scored:
+            score_last(arms, announce)
+        result = {**results(arms, sources, unit, options.by, scored), **({"ended": ended} if options.halving else {})}
         text = report(result)
         (folder / "table.json").write_text(json_text(result, indent=1) + "\n", encoding="utf-8")
         (folder / "table.txt").write_text(text + "\n", encoding="utf-8")
@@ -110,6 +109,25 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
         write_plots(folder, result, outs, sources[0], unit)
     print(json_text(result) if options.json else visible(text))
     return 0
+
+
+def refuse_contradictions(options: argparse.Namespace) -> None:
+    """Raise ConfigError when options exclude each other, and inside torchrun."""
+    from trainer.base.config import ConfigError
+
+    if "RANK" in os.environ:
+        raise ConfigError("a study starts the processes of its arms itself; start it without torchrun, as one process, "
+                          "with --ranks N or --jobs N")
+    if (options.gpus or options.ship_code or options.insecure_local) and not options.address:
+        raise ConfigError("--gpus, --ship-code and --insecure-local need --address; on this machine use --jobs N")
+    if options.halving and getattr(options, "widths", None):
+        raise ConfigError("--halving compares all arms with each other, and losses of models of different --widths do "
+                          "not compare; leave out one of the two options")
+    if options.halving and options.by == TASKS:
+        raise ConfigError("--halving ends arms by their held-out loss, but --by tasks decides by scores on tasks; leave"
+                          " out one of the two options")
+    if options.gpus and options.ranks:
+        raise ConfigError("give --gpus N (one rank a GPU) or --ranks N (CPU), not both")
 
 
 def judged_by(arms: Sequence[Arm], on: str | None, unit: str) -> list[str]:
@@ -151,10 +169,11 @@ def refuse_masked(arms: Sequence[Arm], sources: Sequence[str]) -> None:
                                   f"per byte are not known; judge by another stream with --on")
 
 
-def results(arms: Sequence[Arm], sources: Sequence[str], unit: str) -> dict[str, Any]:
+def results(arms: Sequence[Arm], sources: Sequence[str], unit: str, by: str, scored: bool) -> dict[str, Any]:
     """Read the results of trained arms. Returns the content of table.json: the `table` of the arms (with several
     widths, of the widest models), `costs` by arm (sums over its seeds), and, with several widths, `widths`: {width:
-    table}."""
+    table}. If the arms are `scored` on tasks, each table also has `tasks` (see `task_results`) and `by`, which says
+    what decides."""
     losses: dict[int | None, dict[str, list[dict[str, float]]]] = {}
     costs: dict[str, dict[str, Any]] = {}
     for arm in arms:
@@ -169,6 +188,9 @@ def results(arms: Sequence[Arm], sources: Sequence[str], unit: str) -> dict[str,
         cost["flops"] += 6.0 * model.matmul_parameters(arm.run.vocab) * tokens
         cost["wall_s"] += summary["wall_time"]["wall_s"]
     tables = {width: table(by_arm, unit) for width, by_arm in losses.items()}
+    if scored:
+        tasks = task_results(arms)
+        tables = {width: {**one, "by": by, "tasks": tasks[width]} for width, one in tables.items()}
     result = {**tables[list(tables)[-1]], "costs": costs}
     return result if len(tables) == 1 else {**result, "widths": {str(width): one for width, one in tables.items()}}
 
@@ -186,7 +208,7 @@ def report(result: Mapping[str, Any]) -> str:
     tables = {f"models of width {width}": one for width, one in result.get("widths", {}).items()} or {"": result}
     out: list[str] = []
     for title, one in tables.items():
-        out += [*([title, ""] if title else []), *lines(one), ""]
+        out += [*([title, ""] if title else []), *lines(one), "", *([*task_lines(one), ""] if "tasks" in one else [])]
     if len(tables) > 1:
         out += [*agreement(list(tables.values())), ""]
     early = [f"{one['arm']} was ended after {one['share']:.0%} of its steps, {one['delta']:+.4f} {result['unit']} from "
@@ -196,10 +218,11 @@ def report(result: Mapping[str, Any]) -> str:
 
 def agreement(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a line for each arm but the first: whether it is on the same side of the first arm at every width."""
-    source = next(iter(tables[0]["sources"]))
+    decisive = [one["tasks"]["mean"] if one.get("by") == TASKS else next(iter(one["sources"].values()))
+                for one in tables]
     out = []
-    for name in tables[0]["arms"][1:]:
-        deltas = [one["sources"][source]["arms"][name]["delta"] for one in tables]
+    for name in tables[0]["arms"][1:] if all(decisive) else ():
+        deltas = [of["arms"][name]["delta"] for of in decisive]
         same = len({delta < 0 for delta in deltas}) == 1
         out.append(f"{name}: {'the same side of' if same else 'NOT on one side of'} {tables[0]['arms'][0]} at all "
                    f"widths ({', '.join(f'{delta:+.4f}' for delta in deltas)})")

@@ -1,5 +1,5 @@
 """`tokenmill train explain`: shows the documents of a step, and compares its loss with the losses of neighbouring
-steps.
+steps. With `--task`, it explains scores instead (`trainer.tools.explain_task`).
 
 The documents of a step need not be logged in training. The curriculum determines which tokens a step reads. The shards'
 document table says which documents these tokens belong to, and in which part (file) and row of the store's published
@@ -11,18 +11,13 @@ interval between two printed lines or checkpoints.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.visible import json_text, visible
 from trainer.base.arguments import of_a_run, positive
 
 if TYPE_CHECKING:
-    from pyarrow.fs import FileSystem
-    from pyarrow.parquet import ParquetFile
-
     from trainer.loop.run import Run
 
 #: number of files (document tables, parts of datasets) read in parallel, because a bucket answers each request slowly
@@ -39,13 +34,28 @@ def add_parser(commands: Any) -> None:
     which.add_argument("--row", type=positive, metavar="N", help="only row N of the step (from 1), with signals and "
                                                                  "texts from about where it reads them")
     which.add_argument("--worst", type=positive, metavar="N", help="only the N rows with the highest loss, likewise")
+    which.add_argument("--task", metavar="NAME|FILE", help="instead, show the items of this benchmark task that were "
+                                                           "won and lost, and the documents nearest to them")
+    explain.add_argument("--against", metavar="STEP|FOLDER", help="with --task: an earlier step, or another training, "
+                                                                  "to compare with (default: the first scored step)")
+    explain.add_argument("--data", metavar="FOLDER", help="with --task: the folder with the tasks' data (default: that "
+                                                          "of evaluate.tasks)")
+    explain.add_argument("--items", type=positive, metavar="N", help="with --task: show N items of each kind (default: "
+                                                                     "3)")
     explain.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:
+    from trainer.base.config import ConfigError
     from trainer.data.remote import reading
     from trainer.loop.run import open_run
 
+    if options.task:
+        from trainer.tools import explain_task
+
+        return explain_task.show(options)
+    if options.against or options.data or options.items:
+        raise ConfigError("--against, --data and --items are for --task NAME; give it, or leave them out")
     opened = open_run(options.run, options.store, options.out, options.overrides)
     with reading(opened):
         explanation = explain(opened, options.step, options.row, options.worst)
@@ -61,6 +71,7 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
     from tokenizer.shards.origin import EXCERPT, LIGHT, WHOLE, add_origins
     from trainer.data.remote import place, shard_set
     from trainer.observe import explain as observe
+    from trainer.tools.published import datasets, part
 
     store, top = place(run)
 
@@ -81,42 +92,6 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
         for d in r["documents"]:
             del d["key"], d["at"]
     return result
-
-
-def datasets(store: FileSystem, top: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the published datasets (folders below `top`/datasets) as (name, {key of a part: its path})."""
-    from pyarrow import fs
-
-    from pipeline.base.parquet import read_table
-
-    for folder in sorted(f.path for f in store.get_file_info(fs.FileSelector(f"{top}/datasets", allow_not_found=True))
-                         if f.type == fs.FileType.Directory):
-        try:
-            with store.open_input_file(f"{folder}/.manifest") as source:
-                table = read_table(source, ["part", "key"])
-        except FileNotFoundError:
-            continue
-        yield folder.rpartition("/")[2], {key: f"{folder}/{name}" for key, name in zip(
-            table["key"].to_pylist(), table["part"].to_pylist())}
-
-
-@contextmanager
-def part(store: FileSystem, path: str) -> Iterator[ParquetFile]:
-    """Open a part of a dataset (the Parquet file `path`) for reading, as a context manager. Raises ConfigError if the
-    file is damaged."""
-    import pyarrow as pa
-
-    from pipeline.base.parquet import open_parquet
-    from trainer.base.config import ConfigError
-
-    with store.open_input_file(path) as source:
-        try:
-            file = open_parquet(source)
-        except pa.ArrowInvalid as error:
-            raise ConfigError(f"{path}: damaged ({error}); run the recipe that writes {path.split('/')[-2]} again") \
-                from None
-        with file:
-            yield file
 
 
 # -- as text ---------------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@ when the training is at its end and everything is scored.
 
 A training with `evaluate.tasks` starts this command as a process beside it. It can as well be a job of its own, on
 another machine that shares the folder. What is scored already is not scored again, so it may be killed and started at
-any time. While a checkpoint is scored, the training does not delete it; one that the training deletes before is left
-out.
+any time. While a checkpoint is scored, the training does not delete it. A training with `evaluate.tasks` also keeps
+the checkpoints that are still to be scored (`checkpoints.retain`). One that is deleted before is left out with a line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.tools import task_eval
 from trainer.tools.task_eval import EvaluationProgress, checked, evaluate_model, prepare_all, reader_of, run_folder
 
 if TYPE_CHECKING:
-    from trainer.checkpoint.checkpoints import Checkpoint
+    from trainer.checkpoint.checkpoints import Checkpoint, DamagedCheckpoint
     from trainer.evaluation.evaluate import PreparedTask, PromptReader
     from trainer.evaluation.task_file import EvalTask
 
@@ -91,12 +91,17 @@ def follow(options: argparse.Namespace, tasks: Sequence[EvalTask], data: Path, c
     os.nice(NICE)
     score_rows.rebuild(out)
     done: set[Path] = set()                                      # nothing is left to do with these checkpoints
+    seen = 0                                                     # the latest step that had a checkpoint
     prepared: dict[Any, tuple[PromptReader, list[PreparedTask]]] = {}
     heartbeat = Heartbeat(options.end_with)
     with heartbeat:
         while True:
             heartbeat.show("")
-            checkpoints = survey(out / "checkpoints")[0]
+            checkpoints, damaged = survey(out / "checkpoints")
+            if missing_steps := absent(checkpoints, damaged, options.every, seen, out, tasks):
+                say(f"there is no checkpoint of step {missing_steps}: it was deleted before it was scored, or never "
+                    f"written; keep more with checkpoint.keep or keep_every", sys.stderr)
+            seen = max([seen, *(c.step for c in checkpoints)])
             ended = any(c.meta["samples"] >= samples(run) for c in checkpoints)
             checkpoint = next((c for c in checkpoints if due(c, options.every) and c.folder not in done), None)
             if checkpoint is None:
@@ -144,6 +149,22 @@ class Heartbeat(EvaluationProgress):
 
 def due(checkpoint: Checkpoint, every: int | None) -> bool:
     return not every or checkpoint.step % every == 0 or bool(checkpoint.meta.get("pinned"))
+
+
+def absent(checkpoints: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpoint], every: int | None, after: int,
+           out: Path, tasks: Sequence[EvalTask]) -> str:
+    """Return the steps after step `after` and before the latest checkpoint that are due and have neither a checkpoint
+    nor results of all tasks, with commas between them; at most ten are named. Without `every` it is not known which are
+    due."""
+    from trainer.evaluation.score_rows import step_folder
+
+    there = {c.step for c in checkpoints} | {c.step for c in damaged}
+    latest = max((c.step for c in checkpoints), default=0)
+    due_steps = range(every * (after // every + 1), latest, every) if every else ()
+    steps = [step for step in due_steps if step not in there and not all(
+        (step_folder(out, step) / f"{task.name}.json").is_file() for task in tasks)]
+    more = f" and {len(steps) - 10:,} more" if len(steps) > 10 else ""
+    return ", ".join(map(str, steps[:10])) + more
 
 
 def samples(run: Path) -> int:

@@ -15,7 +15,7 @@ This module only decides, from plain numbers; `ray_backend` carries the decision
 * A node that is draining (about to be taken away) gets no supervisor. Its present supervisors hand back the tasks that
   they have not begun.
 * The user is warned of waiting tasks: at once if no node is large enough, and after WARN_S seconds if other programs
-  use all nodes that are large enough.
+  use all nodes that are large enough, or if all `workers` are busy.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class WorkerSlot(Capacity):
 class ScalingPlan:
     """The decisions about supervisors (actors that run tasks on the nodes) at one moment. `start`: supervisors to
     start, as (node, number, shape). `leave`: supervisors that must finish their tasks and end. `demand`: for each kind
-    of task, the number of tasks for which no supervisor has room."""
+    of task, the number of tasks for which neither the present supervisors nor those of `start` have room; at most
+    MAX_DEMAND and, for tasks without a GPU, at most the children that `workers` still allows."""
 
     start: list[tuple[Host, int, ResourceShape]] = field(default_factory=list)
     leave: list[WorkerSlot] = field(default_factory=list)
@@ -153,7 +154,8 @@ class Fleet:
     # -- what waits ----------------------------------------------------------------------------------------------
     def set_demand(self, waiting: Mapping[ResourceRequest, int], now: float) -> dict[ResourceRequest, str]:
         """Set how many tasks of each kind wait to run. Tasks that declare the same resources are of one kind. Returns
-        {kind: reason} for the kinds that have been too large for every node for `fit_s` seconds."""
+        {kind: reason} for the kinds that have fitted no node for `fit_s` seconds, because they need more memory or GPUs
+        or another type of CPU. Returns {} until `plan` has been called."""
         self.waiting = waiting
         self.guard.observe(self.usable, waiting, now)
         if not self.hosts:
@@ -174,7 +176,8 @@ class Fleet:
         return [h for h in self.hosts.values() if not h.draining and h.name not in self.refused]
 
     def _could_run(self, host: Host, kind: ResourceRequest) -> bool:
-        """Whether one task of this kind would fit this node if no other program used it."""
+        """Whether one task of this kind would fit this node if neither other programs nor our supervisors used it. A
+        node that is draining or refused fits no task."""
         return (not host.draining and host.name not in self.refused
                 and (not kind.cpu or self.tags.get(host.id, kind.cpu) == kind.cpu)
                 and Available(host.cpus, host.memory_mb, host.gpus).shape_for(host.clamp(kind)) is not None)

@@ -173,7 +173,7 @@ def most_room(workers: Sequence[WorkerT], kind: ResourceRequest) -> list[WorkerT
 class StarvationGuard:
     """Makes sure that large tasks get to run. Small tasks would otherwise take all room that becomes free, and a large
     task would never fit. When tasks of one kind have waited without room for PATIENCE_S seconds, and no worker has one
-    of them, one worker takes no tasks of other kinds until it has got a task of this kind."""
+    of them, one worker takes no tasks of other kinds until it has got a task of this kind, or none waits any more."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self.patience_s = patience_s
@@ -222,8 +222,10 @@ class Available:
         fits.
 
         For tasks without a GPU, the supervisor gets the free CPUs (at most `most` and CPUS_A_WORKER), and the same
-        share of the free memory, or more memory if a single task needs more. For GPU tasks it gets all GPUs and one CPU
-        for each child, but leaves one CPU to tasks without a GPU.
+        share of the free memory, or more memory if a single task needs more. For GPU tasks it gets all free GPUs, as
+        many children as tasks of this kind fit on them, and one CPU for each child, but leaves one CPU to tasks without
+        a GPU. Its memory is then the share of its CPUs, or what these tasks declare if that is more and as far as it is
+        free.
         """
         need = kind.memory_mb + OWN_MB
         if need > self.memory_mb:

@@ -2,7 +2,7 @@
 tasks in child processes of its own. The cluster is one that this backend starts on this machine, or an existing one. In
 the engine, only this module and the modules `ray_*` beside it use Ray.
 
-Ray starts the supervisors and carries messages of about 1 kB; documents never travel through it. Ray's restarts and
+Ray starts the supervisors and carries messages of a few kB; documents never travel through it. Ray's restarts and
 retries are off, because the scheduler itself repeats the tasks of a dead node. A supervisor is a synchronous actor, so
 its `poll` always runs on the main thread of its worker process. This is necessary because the kernel kills a child
 process when the thread that started it ends. Each supervisor has at most one poll in flight. The module `fleet` decides
@@ -44,8 +44,8 @@ from pipeline.engine.backends.ray_deaths import cause
 from pipeline.engine.backends.ray_demand import PendingDemand
 from pipeline.engine.backends.ray_local import QUIET, start_local
 from pipeline.engine.backends.ray_metrics import Exporter
+from pipeline.engine.backends.ray_supervisor import SupervisorActor
 from pipeline.engine.messages import (
-    ASSIGNMENTS,
     EVENTS,
     Assignment,
     Done,
@@ -61,16 +61,16 @@ from pipeline.engine.messages import (
 from pipeline.engine.task import ResourceRequest
 from pipeline.engine.worker import limits as measure
 from pipeline.engine.worker.limits import ProcessLimits
-from pipeline.engine.worker.supervisor import Supervisor
 from pipeline.store.disk import WITNESS
 from pipeline.store.fs import Store
 
 POLL_S = 1.0             # longest time in seconds that a supervisor holds a poll
 MESSAGES_PER_S = 100     # answers of all supervisors together; each costs the driver 0.35 ms of CPU
 GROW_S = 2.0             # seconds between two inspections of the cluster
-LATE_S = 10.0            # a supervisor whose poll is this late (s) gets no new work until it answers
+LATE_S = 10.0            # a supervisor whose answer is this late (s, beyond POLL_S) gets no new work until it answers
 LONGEST_WHY = 600        # characters of an error of Ray in a message
-SILENT_S = 90.0          # a supervisor this late (s) counts as dead (Ray notices a stopped node after about as long)
+SILENT_S = 90.0          # a supervisor that has not answered a poll for so long (s) counts as dead (Ray notices a
+                         # stopped node after about as long)
 
 log = logging.getLogger("tokenmill")
 
@@ -80,26 +80,6 @@ class NoNodes(TokenmillError):
     none was ready in time. The message says why."""
 
 
-@ray.remote(max_restarts=0, max_task_retries=0)
-class SupervisorActor:
-    """A Ray actor that wraps a `Supervisor`, which runs tasks in child processes of one node. The assignments (attempts
-    at tasks) that it receives and the events that it returns are encoded as JSON (`engine.messages`)."""
-
-    def __init__(self, store: str, slots: int, limits: dict[str, Any], **options: Any) -> None:
-        devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-        self._supervisor = Supervisor(store, slots, ProcessLimits(**limits), devices=devices, **options)
-
-    def poll(self, assignments: list[dict[str, Any]], timeout: float, linger: float) -> list[dict[str, Any]]:
-        events = self._supervisor.poll([ASSIGNMENTS.decode(a) for a in assignments], timeout, linger)
-        return [encode(e) for e in events]
-
-    def cancel(self, ids: list[int]) -> None:
-        self._supervisor.cancel(ids)
-
-    def close(self) -> None:
-        self._supervisor.close()
-
-
 class RayBackend:
     """Runs tasks on Ray: on a cluster that it starts on this machine (`address` None), or on the cluster at `address`.
     If this process is already connected to a Ray cluster, that cluster is used, and the connection stays open at the
@@ -107,9 +87,9 @@ class RayBackend:
 
     Tasks run in child processes of supervisors, which are actors on the nodes. `workers` bounds the number of children
     without a GPU (default: one per CPU). Supervisors start while tasks find no room, and end after `idle_s` idle
-    seconds (in a cluster that this backend starts, only at the end). If the nodes have no room left, Ray's autoscaler
-    is asked for more nodes. Until the first tasks are known, a task is assumed to need at least `child_memory_mb` of
-    memory.
+    seconds (in a cluster that this backend starts, only at the end). If the nodes of an existing cluster have no room
+    left, Ray's autoscaler is asked for more nodes. Until `set_demand` is called, the first supervisor is planned for a
+    task of `child_memory_mb`, or of the `memory_mb` that `start` gets if that is more.
 
     `ship_code` sends Tokenmill's packages to the nodes of the cluster at `address` (Ray's `py_modules`). By default the
     packages must be installed on every node.
@@ -386,8 +366,9 @@ class RayBackend:
 
     def _handle_death(self, slot: WorkerSlot, why: str, preempted: bool = False) -> list[Event]:
         """Handle the death of a supervisor (an actor that runs tasks). Returns events that give its assignments back to
-        the scheduler. If its node was taken away on purpose (`preempted`), its tasks do not count as lost. A
-        replacement starts when there is room."""
+        the scheduler: as lost those that were sent to it, as returned the others. If its node was draining, or was
+        taken away on purpose (`preempted`), all are returned. A replacement starts when tasks need one and there is
+        room."""
         self.nodes_lost += slot.ready
         ids, unsent = sorted(slot.open), {a.id for a in slot.unsent}
         free = ids if preempted or slot.drained else [i for i in ids if i in unsent]

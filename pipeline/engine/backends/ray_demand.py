@@ -20,8 +20,8 @@ def _pending_task() -> None:
 
 
 class PendingDemand:
-    """Keeps placeholder tasks pending in Ray, so that the autoscaler adds nodes. `shown` lists the pending placeholders
-    for each kind of task."""
+    """Keeps placeholder tasks pending in Ray, so that the autoscaler adds nodes. `shown` lists the references of Ray to
+    the pending placeholders, for each kind of task."""
 
     def __init__(self) -> None:
         self.shown: dict[ResourceRequest, list[Any]] = {}

@@ -67,7 +67,7 @@ class BadFiles:
                 f"{self.allowed}: fix these files, or leave them out of `path:`, or raise run.max_bad_files")
 
     def listed(self, source: str | None = None) -> Iterator[str]:
-        """Yield 'SOURCE: FILE (reasons)' for each bad file."""
+        """Yield 'SOURCE: FILE (reasons)' for each bad file of `source`, or of all sources if it is None."""
         for name, files in sorted(self.by_source.items()):
             for file, reasons in sorted(files.items() if source in (None, name) else ()):
                 yield f"{name}: {file} ({', '.join(sorted(reasons))})"

@@ -50,8 +50,8 @@ class DamageFound(StoreError):
 
 
 class CannotRun(TaskFailed):
-    """Raised when no worker has the resources that a task declares, and no such worker will come. The message names
-    these resources, and what the largest node offers."""
+    """Raised when no worker has the resources that a task declares. On a cluster, the run first waits for a larger node
+    (`Fleet.fit_s`). The message names these resources, and what the largest node offers."""
 
     def __init__(self, spec: TaskSpec, why: str) -> None:
         super().__init__(spec, [why])

@@ -1,11 +1,11 @@
 """Judges lost attempts at a task: does the task take down its nodes (the machines it runs on), or is it lost only as
 often as other tasks?
 
-An attempt is *lost* if it ends without a fault of its task: its node dies (cause `lost`), or the machine keeps it from
-its work (cause `environment`: memory pressure, a killed child, a full disk). A fixed limit on the losses of a task
-would end every long run on nodes that are preempted without notice: of 10⁶ tasks that are lost in 30 % of their
-attempts, 66 are lost eight times in a row. Without any limit, a task that takes its nodes down would do so until the
-end of the run.
+An attempt is *lost* if it ends without a fault of its task: its supervisor dies, alone or with its node (cause `lost`),
+or the machine keeps it from its work (cause `environment`: memory pressure, a killed child, a full disk). A fixed limit
+on the losses of a task would end every long run on nodes that are preempted without notice: of 10⁶ tasks that are lost
+in 30 % of their attempts, 66 are lost eight times in a row. Without any limit, a task that takes its nodes down would
+do so until the end of the run.
 
 The losses of a task are therefore compared with those of other attempts on the same class of nodes, in the time since
 the task's first loss. A node's death counts as one event, however many attempts it ends and however many supervisors of
@@ -160,8 +160,9 @@ class History:
     losses: TaskLosses | None = None
 
     def failed(self, failure: Failure, max_attempts: int) -> bool:
-        """Note a failed attempt. Returns True if the task gets no further attempt: the error is permanent, or the task
-        raised the same error at the same row twice in a row, or it raised `max_attempts` errors."""
+        """Note a failed attempt. Returns True if the task gets no further attempt: the error is permanent, or two
+        successive attempts raised the same error at the same row, or `max_attempts` attempts failed with the kind
+        "exception"."""
         self.reasons.append(failure.message)
         if failure.traceback:
             self.tracebacks.append(failure.traceback.rstrip())

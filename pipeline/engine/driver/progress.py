@@ -1,9 +1,9 @@
 """Shows the progress of a run in three ways: to people (rich), to programs (JSON lines), and as a snapshot in the
 store.
 
-Other programs, such as the service, may rely only on the snapshot (`runs/RUN/progress.json`), which remains when the
-driver ends. The times measured here are only shown; nothing else depends on them. The remaining time is estimated from
-the bytes still to be read, not from the number of tasks.
+Programs that did not start the driver, such as the service, read the snapshot (`runs/RUN/progress.json`), which remains
+when the driver ends. The times measured here are only shown; nothing else depends on them. The remaining time is
+estimated from the bytes still to be read, not from the number of tasks.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.humanize import size
 from pipeline.base.redact import redact
 from pipeline.base.visible import visible
+from pipeline.engine.driver.hangs import clock, hang_of, stage_of
+from pipeline.engine.driver.labels import label_of, masked_label
 from pipeline.engine.driver.metrics import OUTCOMES, outcomes
 from pipeline.engine.driver.protocols import Running
 from pipeline.engine.driver.sums import BatchSums, docs_in
@@ -90,10 +92,10 @@ class _Node:
 class Progress:
     """Collects the scheduler's reports about a run and shows them.
 
-    `mode`: "rich" (bars on a terminal, otherwise lines every PLAIN_S seconds), "quiet", or "json" (one event per line
-    on stdout). `snapshot` is a function that is called with a JSON-able dict every few seconds and at the end. The
-    entries of `facts` are added to every snapshot. Secrets are removed from messages, errors and tracebacks
-    (`pipeline.base.redact`).
+    `mode`: "rich" (bars on a terminal, otherwise the changed lines every PLAIN_S seconds, both on stderr), "quiet", or
+    "json" (one event per line on stdout). `snapshot` is a function that is called with a JSON-able dict at the
+    beginning, every few seconds and at the end. The entries of `facts` are added to every snapshot. Secrets are removed
+    from messages, errors and tracebacks (`pipeline.base.redact`), and secrets and personal data from labels of tasks.
     """
 
     def __init__(self, mode: str = "rich", snapshot: Callable[[dict[str, Any]], None] | None = None, *,
@@ -182,7 +184,7 @@ class Progress:
         node.cpu_s += record.cpu_s
         if node.done == node.parts:
             node.stop(now)
-        self._event("done", node=spec.node, key=spec.key, label=spec.label, parts=node.parts, done=node.done,
+        self._event("done", spec=spec, parts=node.parts, done=node.done,
                     docs=docs, bytes=spec.weight, cpu_s=record.cpu_s, wall_s=record.wall_s, rss_mb=record.rss_mb,
                     quarantined=quarantined)
         self._draw(spec.node)
@@ -195,18 +197,18 @@ class Progress:
         message = redact(message)
         key = (spec.node, kind, gist(message))
         _, _, times = self.failures.pop(key, ("", "", 0))
-        self.failures[key] = spec.label or spec.key, message[:LONGEST], times + 1
+        self.failures[key] = label_of(spec), message[:LONGEST], times + 1
         if len(self.failures) > SHOWN:
             del self.failures[next(iter(self.failures))]
-        self._event("failed", node=spec.node, key=spec.key, label=spec.label, kind=kind, message=message)
+        self._event("failed", spec=spec, kind=kind, message=message)
         if again:
-            self._print_once(message, f"{spec.node}: {spec.label or spec.key}: {message} ({kind}, trying again)")
+            self._print_once(message, f"{spec.node}: {label_of(spec)}: {message} ({kind}, trying again)")
 
     def hindered(self, spec: TaskSpec, message: str) -> None:
         """Report a task that waits for its machine or storage: the disk is full, or the storage does not answer."""
         message = redact(message)
-        self._event("hindered", node=spec.node, key=spec.key, label=spec.label, message=message)
-        self._print_once(message, f"{spec.node}: {spec.label or spec.key}: {message} (waiting, then trying again)")
+        self._event("hindered", spec=spec, message=message)
+        self._print_once(message, f"{spec.node}: {label_of(spec)}: {message} (waiting, then trying again)")
 
     def repeated(self, spec: TaskSpec) -> None:
         """Count a task that waits for another attempt, because its last attempt failed, was lost with its node, or was
@@ -217,21 +219,21 @@ class Progress:
         """Count a second attempt that starts beside the first, because the task runs much longer than others (a
         straggler)."""
         self.nodes[spec.node].doubled += 1
-        self._event("doubled", node=spec.node, key=spec.key, label=spec.label)
+        self._event("doubled", spec=spec)
 
     def quarantined(self, spec: TaskSpec, row: int, reason: str) -> None:
-        self._event("quarantined", node=spec.node, key=spec.key, label=spec.label, row=row, reason=reason)
-        self._print(f"{spec.node}: {spec.label or spec.key}: document {row} goes into quarantine ({reason})")
+        self._event("quarantined", spec=spec, row=row, reason=reason)
+        self._print(f"{spec.node}: {label_of(spec)}: document {row} goes into quarantine ({reason})")
 
     def hanging(self, task: Running) -> None:
         """Report a task whose crash cursor (the record of which document it works on) has not moved for a long time.
         The report is only shown and has no other effect, because the task may just be slow."""
         spec = task.spec
         self._hung[spec.key] = task.row, task.stage
-        self._event("hanging", node=spec.node, key=spec.key, label=spec.label, row=task.row,
+        self._event("hanging", spec=spec, row=task.row,
                     stage=stage_of(task) if task.row >= 0 else "", seconds=task.still, host=task.host, pid=task.pid,
                     does=task.does)
-        self._print(f"{spec.node}: {spec.label or spec.key}: {hang_of(task)}")
+        self._print(f"{spec.node}: {label_of(spec)}: {hang_of(task)}")
 
     def running(self, slots: int, tasks: list[Running]) -> None:
         """Note which tasks run. Hanging tasks are listed first, with their position and a remedy, until their crash
@@ -241,7 +243,7 @@ class Progress:
             if t.spec.key in self._hung and self._hung[t.spec.key] != (t.row, t.stage):        # it moves again
                 del self._hung[t.spec.key]
         ranked = sorted(tasks, key=lambda t: (t.spec.key not in self._hung, -t.seconds))[:SHOWN]
-        self.tasks = [{"node": t.spec.node, "label": t.spec.label or t.spec.key, "seconds": round(t.seconds, 1),
+        self.tasks = [{"node": t.spec.node, "label": label_of(t.spec), "seconds": round(t.seconds, 1),
                        "row": t.row, "stage": stage_of(t) if t.row >= 0 else "", "still": t.still, "host": t.host,
                        "pid": t.pid, **({"hangs": hang_of(t)} if t.spec.key in self._hung else {})} for t in ranked]
         counts = Counter(t.spec.node for t in tasks)
@@ -325,9 +327,10 @@ class Progress:
             with contextlib.suppress(OSError, StoreError):      # if the store is gone, the commit log raises an error
                 self._snapshot(self.snapshot())
 
-    def _event(self, event: str, **fields: Any) -> None:
+    def _event(self, event: str, spec: TaskSpec | None = None, **fields: Any) -> None:
         if self.mode == "json":
-            self._stream.write(json.dumps({"event": event, **fields}) + "\n")
+            task = {} if spec is None else {"node": spec.node, "key": spec.key, "label": masked_label(spec.label)}
+            self._stream.write(json.dumps({"event": event, **task, **fields}) + "\n")
             self._stream.flush()
 
     def _print(self, line: str) -> None:
@@ -376,43 +379,3 @@ class Progress:
             self._ids[name] = self._bars.add_task(name, total=max(node.weight, 1), say="")
         self._bars.update(self._ids[name], total=max(node.weight, 1), say=self._words(node),
                           completed=node.weight_done if node.done < node.parts else max(node.weight, 1))
-
-
-def stage_of(task: Running) -> str:
-    """Returns the name of the stage (a step on documents) that a task is in; "read" while it reads a record."""
-    chain = task.spec.args.get("chain", ())
-    stage = task.stage
-    return chain[stage].get("name", str(stage)) if 0 <= stage < len(chain) else str(stage) if stage >= 0 else "read"
-
-
-#: state of a child without progress → what the user can do
-_REMEDIES = {
-    "stopped": "on its machine, kill -CONT {pid} lets it continue, and kill -9 {pid} makes its task run again",
-    "waiting": "a disk or a network share does not answer: dmesg on its machine may say which",
-    "sleeping": "it waits for something; if this takes too long, its task runs again",
-    "computing": "it may just be slow; if it does not end, its document goes into quarantine",
-}
-
-
-def hang_of(task: Running) -> str:
-    """Describes a hanging task in words: for how long it has made no progress, at which document, on which worker, and
-    what the user can do."""
-    place = "outside any document" if task.row < 0 else f"document {task.row} in stage {stage_of(task)}" \
-        if task.stage >= 0 else f"while record {task.row} is read"
-    words = [f"no progress for {age(task.still)}", place]
-    if task.pid:
-        words.append(f"process {task.pid} on {task.host}" + (f" ({task.does})" if task.does else ""))
-    remedy = _REMEDIES.get(task.does, "").format(pid=task.pid)
-    return ", ".join(words) + (f"; {remedy}" if remedy else "")
-
-
-def age(seconds: float) -> str:
-    """Format a time span for people: 75 → '75 s', 1234 → '20:34'."""
-    return f"{seconds:.0f} s" if seconds < 600 else clock(seconds)
-
-
-def clock(seconds: float) -> str:
-    """Format a duration for people: 75 → '1:15', 4000 → '1:06:40'."""
-    total = int(seconds)
-    return (f"{total // 3600}:{total % 3600 // 60:02d}:{total % 60:02d}" if total >= 3600 else
-            f"{total // 60}:{total % 60:02d}")

@@ -40,7 +40,8 @@ class Backend(Protocol):
         """Forget these assignments (attempts at tasks) and kill those that run. Events about them may still arrive."""
 
     def wait(self, timeout: float) -> list[Event]:
-        """Return events as soon as there are any, or after `timeout` seconds."""
+        """Return events as soon as there are any. Returns [] after `timeout` seconds, or earlier if nothing runs. (The
+        inline backend runs one task in this call, however long it takes.)"""
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
         """Export a snapshot of the run's progress as metrics of the cluster (Ray only)."""
@@ -64,9 +65,10 @@ class CommitLog(Protocol):
 
 @dataclass(frozen=True)
 class Running:
-    """A task that runs, for display. It has run for `seconds`. It works on the document in row `row` (-1: on none), in
-    stage number `stage` (negative: the document is still being read), and has not moved on for `still` seconds. `does`
-    says what its process `pid` on `host` does, such as "computing" or "sleeping" (`limits.doing`)."""
+    """A task that runs, for display. It has run for `seconds`. It works on the document in row `row`, or on a batch
+    that begins there (-1: on none), in stage number `stage` (negative: the document is still being read), and has not
+    moved on for `still` seconds. `does` says what its process `pid` on `host` does, such as "computing" or "sleeping"
+    (`limits.doing`)."""
 
     spec: TaskSpec
     seconds: float

@@ -107,8 +107,8 @@ class TaskBatch:
 
 
 class TaskQueue:
-    """Holds batches of tasks. Tasks that still have to run are dispatched from the largest to the smallest, or in an
-    order shuffled by `seed`. `get` reads commit records by task key."""
+    """Holds batches of tasks. Tasks of one kind that still have to run are dispatched from the largest to the smallest,
+    or in an order shuffled by `seed`. `get` reads commit records by task key."""
 
     def __init__(self, get: Get, seed: int | None = None) -> None:
         self._get, self._seed = get, seed
@@ -140,9 +140,9 @@ class TaskQueue:
         return batch
 
     def read(self, limit: int) -> Iterator[tuple[list[TaskSpec], Mapping[str, PartRecord]]]:
-        """Read at most `limit` further tasks of every batch. Yields (tasks, records) for each batch. `tasks` are those
-        that have just entered the queue, and those that are done already. `records` maps the keys of the done tasks to
-        their commit records."""
+        """Read at most `limit` further tasks of every batch. Yields (tasks, records) for each batch that had unread
+        tasks. `tasks` are those that have just entered the queue, and those that are done already; tasks that wait or
+        run already are left out. `records` maps the keys of the done tasks to their commit records."""
         for batch in list(self._batches.values()):
             if batch.source is None:
                 continue

@@ -9,14 +9,16 @@ The consequence of a failed attempt depends on the kind of failure:
 * `exception`: the task's own code raised an exception. It counts against `max_attempts`. If two successive attempts
   raise the same message at the same row, the error counts as deterministic and ends the run.
 * `permanent`: every other attempt would fail, too, for example because of a wrong setting. It ends the run at once.
-* `environment` (a killed child, memory pressure) and `lost` (the node died): the attempt is lost. The losses of a task
-  are counted by kind and compared with those of other tasks (`losses`). A task that takes down its nodes ends the run
-  after `max_lost` losses. Losses that strike all tasks alike, as on preempted nodes, do not end the run as long as
-  tasks finish. `environment` failures end it when `max_lost` per slot have come since a task last finished.
-* `damaged`: a file of the store differs from its record. The tasks that do not need the file are finished first. Then
-  DamageFound is raised, and the run is planned again, so that the file is written again.
+* `environment` (a killed child, memory pressure, a full disk) and `lost` (the supervisor died, alone or with its node):
+  the attempt is lost. The losses of a task are counted by kind and compared with those of other tasks (`losses`). A
+  task that takes down its nodes ends the run after `max_lost` losses of one kind at the earliest. Losses that strike
+  all tasks alike, as on preempted nodes, do not end the run as long as tasks finish. `environment` failures end it when
+  `max_lost` per slot have come since a task last finished.
+* `damaged`: a file of the store differs from its record. All other tasks are finished first. Then DamageFound is
+  raised, and the run is planned again, so that the file is written again.
 
-An attempt that comes back as `Returned` does not count as failed: it never began, or its node had announced its end.
+An attempt that comes back as `Returned` does not count as failed: it had not begun as far as the driver knew, or its
+node had announced its end.
 
 A quarantined row (a document that killed its process) is committed at once, so that later attempts at its task skip the
 row even if this driver dies. When a task fails and gets no further attempt, its rows are released from quarantine,
@@ -61,7 +63,7 @@ from pipeline.store.records import PartRecord
 
 STRAGGLER_S = 30.0       # a task that has run for less is never doubled
 LOOKS = 30               # checks for stragglers in that time; more would cost, since each walks all running attempts
-TIMES = 512              # latest tasks of a node that its p95 is taken from
+TIMES = 512              # latest finished tasks of a node from which its median and p95 are taken
 READ_AHEAD = 1000        # tasks of a batch read between two polls of the backend
 
 
@@ -70,9 +72,10 @@ class Scheduler:
     after an error, running tasks are cancelled and the records of all finished tasks are committed.
 
     `add` takes the tasks of a plan node (a group of tasks, such as a pass), `step` advances all tasks, and `finished`
-    returns the batches of tasks that are complete. Large tasks are dispatched first. For tests, `dispatch_seed`
-    shuffles the order of dispatch, because no result may depend on it. `grace_s`: seconds for which running tasks may
-    go on after a SIGTERM. `bad_files` counts input files that could not be read, and may end the run.
+    returns the batches of tasks that are complete. Of tasks that declare the same resources, the largest are dispatched
+    first. For tests, `dispatch_seed` shuffles the order of dispatch, because no result may depend on it. `grace_s`:
+    seconds for which running tasks may go on after a SIGTERM; after a SIGINT, they are killed at once. `bad_files`
+    counts input files that could not be read, and may end the run.
     """
 
     def __init__(self, backend: Backend, log: CommitLog, progress: Listener | None = None, *, max_attempts: int = 3,
@@ -90,6 +93,7 @@ class Scheduler:
         self._attempts: dict[str, list[int]] = {}    # ids of a task's attempts, by its key
         self._base_rates: dict[tuple[float, str], BaseRate] = defaultdict(BaseRate)    # by devices and kind of CPU
         self._trial = 0                              # the latest attempt at a task suspected to take its nodes down
+        self._given_up: list[str] = []               # keys of the tasks that get no further attempt
         self._forget()
         self._history: dict[str, History] = defaultdict(History)
         self._times: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=TIMES))
@@ -153,7 +157,8 @@ class Scheduler:
 
     def reuse(self, sums: NodeSums) -> None:
         """Count the tasks of a plan node (a group of tasks, such as a pass) whose results are all in the store already.
-        These tasks are not added to the queue. `sums` are sums over their records."""
+        These tasks are not added to the queue. `sums` are sums over their records. Raises TooManyBadFiles if more input
+        files than allowed could not be read."""
         self.reused += sums.tasks
         for batch in sums.batches if self.progress else ():
             if batch.tasks:                                   # a batch without tasks has no node
@@ -168,10 +173,12 @@ class Scheduler:
 
     def step(self) -> None:
         """Advance the run: read a few more tasks, dispatch as many as there is room for, wait for events for at most
-        half a second, and commit the records of finished tasks.
+        half a second, and add the records of finished tasks to the commit log, which commits them within about
+        SEGMENT_S seconds. Returns at once if no task is left.
 
-        Raises TaskFailed, Interrupted, DamageFound (once only tasks that need a damaged file remain), TooManyBadFiles,
-        and the errors of the backend and of the commit log (Fenced when another driver took over the store).
+        Raises TaskFailed, Interrupted, DamageFound (once no task is left but those that met a damaged file),
+        TooManyBadFiles, and the errors of the backend and of the commit log (Fenced when another driver took over the
+        store).
         """
         self.check_stop()
         for specs, fresh in self._queue.read(READ_AHEAD):
@@ -205,7 +212,8 @@ class Scheduler:
             self.log.flush()
             self._flushed = self._clock.now()
         if failure is not None:
-            self.log.release(failure.spec.key)
+            for key in self._given_up:
+                self.log.release(key)
             raise failure
         if self.bad_files:
             self.bad_files.check()
@@ -307,17 +315,18 @@ class Scheduler:
             self._double_stragglers(idle=True)
 
     def _room(self, kind: ResourceRequest) -> int:
-        """Returns how many tasks of this kind may be dispatched now. Each slot gets one task that runs. While many
-        tasks wait, each slot also gets a second task in advance (prefetched), so that no slot waits for the driver.
-        Near the end nothing is prefetched, because a prefetched task could wait behind a long one while another slot
-        is idle."""
+        """Returns how many tasks of this kind may be dispatched now. Each slot gets one task that runs. While more than
+        two tasks of this kind per slot wait, each slot also gets a second task in advance (prefetched), so that no slot
+        waits for the driver. Near the end nothing is prefetched, because a prefetched task could wait behind a long one
+        while another slot is idle."""
         room, slots = self.backend.room_for(*kind), self.backend.slots
         return room if room > 0 else max(0, min(room + slots, self._queue.waiting.get(kind, 0) - 2 * slots))
 
     def _may_start(self, spec: TaskSpec) -> bool:
         """Whether an attempt at this task may start now. A task that was lost a few times waits while other tasks can
-        run and show how often they are lost. Tasks that are suspected of taking their machines down run one at a time,
-        so that the next loss shows which task is the cause."""
+        run and show how often they are lost. Such tasks, and those that are suspected of taking their machines down,
+        run one at a time, so that the next loss shows which task is the cause. If the answer for one of them is True,
+        the caller must dispatch it next: the next attempt then counts as the one that may run."""
         losses = self._history[spec.key].losses if spec.key in self._history else None
         held_back = losses is not None and losses.held_back(self._clock.now())
         if losses is None or not (losses.suspect or held_back):
@@ -398,11 +407,13 @@ class Scheduler:
         if self.progress:
             self.progress.failed(spec, failure.kind, failure.message, not final)
         if final:
+            self._given_up.append(spec.key)
             raise TaskFailed(spec, past.reasons, past.tracebacks, why if len(past.reasons) > 1 else "")
 
     def _repeat(self, flights: list[Flight]) -> None:
         """Queue the tasks of these attempts again. They run before new tasks, so that a task that always fails ends the
-        run soon. A task is queued once, even if two attempts at it ended together."""
+        run soon. A task is queued once, even if two attempts at it ended together, and not at all while another attempt
+        at it runs."""
         for key, spec in {f.spec.key: f.spec for f in flights}.items():
             if key not in self._attempts:
                 self._retries.append(spec)
@@ -413,7 +424,8 @@ class Scheduler:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         """Context manager: inside it, SIGINT and SIGTERM ask the run for a clean stop. A second signal goes to the
-        previous handlers, which end the process."""
+        previous handlers, which by default end the process. In a thread that is not the main thread, it does
+        nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield                     # only the main thread may install handlers; another thread's owner calls `stop`
             return

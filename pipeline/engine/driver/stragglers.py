@@ -8,8 +8,8 @@ slot is free. If other tasks wait for the slot, three conditions must hold:
 * Later plan nodes cannot begin before this node ends.
 * The straggler runs far longer than other tasks of the node.
 
-Second attempts may then hold at most a tenth of the slots, but at least one slot. MapReduce bounds its backup tasks
-similarly, and starts them when an operation is nearly complete (Dean and Ghemawat, OSDI 2004, §3.6).
+Second attempts may then hold at most a tenth of the slots, or one slot if there are fewer than ten. MapReduce bounds
+its backup tasks similarly, and starts them when an operation is nearly complete (Dean and Ghemawat, OSDI 2004, §3.6).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ SHARE = 10               # one in this many slots may hold a second attempt that
 
 @dataclass(frozen=True)
 class Flight:
-    """A running attempt at a task. `started` is the time of its start on the scheduler's clock, in seconds."""
+    """An attempt at a task that was handed to the backend and has not ended. `started` is the time on the scheduler's
+    clock, in seconds, at which it was handed over. An attempt that was handed over in advance begins to run later."""
 
     spec: TaskSpec
     started: float
@@ -35,11 +36,13 @@ class Flight:
 def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], now: float, *, idle: bool,
               unfinished: Container[str] = (), awaited: Container[str] = (), slots: int = 1,
               least_s: float = 0.0) -> list[TaskSpec]:
-    """Returns the tasks that should get a second attempt beside the running one, longest-running first.
+    """Returns the tasks that should get a second attempt beside the running one, longest-running first. A task that has
+    a second attempt already is not among them.
 
-    `times`: for each plan node (a group of tasks, such as a pass), the seconds that its finished tasks took. `idle`: no
-    task waits for a slot. `unfinished`: plan nodes with tasks that have not been dispatched yet. `awaited`: plan nodes
-    that must end before others can begin. A task that has run for less than `least_s` gets no second attempt.
+    `times`: for each plan node (a group of tasks, such as a pass), the seconds from the dispatch to the end of its
+    finished tasks. `idle`: no task waits for a slot. `unfinished`: plan nodes with tasks that have not been dispatched
+    yet. `awaited`: plan nodes that must end before others can begin. A task that was dispatched less than `least_s`
+    seconds ago gets no second attempt.
     """
     limits: dict[str, float] = {}                    # by node; sorted once, not for every attempt
     flown: set[str] = set()
@@ -64,7 +67,8 @@ def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], n
 
 
 def _limit(times: Sequence[float], idle: bool, blocks: bool) -> float:
-    """Returns after how many seconds a task of a plan node (a group of tasks, such as a pass) gets a second attempt.
+    """Returns after how many seconds a task of a plan node (a group of tasks, such as a pass) gets a second attempt;
+    infinity if fewer than MIN_FINISHED tasks of the node have finished, or if neither `idle` nor `blocks` holds.
     `times`: the seconds that finished tasks of the node took. `idle`: no task waits for a slot. `blocks`: later nodes
     wait for this node, and all of its tasks have been handed out."""
     if len(times) < MIN_FINISHED or not (idle or blocks):

@@ -36,7 +36,8 @@ class NodeSums:
     """Sums over all tasks of a plan node (a group of tasks, such as a pass or a barrier).
 
     * `counters`: for a pass, the merged counters of its tasks. For any other node, {wave: merged counters}. A wave is a
-      group of tasks that may run at the same time, and each wave counts different things.
+      group of tasks that may run at the same time, and each wave counts different things. If the node has no waves, its
+      tasks are under "task".
     * `lost`: numbers of quarantined documents by reason. Records that could not be read are not counted.
     * `writes`: names of the files that the tasks wrote.
     * `content`: a hash over the sorted content hashes of the files that the tasks wrote; for a pass, only of
@@ -115,9 +116,9 @@ class Summing:
             self._count_lost(counters)
 
     def _wave(self, node: str) -> str:
-        """Returns the wave (a group of tasks that may run at the same time) that a record belongs to. `node` is the
-        name in the record. It may begin with the name of another plan node, if several nodes asked for the same
-        task."""
+        """Returns the name of the wave (a group of tasks that may run at the same time) that a record belongs to, or
+        "task" if its node has no waves. `node` is the name in the record. It may begin with the name of another plan
+        node, if several nodes asked for the same task."""
         if node == self._node or "/" not in node:
             return "task"
         return node.removeprefix(f"{self._node}/") if node.startswith(f"{self._node}/") else node.rpartition("/")[2]
@@ -149,8 +150,8 @@ def content_hash(contents: Iterable[str]) -> str:
 
 def sum_records(node: str, kind: str, records: Iterable[PartRecord]) -> NodeSums:
     """Returns the sums over the commit records of a plan node (a group of tasks, such as a pass), for callers that do
-    not have the specs of its tasks. The sums therefore lack the bytes that the tasks read and the sources that they
-    read from."""
+    not have the specs of its tasks. `weight` of the only batch is therefore 0, and `results` does not cover the sources
+    that the tasks read."""
     summing = Summing(node, kind)
     summing.begin(node)
     for record in records:

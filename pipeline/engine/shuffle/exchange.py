@@ -1,18 +1,21 @@
 """The exchange: moves records between tasks through files in the store, and not through Ray's object store. Barriers
-(steps that need all documents, such as deduplication) and `materialize` use it.
+(steps that need all documents, such as deduplication), the tasks that draw the texts for a tokenizer, and `materialize`
+use it.
 
 A map task writes one file of fixed-size records (a packed numpy dtype). The file has `buckets` segments, one for each
 bucket. A reduce task reads one bucket of every file, by range. Inside a segment, records are sorted by the key fields
 that the writer chose. Records with equal keys stay in the order of writing, and so do all records if there are no key
 fields. Neither task needs memory in proportion to the data: the writer spills sorted runs to scratch files and merges
-them, and the reader merges blocks.
+them, and the reader merges blocks (`merge_segments`). Only `read_segment` returns a whole bucket of one file.
 
 A file consists of these parts, whose numbers are little-endian:
 
-1. ``TMSEG002``, the length of the header (u64), the header (JSON: dtype, buckets, rows, key, index, covers), and
-   padding to 64 bytes. `index` in the header has an xxh3-128 checksum for each page of the index.
-2. The index, divided into pages, each of which describes PAGE buckets. A page holds the offsets, in records, at which
-   its buckets begin, the offset at which the last one ends (u64), and an xxh3-128 checksum of each bucket's records.
+1. ``TMSEG002``, the length of the header (u64), and the header (JSON: dtype, buckets, rows, key, index, covers).
+   Spaces pad the header, so that all three together take a multiple of 64 bytes; the length includes them. `index` in
+   the header has an xxh3-128 checksum for each page of the index.
+2. The index, divided into pages, each of which describes PAGE buckets (the last page fewer). A page holds the offsets
+   at which its buckets begin, the offset at which the last one ends (each u64, counted in records from the first record
+   of the file), and an xxh3-128 checksum of each bucket's records.
 3. The records.
 
 The file's content hash is the sha256 of the header without `covers`. A reader checks the header against the content
@@ -68,13 +71,13 @@ def _check(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 # -- writing ---------------------------------------------------------------------------------------------------------
 class SegmentWriter:
-    """Writes one exchange file (records in `buckets` buckets, which other tasks read bucket by bucket) at `path`.
-    `close`, which a `with` block calls, sets the attributes `rows`, `content` (the content hash) and `largest` (the
-    bytes of the largest bucket).
+    """Writes one exchange file (records in `buckets` buckets, which other tasks read bucket by bucket) at `path`. The
+    attribute `rows` is the number of records written so far. `close`, which a `with` block calls unless it raised, sets
+    `content` (the content hash) and `largest` (the bytes of the largest bucket).
 
     `key`: fields to sort a bucket by; () keeps the order of writing, None sorts by all fields. `covers`: content hashes
-    of the dataset parts that the records come from. `memory`: bytes of records to collect before they are written to a
-    scratch file.
+    of the dataset parts that the records come from. `memory`: bytes that records in memory and their sorted copy may
+    take together; when they are used up, the records are written to a scratch file.
     """
 
     def __init__(self, path: str, dtype: Any, buckets: int, *, key: Sequence[str] | None = (),
@@ -247,7 +250,8 @@ class SegmentFile:
     @classmethod
     def open(cls, store: Store, ref: Mapping[str, Any]) -> SegmentFile:
         """Read the beginning of the file that `ref` names ({"$ref", "bytes", "content"}). Raises DamagedFile when the
-        file is missing, or its size or its header differs from the reference."""
+        file is missing, or its size or its header differs from the reference. On object storage, the size is not
+        checked here; a file that was cut short is noticed when its records are read."""
         path, size = ref["$ref"], ref["bytes"]
         if store.local is not None and store.size(path) != size:       # on object storage that would cost a request
             raise DamagedFile(path, "is gone or has another size than its record says")
@@ -265,6 +269,8 @@ class SegmentFile:
             raise DamagedFile(path, "has a damaged header")
         descr, key = header["dtype"], header["key"]
         dtype = np.dtype(descr if isinstance(descr, str) else [(f[0], f[1], *map(tuple, f[2:])) for f in descr])
+        if dtype.hasobject:                            # the bytes of the file would be taken for addresses of memory
+            raise DamagedFile(path, "has records of Python objects")
         file = cls(store, path, dtype, header["buckets"], header["rows"], None if key is None else tuple(key),
                    tuple(header["covers"]), after, header["index"], data)
         if file.start + file.rows * dtype.itemsize != size:
@@ -278,7 +284,8 @@ class SegmentFile:
 
     def bounds(self, bucket: int) -> tuple[int, int, bytes]:
         """Returns (first, stop, checksum) of a bucket: its records are the records [first, stop) of the file. Of a
-        large index, only the page that describes the bucket is read."""
+        large index, only the page that describes the bucket is read. Raises IndexError if the file has no such bucket,
+        and DamagedFile if the page is damaged."""
         if not 0 <= bucket < self.buckets:
             raise IndexError(f"{self.store.at(self.path)} has buckets 0 to {self.buckets - 1}, not {bucket}")
         number, place = divmod(bucket, PAGE)
@@ -311,7 +318,7 @@ def _read(store: Store, path: str, dtype: np.dtype[Any], start: int, first: int,
 def read_segment(store: Store, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
     """Returns the records of one bucket of the exchange file that `ref` names ({"$ref", "bytes", "content"}),
     read-only. In a local store, the records are mapped into memory; from a remote store, they are fetched by one range
-    request. Raises DamagedFile when the header, the index or the records are damaged."""
+    request. Raises DamagedFile when the file is missing, or the header, the index or the records are damaged."""
     file = SegmentFile.open(store, ref)
     first, stop, expected = file.bounds(bucket)
     if store.local is None or first == stop:
@@ -334,7 +341,8 @@ def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int,
     `whole`: first fields of the key; all records with equal values in them come in one block. `numbered`: adds the
     field `source` (u4), the position in `refs` of the file that the record comes from. `scratch`: folder for temporary
     files, needed for more than `limits.fan_in` files (default: the system's). Memory: about `limits.memory` bytes and
-    300 bytes a file, however large the bucket is. One file is open at a time.
+    300 bytes a file, however large the bucket is, and with `whole` the largest block of records with equal values. One
+    file is open at a time. Raises ValueError if the files differ in dtype or key, and DamagedFile if one is damaged.
     """
     runs: list[Run] = []
     first_file: SegmentFile | None = None

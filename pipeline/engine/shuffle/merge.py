@@ -21,7 +21,7 @@ import numpy as np
 class MergeLimits:
     """Memory, block size and number of runs of a merge. They never change the merged records."""
 
-    #: bytes of records (with their buckets) that a writer holds and a merge reads ahead
+    #: bytes that a writer or a merge may use for records in memory and their sorted copies
     memory: int = 64 << 20
     #: least bytes per block of a run: smaller blocks are not worth a request to object storage
     block: int = 128 << 10
@@ -39,7 +39,8 @@ Run = tuple[Read, int]
 def sort_keys(records: np.ndarray, key: Sequence[str] | None) -> np.ndarray:
     """Returns one value for each record. Sorting by these values sorts the records by the fields `key` (None: all
     fields). The values are uint64 if the key is one unsigned integer, otherwise byte strings. Floats are in total order
-    (-0.0 before 0.0, NaN last)."""
+    (-0.0 before 0.0; NaN last, or first if its sign bit is set). Raises TypeError for fields of other types than
+    numbers, booleans and bytes."""
     names = records.dtype.names
     fields = [records] if names is None else [records[name] for name in (names if key is None else key)]
     if len(fields) == 1 and fields[0].ndim == 1 and fields[0].dtype.kind == "u":
@@ -74,7 +75,8 @@ def merge(sources: Sequence[tuple[Read, int]], key: Sequence[str] | None, itemsi
     """Merge sorted runs and yield the records in sorted blocks. `sources` are the runs, each given as (read(start,
     stop), length). Records with equal keys come in the order of the runs. `itemsize` is the size of a record in bytes.
 
-    Memory: about `limits.memory` bytes, however long the runs are and however many records share a key.
+    Memory: about `limits.memory` bytes for up to `limits.fan_in` runs, however long they are and however many records
+    share a key. Each further run needs at least one block (`limits.block`).
     """
     runs, memory = [_SortedRun(read, n) for read, n in sources if n], limits.memory
     if (key is not None and not key) or len(runs) == 1:

@@ -78,7 +78,8 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: CrashCursor, sc
 def _run(task: Task, inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
     """Run the task and return its counters. If the task raises and a file that it read by range is damaged, DamagedFile
     is raised instead of the task's own error. Damaged records can cause any error, because the checksum of a range is
-    compared only at the end of the range."""
+    compared only at the end of the range. After a temporary fault of the machine or the storage, a changed input, or a
+    lack of memory, the files are not checked."""
     try:
         return task.run(inputs, cursor, out)
     except (EnvironmentFailure, ChangedInput, MemoryError):
@@ -95,7 +96,7 @@ def _run(task: Task, inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) 
 
 def _deliver(spec: TaskSpec, store: Store, attempt: str, out: TaskOutputs) -> dict[str, FileInfo]:
     """Hash the output files of an attempt and move them into the store. If moving one fails, all are removed from the
-    store."""
+    store. Raises FileNotFoundError if the task named an output but did not write it."""
     files: dict[str, FileInfo] = {}
     for file, note in sorted(out.names.items()):
         local = out.path(file)

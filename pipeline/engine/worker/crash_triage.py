@@ -10,21 +10,22 @@ that `CrashTriage` chooses.
 
 1. A child dies at rows a to b, for a reason that can be a document's fault (a crash, CPU time, memory).
 2. If a < b, only rows a to b are *replayed* in a fresh child, one by one. The results are discarded.
-3. The row at which that child dies is the suspect. It is *probed*, which means run alone in a fresh child. The row is
-   quarantined only if this child dies, too. The other rows of a to b are then replayed again, and the partition (all
-   documents of the task) runs again without the row.
-4. If no child dies in step 2 or 3, nothing is proved. The partition then runs again in a fresh child, one document at a
-   time. After four crashes without proof, the attempt fails.
+3. The row at which that child dies (or row a, if a = b) is the suspect. It is *probed*, which means run alone in a
+   fresh child. The row is quarantined only if this child dies, too. The other rows of a to b are then replayed again,
+   and the partition (all documents of the task) runs again without the row.
+4. If the child of step 2 or that of step 3 does not die, nothing is proved. The partition then runs again in a fresh
+   child, one document at a time. After four crashes without proof, the attempt fails.
 
 If a child dies while it reads a record of the task's input file n (stage -2 - n, `Cursor.reading`), the file is the
 suspect, and is read *alone* in a fresh child. If this child dies too, later attempts stop reading before that record,
 and continue behind it if the file's format allows it. It takes two deaths to find such a record, and a file may have at
 most MAX_STOPS of them.
 
-Some deaths are the environment's fault: deaths outside any document (row -1) or while a part of the store is read
-(stage -1), signals from outside (SIGKILL, SIGTERM, SIGBUS), memory pressure of the node, and stalled machines. A new
-child then tries again, a few times (once after a stall), before the attempt fails. After an error by a full disk or
-unresponsive storage, the task is also tried again, after a wait.
+Some deaths are no document's fault: deaths outside any document (row -1) or while a part of the store is read (stage
+-1), signals from outside (SIGKILL, SIGTERM, SIGBUS), memory pressure of the node, and stalls, in which a child neither
+moves on nor computes. A new child then tries again, a few times (once after a stall), before the attempt fails. After
+an error by a full disk or unresponsive storage, the task is also tried again, after a wait. A child that exceeds its
+CPU limit outside any document makes the attempt fail at once.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ def permanent(error: Exception) -> bool:
 
 def failure(error: Exception, row: int, hint: str = "") -> Failure:
     """Returns the `Failure` message for `error`, which a task raised at `row`. Must be called while the error is being
-    handled. For an error of the operating system, `Failure.row` is None: such an error may be temporary, and meeting it
-    twice at one row proves nothing."""
+    handled. `Failure.row` is `row` only for errors of the kind "exception", and None if such an error is one of the
+    operating system: it may be temporary, and meeting it twice at one row proves nothing."""
     message, trace = describe(error) + hint, traceback.format_exc()[-8000:]
     if path := damaged_path(error):
         return Failure("damaged", message, path=path, traceback=trace)
@@ -164,7 +165,7 @@ class CrashTriage:
     max_quarantined: int = 100       # more than this in one partition means bad code, not bad data
     max_environment: int = 3
     max_stalls: int = 1            # each stall lasts for the whole wall limit
-    max_unproven: int = 3          # crashes that the suspect document, run alone, does not repeat
+    max_unproven: int = 3          # most crashes that do not happen again when they are investigated
     mode: str = "run"
     rows: tuple[int, int] | None = None     # first and last row to process in replay and probe
     file: int | None = None                 # input file to read alone, in mode "read"

@@ -4,8 +4,8 @@ limits. Works on Linux only (proc(5), cgroups v1 and v2).
 
 Limits of CPU time and memory can put a document into quarantine, so they are generous. When a child exceeds one at a
 document, crash triage begins: it finds the document at fault, and quarantines it only after proof. When a child exceeds
-the limit of wall-clock time, its task is repeated, and fails if that happens again. No document is blamed, because no
-clock may decide which documents are kept (docs/contracts.md).
+the limit of wall-clock time, its task is repeated; if that happens twice in an attempt, the attempt fails. No document
+is blamed, because no clock may decide which documents are kept (docs/contracts.md).
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ class ProcessLimits:
     cpu_s: float = 60.0            # CPU seconds a document may take in one stage (a batch: `batch_cpu_s`)
     record_cpu_s: float = 300.0    # CPU seconds to read one record, plus one for each RECORD_BYTES of the task
     reading_cpu_s: float = 1800.0  # CPU seconds outside documents, plus one for each READING_BYTES of the task
-    wall_s: float = 600.0          # seconds without cursor movement or a second of CPU time until the task is repeated
+    wall_s: float = 600.0          # the task is repeated if in this time the cursor stands still and at most one CPU
+                                   # second is used
     memory_share: float = 0.85     # of the cgroup's (or machine's) memory: above it the largest child is killed
     pressure_s: float = 1.0        # seconds between two checks of `memory_share`
     recycle_cpu_s: float = 600.0   # CPU seconds after which a child is replaced (a new one costs 1): libraries leak
     max_quarantined: int = 100     # most documents of one partition in quarantine
     max_environment: int = 3       # most faults of machine or storage that an attempt survives
     hanging_s: float = 120.0       # seconds without cursor movement until the task is reported as hanging
-    idle_s: float = 20.0           # seconds without cursor movement and CPU time until the task is reported as hanging
+    idle_s: float = 20.0           # the same if the child uses at most one CPU second in that time
 
     def batch_cpu_s(self, rows: int) -> float:
         """Returns the CPU seconds that a batch of `rows` documents may take in one stage. A batch of up to 16 documents
@@ -60,9 +61,9 @@ class ProcessLimits:
 
     def hangs(self, still: float, idle: float, reports: int) -> bool:
         """Whether to report a task as hanging. `still`: the seconds for which its crash cursor (the record of which
-        document it works on) has not moved. `idle`: the seconds for which its child process has used no CPU time. A
-        task hangs after `hanging_s` without movement, or after `idle_s` without movement and CPU time. Both limits
-        double with each of the `reports` made so far."""
+        document it works on) has not moved. `idle`: the seconds in which its child process has used at most one CPU
+        second. A task hangs after `hanging_s` without movement, or after `idle_s` without movement if it was idle for
+        as long. Both limits double with each of the `reports` made so far."""
         doubled = float(2 ** reports)
         return still >= self.hanging_s * doubled or min(still, idle) >= self.idle_s * doubled
 
@@ -88,14 +89,15 @@ def working_seconds(pid: int) -> float:
 
 def doing(pid: int) -> str:
     """Returns the state of a process according to the kernel: "stopped", "waiting" (for a disk or a network share,
-    where no signal reaches the process), "computing", or "sleeping"; "" when the process does not exist any more."""
+    where no signal reaches the process), "computing", or "sleeping"; "" when the process has ended."""
     with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as f:
         return _STATES.get(f.read().rpartition(b")")[2].split()[0], "")
     return ""
 
 
 def anonymous_mb(pid: int) -> float:
-    """Returns the memory of a process that the kernel cannot reclaim, in MB. Mapped files are not counted."""
+    """Returns the memory of a process that the kernel cannot reclaim, in MB: anonymous and shared memory, including
+    what is swapped out. Mapped files are not counted. Raises OSError when the process does not exist any more."""
     return status_kb(pid, ("RssAnon:", "RssShmem:", "VmSwap:")) / 1024
 
 

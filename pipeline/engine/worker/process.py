@@ -106,9 +106,9 @@ class ChildProcess:
         return bool(self._sending)
 
     def move(self, what: str, selector: selectors.BaseSelector) -> Answer | None:
-        """Read the available bytes of one channel of the child process, `what`: "out", "err" or "storage". Returns the
-        child's answer once it is complete, otherwise None. Raises ProtocolError for invalid bytes. The first bytes on
-        "storage" start the child's storage broker (the process that accesses object storage for it)."""
+        """Read available bytes (at most 64 KiB) of one channel of the child process, `what`: "out", "err" or "storage".
+        Returns the child's answer once it is complete, otherwise None. Raises ProtocolError for invalid bytes. The
+        first bytes on "storage" start the child's storage broker (the process that accesses object storage for it)."""
         if what == "storage":
             assert self.broker is not None
             selector.unregister(self.broker.own_end)
@@ -133,8 +133,8 @@ class ChildProcess:
         return ANSWERS.unpack(self._received)
 
     def drain(self) -> Answer | None:
-        """Read all bytes that a dead child left in its pipes. Returns its last answer if that is complete, otherwise
-        None."""
+        """Read all bytes that a dead child left in its pipes. Returns its last answer if that is complete and valid,
+        otherwise None."""
         for pipe, keep in ((self._err, self._keep), (self._out, self._received.extend)):
             with contextlib.suppress(OSError, ValueError):
                 while data := os.read(pipe.fileno(), 1 << 16):
@@ -150,14 +150,15 @@ class ChildProcess:
             self._stderr.popleft()
 
     def stderr_tail(self) -> str:
-        """Returns the end of the child's stderr, which includes what the child printed to stdout."""
+        """Returns the end of the child's stderr (at most STDERR_BYTES bytes), which includes what the child printed to
+        stdout."""
         return b"".join(self._stderr)[-STDERR_BYTES:].decode("utf-8", "replace").strip()
 
     def finished(self) -> None:
         self.job = None
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time that the child has used so far, in seconds; 0 when it is dead."""
+        """Return the CPU time that the child has used so far, in seconds; 0 after `end`."""
         try:
             return measure.cpu_seconds(self.pid)
         except OSError:
@@ -231,7 +232,7 @@ class StorageBroker:
 
 def _environment(env: Mapping[str, str], scratch: str) -> dict[str, str]:
     """Returns the environment variables of a child process or its storage broker, based on `env`: one thread for each
-    library, the import path of this process, and `scratch` for temporary files."""
+    library, the import path of this process, `scratch` for temporary files, and no token of the Ray cluster."""
     own = {**env, **dict.fromkeys(THREADS, "1"), "TMPDIR": scratch, "TOKENIZERS_PARALLELISM": "false",
           # mimalloc reserves 1 GB at once, which RLIMIT_DATA counts, and does not return freed memory
           "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}

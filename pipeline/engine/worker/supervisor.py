@@ -69,9 +69,9 @@ RELIEF_S = 60.0          # seconds without memory pressure after which one more 
 class Supervisor:
     """Runs tasks in up to `slots` child processes, which it starts and watches. `memory_mb` bounds the memory that
     concurrent tasks declare together (default: the share `ProcessLimits.memory_share` of the memory of the cgroup or
-    machine, less the memory in use and OWN_MB). `devices` are the GPUs that the children share (default: all of this
-    machine). The first event, `Ready`, contains the versions of `libraries`, and says whether the path `witness` exists
-    in the store."""
+    machine, less the memory in use and OWN_MB); a task that declares more runs alone. `devices` are the GPUs that the
+    children share (default: those that `visible_gpus` names). The first event, `Ready`, contains the versions of
+    `libraries`, and says whether the path `witness` exists in the store. Raises OSError on systems other than Linux."""
 
     def __init__(self, store: str, slots: int, limits: ProcessLimits | None = None, *, memory_mb: int | None = None,
                  devices: Sequence[str] | None = None, scratch: str | None = None,
@@ -101,7 +101,8 @@ class Supervisor:
     # -- the one call --------------------------------------------------------------------------------------------
     def poll(self, assignments: Sequence[Assignment], timeout: float, linger: float = 0.0) -> list[Event]:
         """Accept `assignments` (attempts at tasks), work on all open ones, and return events. Returns as soon as there
-        is an event, after `timeout` seconds at the latest, and at once when there is nothing to do.
+        is an event, after `timeout` seconds at the latest, and at once when there is nothing to do. If the last
+        StatusReport is at least PROGRESS_S seconds old, one is added; it does not count as an event here.
 
         With `linger`, events are gathered for that many seconds before they are returned, so that the driver of many
         supervisors gets few messages. They are returned earlier when a document was quarantined, or when a slot is idle
@@ -178,8 +179,8 @@ class Supervisor:
 
     def _next(self) -> Job | None:
         """Returns the job to start next: the first in the queue for which enough memory and GPUs are free; None if
-        there is no such job. A job that was overtaken by too many others blocks all jobs behind it. Otherwise the
-        memory and GPUs that it needs might never be free at the same time."""
+        there is no such job, or if as many children as allowed are busy. A job that was overtaken by `slots` others
+        blocks all jobs behind it. Otherwise the memory and GPUs that it needs might never be free at the same time."""
         busy = [c.job for c in self._children if c.job]
         if len(busy) >= self._allowed:
             return None
@@ -218,8 +219,8 @@ class Supervisor:
         * Its storage broker (the process that accesses object storage for it) must serve exactly the storage that the
           job reads, or must not have started yet.
         * The child must hold exactly the share of GPUs that the job needs.
-        * A child that ran tasks of another plan node may still hold models. It must hold no GPUs, and at most half of
-          the memory that the job declares.
+        * A child that ran tasks of another plan node may still hold models. Such a child must hold no GPUs, and at most
+          half of the memory that the job declares (not counting `empty_mb`, which an idle child holds anyway).
         """
         if child.confined != job.spec.confined:
             return False
@@ -311,8 +312,9 @@ class Supervisor:
             self._end_child(child)
 
     def _hindered(self, job: Job, message: str, traceback: str = "") -> None:
-        """Handle a job that a full disk or unresponsive storage kept from its work. The job is tried again here later.
-        After several tries it is reported as failed."""
+        """Handle a job that the machine or the storage kept from its work: a full disk, unresponsive storage, or no
+        memory or process left for a child. The job is tried again here later. After several tries it is reported as
+        failed."""
         try:
             job.retry_at = self._clock.now() + job.triage.hindered(message)
             self._queue.append(job)

@@ -1,0 +1,31 @@
+"""The Ray actor in which a supervisor runs on a node of a Ray cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from pipeline.engine.messages import ASSIGNMENTS, encode
+from pipeline.engine.worker.limits import ProcessLimits
+from pipeline.engine.worker.supervisor import Supervisor
+
+
+@ray.remote(max_restarts=0, max_task_retries=0)
+class SupervisorActor:
+    """A Ray actor that wraps a `Supervisor`, which runs tasks in child processes of one node. The assignments (attempts
+    at tasks) that it receives and the events that it returns are encoded as JSON (`engine.messages`)."""
+
+    def __init__(self, store: str, slots: int, limits: dict[str, Any], **options: Any) -> None:
+        devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+        self._supervisor = Supervisor(store, slots, ProcessLimits(**limits), devices=devices, **options)
+
+    def poll(self, assignments: list[dict[str, Any]], timeout: float, linger: float) -> list[dict[str, Any]]:
+        events = self._supervisor.poll([ASSIGNMENTS.decode(a) for a in assignments], timeout, linger)
+        return [encode(e) for e in events]
+
+    def cancel(self, ids: list[int]) -> None:
+        self._supervisor.cancel(ids)
+
+    def close(self) -> None:
+        self._supervisor.close()

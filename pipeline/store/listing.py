@@ -1,0 +1,53 @@
+"""Describes objects of remote storage, as its listings give them, and puts the pages of listings in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RemoteObject:
+    """An object of remote storage: its path relative to the root, its size in bytes, and a version, a string that
+    changes whenever the object's content does ("" if the storage tells none)."""
+
+    path: str
+    size: int
+    version: str
+
+
+def version_of(info: dict[str, Any]) -> str:
+    """Return a string that identifies the content of an object: the hash that the Hugging Face hub gives, an etag, or a
+    time. The version id of S3 is not used, because listings lack it: an object must have the same version whether it
+    was found by a listing or by a request for this object."""
+    lfs = info.get("lfs")
+    hub = lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
+    for candidate in (hub, info.get("blob_id"), info.get("ETag"), info.get("etag"), info.get("generation"),
+                      info.get("mtime"), info.get("created"), info.get("LastModified"), info.get("last_modified")):
+        if candidate:           # some storages give times as datetimes, others as numbers
+            return str(candidate.timestamp() if isinstance(candidate, datetime) else candidate).strip('"')
+    return ""
+
+
+def start_of(begin: str, deep: bool, after: str, top: str) -> str | None:
+    """Return the key at which a listing of `begin` must start so that it contains all objects that come after the path
+    `after`. None means that the listing must start at its beginning. With `deep` False, the key is the name of the
+    folder that holds `after`, because such a listing names folders instead of the objects in them. `top` is put before
+    the key."""
+    if not after or after < begin:
+        return None
+    folder = -1 if deep or not after.startswith(begin) else after.find("/", len(begin))
+    return top + (after if folder < 0 else after[:folder])
+
+
+def merged(objects: Iterable[tuple[str, Any]], folders: Iterable[str], cut: int) -> Iterator[RemoteObject | str]:
+    """Merge the objects (key, description) and the folders of one page of a listing, and yield them in the order of
+    their keys. The first `cut` characters of each key are removed. Objects that some tools create to stand for a folder
+    (their keys end with a slash) are left out."""
+    for key, info in sorted([*objects, *((folder, None) for folder in folders)], key=lambda pair: pair[0]):
+        if info is None:
+            yield key[cut:]
+        elif not key.endswith("/"):
+            yield RemoteObject(key[cut:], int(info["Size"] if "Size" in info else info["size"]), version_of(info))

@@ -1,0 +1,212 @@
+"""Scores of the arms of a study on benchmark tasks, which decide about the arms with `--by tasks`.
+
+If the settings have `evaluate.tasks`, every arm scores its checkpoints while it is trained; what the last one lacks is
+scored at the end of the study. A task counts if `trainer.evaluation.task_signal` lets it pass, judged by all arms of
+the study together. The mean over the tasks that count is that of their bits per byte, each task with the same weight
+(as in OLMo 3's Base Easy suite). It moves smoothly and has one unit, where accuracies of small models stay at chance. A
+task without bits per byte, such as BLiMP, is shown but not in the mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from trainer.tools.arm import Arm, label
+from trainer.tools.arm_table import ALL, BITS, TASKS, cell, table, verdicts
+
+if TYPE_CHECKING:
+    from trainer.evaluation.task_signal import ScoredRun, TaskSignal
+
+#: the measure whose mean over tasks is taken
+MEASURE = "bpb"
+
+
+def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None]) -> bool:
+    """Return whether the arms score their checkpoints on tasks. Raises ConfigError when the tasks differ between arms,
+    and when tasks are to decide (`by`) but the settings have none, or too few checkpoints are
+    scored to judge them. If tasks are not to decide, too few checkpoints are only announced."""
+    from trainer.base.config import ConfigError
+    from trainer.evaluation.task_signal import LEAST_STEPS
+
+    settings = {arm.run.config.evaluate.tasks for arm in arms}
+    if len(settings) > 1:
+        raise ConfigError("evaluate.tasks: differs between the arms, so their scores do not compare; give all arms the "
+                          "same")
+    if settings == {None}:
+        if by == TASKS:
+            raise ConfigError("--by tasks: the settings have no evaluate.tasks; add it to train: in the recipe, or with"
+                              " --set evaluate.tasks='{every: N, tasks: [arc_easy], data: FOLDER}'")
+        return False
+    fewest = min(arms, key=lambda arm: len(scored_steps(arm)))
+    scored = len(scored_steps(fewest))
+    if scored < LEAST_STEPS:
+        new = fewest.run.curriculum.steps - fewest.step
+        message = (f"each arm scores {scored} of its checkpoints on tasks, and {LEAST_STEPS} are needed to judge "
+                   f"whether a task is to be trusted; let evaluate.tasks.every and checkpoint.every be at most "
+                   f"{max(1, new // LEAST_STEPS)}")
+        if by == TASKS:
+            raise ConfigError(f"--by tasks: {message}")
+        announce(message)
+    return True
+
+
+def check_data(arms: Sequence[Arm]) -> None:
+    """Raise ConfigError when the tasks cannot be scored. The tokenizers of the arms must have been fetched."""
+    from trainer.loop.task_watcher import check_tasks
+
+    for run in {(arm.run.curriculum.tokenizer.sha256, arm.run.curriculum.phases[0].sequence): arm.run
+                for arm in arms}.values():
+        check_tasks(run)
+
+
+def scored_steps(arm: Arm) -> list[int]:
+    """Return the steps of an arm whose checkpoints are scored: every `evaluate.tasks.every`-th and the ends of
+    phases."""
+    config = arm.run.config.evaluate.tasks
+    assert config is not None
+    ends = list(accumulate(phase.steps for phase in arm.run.curriculum.phases))
+    multiples = range(config.every, ends[-1], config.every)       # the checkpoint with which an arm begins may be one
+    return sorted({step for step in ends if step > arm.step} | {step for step in multiples if step >= arm.step})
+
+
+def score_last(arms: Sequence[Arm], announce: Callable[[str], None]) -> None:
+    """Score the last checkpoint of each arm on the tasks for which it has no score. That happens if the process that
+    scores beside a training failed, or if `evaluate.tasks` was added after the training."""
+    from trainer.checkpoint.checkpoints import complete
+    from trainer.evaluation import score_rows
+    from trainer.evaluation.models import of_checkpoint
+    from trainer.evaluation.task_file import tasks_named, without_code
+    from trainer.tools.task_eval import EvaluationProgress, evaluate_model, prepare_all, reader_of
+    from trainer.tools.task_follow import unscored
+
+    config = arms[0].run.config.evaluate.tasks
+    assert config is not None
+    options = argparse.Namespace(device=config.device, shots=config.shots, seed=0, batch=None, contaminated=None,
+                                 out=None, tasks=config.tasks)
+    tasks, prepared = [without_code(task) for task in tasks_named(config.tasks)], dict[Any, Any]()
+    with EvaluationProgress() as progress:
+        for arm in arms:
+            checkpoint = complete(arm.run.out / "checkpoints")[-1]
+            model = of_checkpoint(checkpoint, arm.run.store)
+            known = (model.tokenizer, model.context)
+            if known not in prepared:
+                reader = reader_of(model, options)
+                prepared = {known: (reader, prepare_all(tasks, Path(config.data), options, reader, progress))}
+            reader, ready = prepared[known]
+            folder = score_rows.step_folder(arm.run.out, checkpoint.step)
+            if missing := unscored(ready, checkpoint, folder, options.seed):
+                announce(f"scoring {label(arm)}, seed {arm.seed}, on {len(missing)} tasks")
+                evaluate_model(model, reader, missing, arm.run.out / score_rows.FOLDER, arm.run.out, options, progress)
+
+
+def read_scores(arms: Sequence[Arm]) -> list[ScoredRun]:
+    """Return the scores of each arm on the tasks of its settings. Scores by another version of a task, or with another
+    number of examples, are left out."""
+    from trainer.evaluation.score_rows import read_rows
+    from trainer.evaluation.task_file import tasks_named
+    from trainer.evaluation.task_signal import ScoredRun
+
+    config = arms[0].run.config.evaluate.tasks
+    assert config is not None
+    wanted = {(task.name, task.sha256, task.file.shots if config.shots is None else config.shots)
+              for task in tasks_named(config.tasks)}
+    runs = []
+    for arm in arms:
+        rows = [row for row in read_rows(arm.run.out) if (row["task"], row.get("sha256"), row.get("shots")) in wanted]
+        size = arm.run.config.model.parameters(arm.run.vocab)
+        runs.append(ScoredRun(arm.name, size, arm.seed, rows))
+    return runs
+
+
+def task_results(arms: Sequence[Arm]) -> dict[int | None, dict[str, Any]]:
+    """Return the comparison of the arms by tasks, for each width of the models: {"counted": [names of the tasks that
+    count], "mean": as a source in `arm_table.table`, or None if no task counts, "scores": {task: {"measure", "verdict",
+    "reason", "checkpoints": how many of a training have scores, and what a source has}}}. What a source calls "loss" is
+    called "score" here. Only tasks on which the last checkpoints of all arms have scores are included."""
+    from trainer.evaluation.score_rows import main_row
+    from trainer.evaluation.task_signal import signals
+
+    runs = read_scores(arms)
+    verdict_of = {(s.task, s.measure): s for s in signals(runs)}
+    last: list[dict[str, Mapping[str, Any]]] = []                 # by arm: the main row of each task at its last step
+    for arm, run in zip(arms, runs):
+        by_task: dict[str, list[Mapping[str, Any]]] = {}
+        for row in run.rows:
+            if row["step"] == arm.run.curriculum.steps:
+                by_task.setdefault(row["task"], []).append(row)
+        last.append({task: main_row(rows) for task, rows in by_task.items()})
+    shared = [task for task in last[0] if all(task in of for of in last)]
+    judged: dict[str, TaskSignal] = {task: verdict_of[task, last[0][task]["measure"]] for task in shared}
+    counted = [task for task, signal in judged.items() if signal.verdict == "use" and signal.measure == MEASURE]
+    out = {}
+    for width in dict.fromkeys(arm.width for arm in arms):
+        values: dict[str, list[dict[str, float]]] = {}
+        means: dict[str, list[dict[str, float]]] = {}
+        for arm, rows_by_task in ((arm, rows) for arm, rows in zip(arms, last) if arm.width == width):
+            values.setdefault(arm.name, []).append({task: rows_by_task[task]["value"] for task in shared})
+            means.setdefault(arm.name, []).append(
+                {ALL: fmean(rows_by_task[task]["value"] for task in counted)} if counted else {})
+        of = table(values)["sources"]
+        mean = scores(table(means)["sources"][ALL]) if counted else None
+        out[width] = {"counted": counted, "mean": mean, "scores": {
+            task: {"measure": signal.measure, "verdict": signal.verdict, "reason": signal.reason,
+                   "checkpoints": signal.steps, **scores(of[task])}
+            for task, signal in judged.items()}}
+    return out
+
+
+def scores(source: Mapping[str, Any]) -> dict[str, Any]:
+    arms = {name: {"score": arm["loss"], **{key: arm[key] for key in arm if key != "loss"}}
+            for name, arm in source["arms"].items()}
+    return {**source, "arms": arms}
+
+
+def task_lines(result: Mapping[str, Any]) -> list[str]:
+    """Format the scores of a table's arms on tasks as lines of text, with the verdicts if tasks decide."""
+    tasks, seeds = result["tasks"], result["seeds"]
+    number = len(tasks["counted"])
+    first, *others = result["arms"]
+    name_width = max(16, *(len(task) + 2 for task in tasks["scores"]), 0)
+    width = max(12, *(len(n) + 2 for n in result["arms"]))
+    out = [f"scores on tasks at the last step, means of {seeds} seed{'s' * (seeds > 1)}; differences to {first}: of "
+           f"bpb, negative is better, else positive", "",
+           f"{'task':<{name_width}}{'measure':<9}{first:>{width}}" + "".join(f"{n:>{width}}" for n in others)
+           + f"{'noise':>12}  counts"]
+    rows = [(task, of["measure"], of, counts(task, of, tasks["counted"])) for task, of in tasks["scores"].items()]
+    if tasks["mean"]:
+        rows.append((f"mean of {number}", MEASURE, tasks["mean"], ""))
+    for name, measure, of, said in rows:
+        cells = [cell(of["arms"][n]) for n in others]
+        noise = "unknown" if of["noise"] is None else f"±{of['noise']:.4f}"
+        out.append(f"{name:<{name_width}}{measure:<9}{of['arms'][first]['score']:>{width}.4f}"
+                   + "".join(f"{c:>{width}}" for c in cells) + f"{noise:>12}  {said}".rstrip())
+    if not tasks["mean"]:
+        out += ["", f"no task counts for a mean; {remedy(tasks['scores'])}"]
+    elif result["by"] == TASKS and seeds > 1:
+        out += verdicts(result["arms"], tasks["mean"], f"the mean of {number} task{'s' * (number > 1)}", BITS)
+    return out
+
+
+def counts(task: str, of: Mapping[str, Any], counted: Sequence[str]) -> str:
+    """Say whether a task counts for the mean, and why not."""
+    if task in counted:
+        return "yes"
+    if of["verdict"] == "use":
+        return f"no: has no {MEASURE}; it passes as {of['measure']}"
+    return f"no: {of['reason']}"
+
+
+def remedy(tasks: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say what makes tasks count, when none does."""
+    from trainer.evaluation.task_signal import LEAST_STEPS
+
+    checkpoints = max((of["checkpoints"] for of in tasks.values()), default=0)
+    if checkpoints < LEAST_STEPS:
+        return (f"arms have scores of {checkpoints} checkpoints, and {LEAST_STEPS} are needed: train them again in "
+                f"another folder (--out) with a smaller evaluate.tasks.every")
+    return "train longer or larger models, or choose other tasks"
