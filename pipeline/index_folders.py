@@ -1,23 +1,47 @@
-"""Makes folders with indexes of deduplications (`stages.dedup.index`): copies of those of a store, and merged ones."""
+"""Makes folders with indexes of deduplications (`stages.dedup.index`): copies of those of a store, and merged ones.
+Cuts documents that a takedown has removed from a store out of such folders, too."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from itertools import combinations
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from itertools import combinations, pairwise
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
+import xxhash
 
 from pipeline.base.errors import TokenmillError
 from pipeline.base.files import file_sha256
+from pipeline.base.parquet import write_table
 from pipeline.base.scratch import Scratch
 from pipeline.engine.shuffle.exchange import SegmentWriter, read_segment
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
-from pipeline.store.index_folder import NoIndex, file_ref, overlap, read_index, steps_in, with_files, write_index
-from stages.dedup.fragment import SIZES, bucket_of
-from stages.dedup.index import HASH, KEY, DedupIndex, differing, fine_buckets
+from pipeline.store.index_folder import (
+    NoIndex,
+    file_ref,
+    overlap,
+    read_index,
+    refs_of,
+    steps_in,
+    with_files,
+    write_index,
+)
+from pipeline.store.tombstones import Tombstones, text_hash
+from stages.dedup.fragment import SIZES, bucket_of, id_texts, joined
+from stages.dedup.index import HASH, KEY, ROWS, DedupIndex, differing, document_dtype, fine_buckets
+from stages.dedup.index_texts import packed, unpacked
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: path of a file of an index below its folder
+_NUMBERED = re.compile(r"[^/]+/\d+\.(keys\.seg|documents\.seg|texts\.bin|ids\.parquet)")
+_ID = re.compile("[0-9a-f]{32}")
 
 
 class FolderTaken(TokenmillError):
@@ -73,11 +97,160 @@ def merge_folders(roots: Sequence[str], folder: Store) -> list[DedupIndex]:
     return merged
 
 
-class _FileNames:
-    """Gives names to the files of an index."""
+def forget(root: str, gone: Tombstones) -> dict[str, int]:
+    """Cut documents out of the indexes in the folder `root`: those whose id `gone` lists, and in an index of `minhash`
+    also those whose text it lists. Returns the number of records that were removed, by step: of documents (minhash), or
+    of hashes (exact).
 
-    def __init__(self, step: str) -> None:
-        self._step, self._count = step, 0
+    Files with such a document are written again under new names, then index.json, and then the old files are removed.
+    If the function is interrupted, call it again. Raises NoIndex if the folder has no index, or a damaged one.
+    """
+    folder = Store(root)
+    if not (steps := steps_in(folder)):
+        raise NoIndex(f"{root} holds no index; name a folder that `tokenmill dedup index` or `merge` has made")
+    removed = {}
+    for index in [read_index(root, step) for step in steps]:
+        numbers = [int(path.split("/")[1].split(".")[0]) for path in _files_in(folder, index.step)]
+        names = _FileNames(index.step, max(numbers, default=0) + 1)
+        try:
+            index, removed[index.step] = _without(index, gone, folder, names)
+        except (DamagedFile, LookupError, ValueError) as e:
+            raise NoIndex(f"{root}/{index.step} is damaged ({e}); make the index again with `tokenmill dedup index`"
+                          ) from e
+        if removed[index.step]:
+            write_index(folder, with_files(index, lambda _, ref: {k: v for k, v in ref.items() if k != "root"}))
+        named = {ref["$file"] for ref in refs_of(index)}
+        folder.remove_all([path for path in _files_in(folder, index.step) if path not in named])
+    return removed
+
+
+def _files_in(folder: Store, step: str) -> list[str]:
+    """Return the paths of the files of an index, also of those that an interrupted `forget` has left."""
+    return [path for path in folder.list(f"{step}/") if _NUMBERED.fullmatch(path)]
+
+
+def _without(index: DedupIndex, gone: Tombstones, folder: Store, names: _FileNames) -> tuple[DedupIndex, int]:
+    """Write the files of an index again that have a document of `gone`. Returns (the index with the new files, number
+    of removed records). The other documents keep their numbers."""
+    hexadecimal = sorted(id for id in gone.ids if _ID.fullmatch(id))
+    ids = np.sort(joined(np.array([(int(id[:16], 16), int(id[16:], 16)) for id in hexadecimal],
+                                  [("hi", "<u8"), ("lo", "<u8")])))
+    groups, documents = [], [np.zeros(0, np.uint64)]
+    for number, group in enumerate(index.groups):
+        changed, rows = _group_without(group, ids, gone.texts, index.settings, folder, names)
+        groups.append(changed)
+        documents.append(np.uint64(number << 32) | rows.astype(np.uint64))
+    removed, keys, fewer = np.concatenate(documents), {}, []
+    for name, about in index.keys.items():
+        files = [_keys_without(ref, about["buckets"], removed, ids, index.step, folder, names)
+                 for ref in about["files"]]
+        keys[name] = {**about, "files": [ref for ref, _ in files]}
+        fewer.append(sum(count for _, count in files))
+    exact = index.step == "exact"                     # it counts the hashes of its first property as its documents
+    left = index.documents - (fewer[0] if exact and fewer else len(removed))
+    return replace(index, keys=keys, groups=groups, documents=max(0, left)), sum(fewer) if exact else len(removed)
+
+
+def _group_without(group: dict[str, Any], ids: NDArray[np.bytes_], hashes: Set[str], settings: Mapping[str, Any],
+                   folder: Store, names: _FileNames) -> tuple[dict[str, Any], NDArray[np.int64]]:
+    """Write the files of a group of documents again if it has a document with one of the sorted `ids`, or one whose
+    text has one of the hashes. Returns (the group with its new files, the numbers of these documents). In their
+    places, the new files have zeros and empty texts."""
+    dtype, about, texts = document_dtype(settings["prefer"]), group["documents"], group["texts"]
+    buckets = max(1, -(-about["rows"] // ROWS))
+    records = np.concatenate([_records(about, bucket, dtype) for bucket in range(buckets)])
+    live = records["size"] > 0                        # the others have been cut out before
+    lost = live & np.isin(_joined_ids(records), ids)
+    with Scratch() as scratch:
+        path = os.path.join(scratch.folder(), "texts.bin")
+        with open(path, "wb") as file:
+            _texts_without(texts, records, np.flatnonzero(live), lost, hashes, settings["max_chars"], file)
+        rows = np.flatnonzero(lost)
+        if not len(rows):
+            return group, rows
+        changed = {"texts": _moved(path, texts, names.next("texts.bin"), folder, file_sha256(path), texts["rows"])}
+        records[lost] = np.zeros((), dtype)
+        path = os.path.join(scratch.folder(), "documents.seg")
+        with SegmentWriter(path, dtype, buckets) as out:
+            out.write(np.arange(len(records)) // ROWS, records)
+        changed["documents"] = _moved(path, about, names.next("documents.seg"), folder, out.content, out.rows)
+        path = os.path.join(scratch.folder(), "ids.parquet")
+        left = records[live & ~lost]
+        write_table(pa.table({"id": pa.array(id_texts(left["id_hi"], left["id_lo"]), pa.string())}), path,
+                    write_statistics=False)
+        changed["ids"] = _moved(path, group["ids"], names.next("ids.parquet"), folder, file_sha256(path), len(left))
+    return {**group, **changed}, rows
+
+
+def _texts_without(ref: dict[str, Any], records: NDArray[Any], live: NDArray[np.int64], lost: NDArray[np.bool_],
+                   hashes: Set[str], max_chars: int, file: BinaryIO) -> None:
+    """Write the texts of a group of documents to `file`, without those of the documents that `lost` marks. Documents
+    whose text has one of the hashes are marked, too. `live` are the numbers of the records that have a text. The new
+    place of each text is written to its record."""
+    with Scratch() as scratch:
+        source = Store(ref["root"]).checked(ref["$file"], ref["sha256"], scratch.folder(), size=ref["bytes"])
+        places = records["offset"][live]
+        edges = [0, *(np.flatnonzero(places[1:] != places[:-1]) + 1).tolist(), len(live)] if len(live) else [0]
+        with open(source, "rb") as old:
+            for start, stop in pairwise(edges):       # the documents of a block
+                here = live[start:stop]
+                offset, size = int(records["offset"][here[0]]), int(records["size"][here[0]])
+                if offset + size > ref["bytes"]:
+                    raise ValueError(f"{ref['$file']} is shorter than another file says")
+                old.seek(offset)
+                block = old.read(size)
+                strings, numbers = unpacked(block, max_chars), 2 * records["number"][here].astype(np.int64)
+                if hashes:
+                    lost[here] |= [text_hash(strings[number + 1].decode()) in hashes for number in numbers.tolist()]
+                for number in numbers[lost[here]].tolist():
+                    strings[number] = strings[number + 1] = b""
+                block = packed(strings) if lost[here].any() else block
+                records["offset"][here], records["size"][here] = file.tell(), len(block)
+                records["sum"][here] = xxhash.xxh3_64_intdigest(block)
+                file.write(block)
+
+
+def _keys_without(ref: dict[str, Any], buckets: int, documents: NDArray[np.uint64], ids: NDArray[np.bytes_], step: str,
+                  folder: Store, names: _FileNames) -> tuple[dict[str, Any], int]:
+    """Write a file of keys again if it has a record of one of `documents` (KEY records), or with one of `ids` (HASH
+    records). Returns (the reference to the file, the number of records removed)."""
+    kept = []
+    for bucket in range(buckets):
+        records = _records(ref, bucket, HASH if step == "exact" else KEY)
+        kept.append(records[~(np.isin(_joined_ids(records), ids) if step == "exact" else
+                              np.isin(records["document"], documents))])
+    fewer = ref["rows"] - sum(map(len, kept))
+    if not fewer:
+        return ref, 0
+    with Scratch() as scratch:
+        path = os.path.join(scratch.folder(), "keys.seg")
+        with SegmentWriter(path, kept[0].dtype, buckets, key=["hi", "lo"] if step == "exact" else ["key", "document"]
+                           ) as out:
+            for bucket, records in enumerate(kept):
+                out.write(np.full(len(records), bucket), records)
+        return _moved(path, ref, names.next("keys.seg"), folder, out.content, out.rows), fewer
+
+
+def _joined_ids(records: NDArray[Any]) -> NDArray[np.bytes_]:
+    """Return the id in each record as one value of 16 bytes."""
+    own = np.empty(len(records), [("hi", "<u8"), ("lo", "<u8")])
+    own["hi"], own["lo"] = records["id_hi"], records["id_lo"]
+    return joined(own)
+
+
+def _moved(path: str, ref: dict[str, Any], name: str, folder: Store, content: str, rows: int) -> dict[str, Any]:
+    """Move a new file into the folder of an index. Returns its reference; `ref` is that of the file that it
+    replaces."""
+    new = {"bytes": os.path.getsize(path), "sha256": file_sha256(path), "content": content, "rows": rows}
+    folder.replace(path, name)
+    return {**file_ref(name, new), "root": ref["root"]}
+
+
+class _FileNames:
+    """Gives names to the files of an index, with numbers from `first` on."""
+
+    def __init__(self, step: str, first: int = 0) -> None:
+        self._step, self._count = step, first
 
     def next(self, kind: str) -> str:
         self._count += 1
@@ -161,15 +334,22 @@ def _range(keys: dict[str, Any], number: int, ranges: int, field: str,
     buckets, all_buckets = keys["buckets"], keys["buckets"] * len(keys["files"])
     for bucket in range(number * all_buckets // ranges, -(-(number + 1) * all_buckets // ranges)):
         ref = keys["files"][bucket // buckets]
-        try:
-            stored = read_segment(Store(ref["root"]), {**ref, "$ref": ref["$file"]}, bucket % buckets)
-        except DamagedFile as e:
-            raise _no_file(ref, e.why) from e
-        except (ValueError, TypeError, LookupError, OverflowError) as e:
-            raise _no_file(ref, str(e)) from e
-        if stored.dtype != dtype:
-            raise _no_file(ref, f"it holds other records ({stored.dtype})")
+        stored = _records(ref, bucket % buckets, dtype)
         yield ref, stored[bucket_of(stored[field], ranges) == number]
+
+
+def _records(ref: dict[str, Any], bucket: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return the records of one bucket of a file of an index. Raises NoIndex if the file is damaged, or if it holds
+    other records than `dtype`."""
+    try:
+        records = read_segment(Store(ref["root"]), {**ref, "$ref": ref["$file"]}, bucket)
+    except DamagedFile as e:
+        raise _no_file(ref, e.why) from e
+    except (ValueError, TypeError, LookupError, OverflowError) as e:
+        raise _no_file(ref, str(e)) from e
+    if records.dtype != dtype:
+        raise _no_file(ref, f"it holds other records ({records.dtype})")
+    return records
 
 
 def _no_file(ref: dict[str, Any], why: str) -> NoIndex:

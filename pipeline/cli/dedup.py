@@ -49,6 +49,7 @@ def register(app: typer.Typer) -> None:
     dedup.command("stats")(stats)
     dedup.command("index")(index)
     dedup.command("merge")(merge)
+    dedup.command("forget")(forget)
     app.add_typer(dedup, name="dedup")
 
 
@@ -246,7 +247,7 @@ def index(run: RunArg, dataset: Annotated[str, typer.Argument(metavar="DATASET",
     The deduplications `exact` and `minhash` of later datasets can be compared with them (`against: FOLDER`), in any
     store, and after this store is gone. The run is repeated first; what it has made is not made again. An index of
     `minhash` holds the texts of the documents that it kept, so take as much care of it as of the dataset. A takedown
-    does not reach it: make it again after one.
+    does not reach it: give `tokenmill dedup forget` after one.
 
     \b
     Examples:
@@ -269,8 +270,8 @@ def index(run: RunArg, dataset: Annotated[str, typer.Argument(metavar="DATASET",
             raise UserError(f"run '{name}' has no dataset '{dataset}'; it has: {', '.join(recipe.datasets)}")
         stages = [stage_class(step.name)(dict(step.config)) for step in recipe.datasets[dataset].steps]
         if not any(isinstance(stage, IndexedBarrier) and stage.indexable for stage in stages):
-            raise UserError(f"'{dataset}' has no step `exact`, and no step `minhash` that verifies, of which an index "
-                            f"could be made; add one to its steps")
+            raise UserError(f"'{dataset}' has no step `exact`, and no step `minhash` that verifies and has no "
+                            f"`boilerplate`, of which an index could be made; add one to its steps")
         run_recipes([NamedRecipe(name, recipe, index=WantedIndex(dataset, taken.extend))], at.root,
                     show=shown(quiet, False),
                     make_backend=make_backend(backend.value, workers or default_workers(), None))
@@ -293,6 +294,36 @@ def merge(folders: Annotated[list[str], typer.Argument(metavar="FOLDER…", help
         raise BadUsage("merging needs at least two folders; name the second one, too")
     check_root(out, "--out")
     _tell(out, merge_folders(folders, new_folder(out)), quiet)
+
+
+def forget(folders: Annotated[list[str], typer.Argument(metavar="FOLDER…", help="Folders of `tokenmill dedup index` or "
+                                                        "`merge`.")],
+           store: StoreOpt = "store", quiet: QuietOpt = False) -> None:
+    """Remove from folders of indexes what takedowns have removed from a store.
+
+    Of each document, an index of `minhash` loses the text, the id and the band keys, and an index of `exact` the
+    hashes. The folders are changed in place, so let no run read them meanwhile. If the command was interrupted, give it
+    again.
+
+    
+    Examples:
+      tokenmill dedup forget may.index both.index --store corpus
+    """
+    from pipeline.index_folders import forget as forget_documents
+    from pipeline.store.tombstones import Tombstones, takedowns
+
+    at, gone = open_store(store), Tombstones()
+    for takedown in takedowns(at):
+        gone |= takedown.tombstones()
+    if not gone.ids:
+        raise UserError(f"{at.root}: no takedown has removed documents from this store; name the store of the takedown "
+                        f"with --store")
+    for folder in folders:
+        removed = forget_documents(folder, gone)
+        if not quiet:
+            parts = (f"{plural(count, 'hash', 'hashes') if step == 'exact' else plural(count, 'document')} of {step}"
+                     for step, count in removed.items())
+            typer.echo(visible(f"{folder}: {' and '.join(parts)} removed"))
 
 
 def _tell(root: str, indexes: list[DedupIndex], quiet: bool) -> None:

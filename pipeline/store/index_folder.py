@@ -4,8 +4,9 @@
                                {"$file": path below FOLDER, "size", "etag": "sha256:…", "bytes", "content", "rows"}
     FOLDER/STEP/NUMBER.NAME    its files
 
-The file index.json is written last, so a folder without it holds no index. Files are never changed. A task that reads
-one checks the bytes that it reads.
+The file index.json is written last, so a folder without it holds no index. The other files are never changed. When
+documents are cut out of an index (`tokenmill dedup forget`), files with new numbers take the place of those with the
+documents. A task that reads a file checks the bytes that it reads.
 """
 
 from __future__ import annotations
@@ -43,6 +44,12 @@ def with_files(index: DedupIndex, change: Callable[[str, Mapping[str, Any]], dic
     return DedupIndex(index.step, index.settings, index.ranks, keys, groups, index.documents)
 
 
+def refs_of(index: DedupIndex) -> list[Mapping[str, Any]]:
+    """Return the references to all files of an index."""
+    return [ref for keys in index.keys.values() for ref in keys["files"]] + [
+        group[part] for group in index.groups for part in ("documents", "texts", "ids")]
+
+
 def file_ref(path: str, ref: Mapping[str, Any]) -> dict[str, Any]:
     """Return the reference to a file of a folder, by its path in the folder. `ref` says what the file contains."""
     return {"$file": path, "size": ref["bytes"], "etag": f"sha256:{ref['sha256']}", "sha256": ref["sha256"],
@@ -76,10 +83,8 @@ def write_index(folder: Store, index: DedupIndex) -> None:
 def _check_numbers(index: DedupIndex) -> None:
     """Raise ValueError if the place of a number in an index holds something else than an integer, or an integer that is
     beyond its limits."""
-    refs = [ref for keys in index.keys.values() for ref in keys["files"]]
-    refs += [group[part] for group in index.groups for part in ("documents", "texts", "ids")]
     at_least = [(index.ranks, 0), (index.documents, 0), *((keys["buckets"], 1) for keys in index.keys.values()),
-                *((group["rank"], 0) for group in index.groups), *((ref[name], 0) for ref in refs
+                *((group["rank"], 0) for group in index.groups), *((ref[name], 0) for ref in refs_of(index)
                                                                    for name in ("size", "bytes", "rows"))]
     if any(type(number) is not int or number < least for number, least in at_least):
         raise ValueError("a number is none, or too small")
@@ -109,9 +114,7 @@ def read_index(root: str, step: str) -> DedupIndex:
         index = with_files(DedupIndex(**document), lambda _, ref: {**ref, "root": root}) if written == FORMAT else None
         if index is not None:
             _check_numbers(index)
-        paths = [ref["$file"] for keys in index.keys.values() for ref in keys["files"]] if index else []
-        paths += [group[part]["$file"] for group in (index.groups if index else ())
-                  for part in ("documents", "texts", "ids")]
+        paths = [ref["$file"] for ref in refs_of(index)] if index else []
     except (ValueError, TypeError, KeyError, AttributeError) as e:
         raise NoIndex(f"{folder.at(f'{step}/{MANIFEST}')} does not describe an index; make the index again with "
                       f"`tokenmill dedup index`") from e

@@ -43,7 +43,8 @@ class Explanation:
 
     @property
     def confirmed(self) -> bool:
-        """Return whether the step `minhash` may remove one of the two texts because of the other."""
+        """Return whether the step `minhash` may remove one of the two texts because of the other. Its setting
+        `boilerplate` is not taken into account."""
         inside = (self.containment is not None and self.removed_ngrams <= self.kept_ngrams
                   and self.contained >= self.containment)
         return self.shared_bands > 0 and (not self.threshold or self.similarity >= self.threshold or inside)

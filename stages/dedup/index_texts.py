@@ -11,7 +11,7 @@ record names the offset, the size and the xxh3-64 of the compressed block, and t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -140,12 +140,34 @@ def _kept(inputs: Inputs, part: Mapping[str, Any], dtype: np.dtype[Any],
     return records, bands, languages
 
 
+def packed(strings: Sequence[bytes]) -> bytes:
+    """Return a block of texts. `strings` are the language and the text of each document, in turn, in UTF-8."""
+    raw = b"".join([np.array([len(strings) // 2, *map(len, strings)], "<u4").tobytes(), *strings])
+    return len(raw).to_bytes(_HEAD, "little") + pa.Codec("zstd", compression_level=1).compress(raw, asbytes=True)
+
+
+def unpacked(block: bytes, max_chars: int) -> list[bytes]:
+    """Return what `packed` was given. `max_chars` is the setting of the index, and limits the memory that a block can
+    ask for. Raises ValueError if `block` is no block of texts."""
+    size = int.from_bytes(block[:_HEAD], "little")
+    if size > BLOCK + 4 * max_chars + _NAMES:
+        raise ValueError(f"a block of texts has at most {BLOCK + 4 * max_chars + _NAMES} bytes, not {size}")
+    try:
+        raw = pa.Codec("zstd").decompress(block[_HEAD:], size, asbytes=True)
+    except OSError as e:
+        raise ValueError(str(e)) from e
+    count = int.from_bytes(raw[:4], "little")
+    ends = np.cumsum(np.frombuffer(raw, "<u4", 2 * count, 4), dtype=np.int64) + 4 + 8 * count
+    if count and ends[-1] != len(raw):
+        raise ValueError(f"a block of texts has {len(raw)} bytes instead of {ends[-1]}")
+    return [raw[start:end] for start, end in zip([4 + 8 * count, *ends.tolist()], ends.tolist())]
+
+
 class _TextWriter:
     """Writes the texts of an index in compressed blocks."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._codec = pa.Codec("zstd", compression_level=1)
         self._pending: list[tuple[NDArray[Any], bytes, bytes]] = []
         self._bytes = self._offset = 0
 
@@ -160,9 +182,7 @@ class _TextWriter:
     def flush(self) -> None:
         if not self._pending:
             return
-        strings = [s for _, language, text in self._pending for s in (language, text)]
-        raw = b"".join([np.array([len(self._pending), *map(len, strings)], "<u4").tobytes(), *strings])
-        block = len(raw).to_bytes(_HEAD, "little") + self._codec.compress(raw, asbytes=True)
+        block = packed([s for _, language, text in self._pending for s in (language, text)])
         check = xxhash.xxh3_64_intdigest(block)
         for number, (record, _, _) in enumerate(self._pending):
             record["number"], record["offset"], record["size"], record["sum"] = number, self._offset, len(block), check
@@ -177,7 +197,6 @@ class OldSets:
 
     def __init__(self, inputs: Inputs, stage: MinHashSignature, cache_bytes: int) -> None:
         self._inputs, self._stage, self._cache_bytes = inputs, stage, cache_bytes
-        self._codec = pa.Codec("zstd")
         self._sets: OrderedDict[tuple[str, int, int], NDArray[np.uint64]] = OrderedDict()
         self._bytes = 0
         self.read = 0                              # texts
@@ -204,19 +223,12 @@ class OldSets:
         if offset + size > ref["bytes"]:
             raise self._inputs.damaged(ref, "lacks a text that another file of its index places there")
         block = self._inputs.read_range(ref, offset, offset + size)
-        raw_size = int.from_bytes(block[:_HEAD], "little")
-        most = BLOCK + 4 * self._stage.config.max_chars + _NAMES       # so that no file can ask for all memory
-        if xxhash.xxh3_64_intdigest(block) != int(document["sum"]) or raw_size > most:
+        if xxhash.xxh3_64_intdigest(block) != int(document["sum"]):
             raise self._inputs.damaged(ref)
         try:
-            raw = self._codec.decompress(block[_HEAD:], raw_size, asbytes=True)
-            count = int.from_bytes(raw[:4], "little")
-            sizes = np.frombuffer(raw, "<u4", 2 * count, 4)
-            ends = 4 + 8 * count + np.cumsum(sizes.astype(np.int64))
-            number = 2 * int(document["number"])
-            start, middle, end = int(ends[number] - sizes[number]), int(ends[number]), int(ends[number + 1])
-            language, text = raw[start:middle].decode(), raw[middle:end]
+            strings, number = unpacked(block, self._stage.config.max_chars), 2 * int(document["number"])
+            language, text = strings[number].decode(), strings[number + 1]
             text.decode()                              # the kernels read beyond the end of a text that is no UTF-8
-        except (ValueError, IndexError, OSError) as e:
+        except (ValueError, IndexError) as e:
             raise self._inputs.damaged(ref) from e
         return np.frombuffer(text, np.uint8), language

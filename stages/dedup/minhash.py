@@ -37,6 +37,7 @@ from pydantic import field_validator, model_validator
 
 from stages.barrier import COUNT, Done, FileRef, PartRef, TaskDraft, Wave, write_slice
 from stages.dedup import curve
+from stages.dedup.boilerplate import boilerplate_limits
 from stages.dedup.cluster import cluster_waves
 from stages.dedup.fragment import (
     CONTAINED,
@@ -294,6 +295,10 @@ class MinHash(IndexedBarrier):
     shares a band with it and has at least as many n-grams. A text is thus never removed because it contains a shorter
     one. `prefer` names other preferences than priority and length.
 
+    With `boilerplate: 0.05`, shingles that more than 5 % of the documents of an input of the dataset have are left out
+    when two texts are compared, unless less than a tenth of one of them would be left. Only documents of the same
+    cluster are counted.
+
     `recall` replaces `bands` and `rows`. They are then chosen so that two documents of similarity `verify` share a band
     with at least this probability. `tokenmill plan` prints the probabilities for other similarities.
 
@@ -324,6 +329,9 @@ class MinHash(IndexedBarrier):
         recall: float | None = decision(
             None, "chooses bands and rows so that at least this share of the pairs of similarity `verify` is compared",
             gt=0, lt=1, added=True)
+        boilerplate: float | None = decision(
+            None, "shingles that more than this share of the documents of a source have are left out when texts are "
+                  "compared, if a tenth of each text is left", gt=0.001, lt=1, added=True)
         max_comparisons: int = decision(128, "most kept documents that one document is compared with; those that share "
                                              "the most bands come first", ge=1)
         against: tuple[str, ...] = against_setting()
@@ -360,6 +368,19 @@ class MinHash(IndexedBarrier):
             return self
 
         @model_validator(mode="after")
+        def _boilerplate_of_compared_texts(self) -> MinHash.Config:
+            if self.boilerplate is not None and not _verifies(self):
+                raise ValueError("boilerplate needs verify: texts are not compared otherwise; set verify: 0.75 or "
+                                 "remove boilerplate")
+            if self.boilerplate is not None and self.containment is not None:
+                raise ValueError("boilerplate leaves shingles out, of which containment is a share; remove one of the "
+                                 "two")
+            if self.boilerplate is not None and self.against:
+                raise ValueError("boilerplate is counted in the documents of a run, and old documents are not among "
+                                 "them; remove boilerplate or against")
+            return self
+
+        @model_validator(mode="after")
         def _old_documents_stay(self) -> MinHash.Config:
             check_preference(self.against, self.prefer)
             if self.against and not _verifies(self):
@@ -387,7 +408,7 @@ class MinHash(IndexedBarrier):
 
     @property
     def indexable(self) -> bool:
-        return _verifies(self.config)
+        return _verifies(self.config) and self.config.boilerplate is None
 
     def _signature(self) -> dict[str, Any]:
         return {k: v for k, v in keyed_settings(self.config).items() if k in SignatureConfig.model_fields}
@@ -401,6 +422,7 @@ class MinHash(IndexedBarrier):
         # settings with their default are left out, so that results from before these settings are reused
         judging = {**({"containment": config.containment} if config.containment else {}),
                    **({"record": True} if config.verify == "record" else {}),
+                   **({"boilerplate": boilerplate_limits(config.boilerplate, plan)} if config.boilerplate else {}),
                    **({"prefer": list(config.prefer)} if config.prefer != DEFAULT else {})}
         stage_key = MinHashSignature(self._signature()).key()
         records = sum(group.rows for group in plan) * config.bands

@@ -14,10 +14,11 @@ and that share a band key with it. It removes the document if one of the followi
 It keeps all other documents of the cluster.
 
 The similarity is |A and B| / |A or B|, where A and B are the sets of word n-grams of the two stored texts, as 64-bit
-hashes. Before that, the texts are cut after `max_chars` characters and simplified. Anyone can recompute the similarity
-from the kept and the dropped text, as `stages.dedup.explain` does. Band keys are computed before personal data is
-scrubbed, while texts are stored and compared after it. The text behind a document's band keys and the text that is
-compared may thus differ in an e-mail address, for example, but both come from the same page.
+hashes. Before that, the texts are cut after `max_chars` characters and simplified. With the setting `boilerplate`, both
+sets may lose n-grams that many documents of a source have (`stages.dedup.boilerplate`). Without this setting, anyone
+can recompute the similarity from the kept and the dropped text, as `stages.dedup.explain` does. Band keys are computed
+before personal data is scrubbed, while texts are stored and compared after it. The text behind a document's band keys
+and the text that is compared may thus differ in an e-mail address, for example, but both come from the same page.
 
 Texts are never passed from task to task. For each group of parts (files of documents), one task reads the texts of its
 candidates once and writes their shingle sets (hashes of word n-grams) to one file, ordered by cluster. A judging task
@@ -37,6 +38,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.base.parquet import open_parquet
+from stages.dedup.boilerplate import Boilerplate, similarity_without
 from stages.dedup.cluster import MEMBER
 from stages.dedup.fragment import (
     CONTAINED,
@@ -177,7 +179,8 @@ class Verify:
     to the groups' files of shingle sets, or null), `ranks` (priority of each group), `bucket` (number of the bucket),
     `bands` (number of bands of a signature), `verify` (smallest similarity that removes a document; 0: texts are not
     compared), `max_comparisons` (most comparisons for one document), and if they are set, `containment`, `prefer` (as
-    in the recipe) and `record` (similarities are computed, but do not decide). `$volatile` holds arguments that do not
+    in the recipe), `boilerplate` (arguments of `Boilerplate`) and `record` (similarities are computed, but do not
+    decide). `$volatile` holds arguments that do not
     change the task's key; here this is `cache`, the bytes of shingle sets that are held in memory.
 
     The task writes two exchange files, both in buckets by number of the group. `verdicts.seg` has a VERDICT record for
@@ -227,6 +230,9 @@ class ClusterJudge:
         self.bands, self.counts = candidates["bands"], candidates["count"].tolist()
         #: where the shingle set of each candidate is: arguments of `ShingleSetReader.get`
         self.where = list(zip(file.tolist(), candidates["offset"].tolist(), self.counts, candidates["sum"].tolist()))
+        #: what many documents of a source share is left out of the comparison: the limits, and that of the cluster
+        self.boilerplate = Boilerplate(**args["boilerplate"]) if args.get("boilerplate") else None
+        self.left_out = np.zeros(0, np.uint64)
         self.near: list[tuple[int, int, float]] = []
         self.removals: list[tuple[int, int, float, int]] = []          # values of _REMOVAL
 
@@ -257,6 +263,8 @@ class ClusterJudge:
         """Decide about the candidates [start, stop). `index` may hold documents that were kept before, by band key."""
         index = {} if index is None else index
         survivors = 0
+        if self.boilerplate is not None:
+            self.left_out = self.boilerplate.of(self.candidates["source"][start:stop], lambda i: self._set(start + i))
         for i in range(start, stop):
             twin, similarity, near = self._twin(i, start, index)
             if twin is not None:
@@ -312,14 +320,15 @@ class ClusterJudge:
         for j in sorted(shared, key=lambda j: (-shared[j], j)):
             other_size = self.counts[j]
             fits = bool(self.containment) and size <= other_size           # the kept one may contain it
-            if not fits and min(size, other_size) / max(size, other_size, 1) < self.threshold:
+            if (not fits and not len(self.left_out)
+                    and min(size, other_size) / max(size, other_size, 1) < self.threshold):
                 continue                               # no two sets of these sizes reach that similarity
             if compared == self.cap:
                 self.counters["capped"] += 1
                 break
             compared += 1
             self.counters["comparisons"] += 1
-            similarity = jaccard(self._set(i), self._set(j))
+            similarity = similarity_without(self.left_out, self._set(i), self._set(j))
             if similarity >= self.threshold or (fits and contained(similarity, size, other_size) >= self.containment):
                 return j, similarity, []
             if similarity >= RESEMBLING:

@@ -18,15 +18,20 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline import index_folders
 from pipeline.engine.shuffle.exchange import SegmentFile, SegmentWriter, read_segment
+from pipeline.index_folders import forget
 from pipeline.plan.lint import lint
 from pipeline.recipe import load_recipe
 from pipeline.recipe.errors import RecipeError
 from pipeline.run import RunSummary, make_backend, run_recipe
 from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
-from pipeline.store.index_folder import NoIndex, read_index
+from pipeline.store.index_folder import NoIndex, read_index, refs_of
 from pipeline.store.log import Log
+from pipeline.store.tombstones import Tombstones, takedowns, text_hash
+from stages.dedup.fragment import id_text
+from stages.dedup.index_texts import unpacked
 from tests import commands
 from tests.chaos.processes import descendants, named
 from tests.stages.dedup_corpus import corpus
@@ -345,6 +350,144 @@ def test_a_takedown_reaches_an_index(site, grown, tmp_path):
     run(site / "3.yaml", store)
     assert gone not in indexed() != set()
     assert gone not in {id for name in CRAWLS for id in ids(store, f"datasets/new_{name}")}
+
+
+def indexed_texts(folder: Path) -> dict[str, str]:
+    """The texts of the index of `minhash` in a folder, by id, also those that no record names."""
+    index = read_index(str(folder), "minhash")
+    texts = {}
+    for group in index.groups:
+        data = (folder / group["texts"]["$file"]).read_bytes()
+        for bucket in range(-(-group["documents"]["rows"] // 4096)):
+            for record in read_segment(Store(str(folder)), {**group["documents"], "$ref": group["documents"]["$file"]},
+                                       bucket):
+                if record["size"]:
+                    strings = unpacked(data[record["offset"]:record["offset"] + record["size"]], 500_000)
+                    texts[id_text(record["id_hi"], record["id_lo"])] = strings[2 * record["number"] + 1].decode()
+                    texts |= {f"{record['offset']} {n}": text.decode() for n, text in enumerate(strings) if text}
+    return texts
+
+
+def key_records(folder: Path, step: str) -> np.ndarray:
+    index = read_index(str(folder), step)
+    return np.concatenate([read_segment(Store(str(folder)), {**ref, "$ref": ref["$file"]}, bucket)
+                           for keys in index.keys.values() for ref in keys["files"]
+                           for bucket in range(keys["buckets"])])
+
+
+def texts_in(store: Path, *folders: str) -> dict[str, str]:
+    """{id: text} of published folders."""
+    return {row["id"]: row["text"] for folder in folders for path in sorted(store.glob(f"{folder}/part-*.parquet"))
+            for row in pq.read_table(path, columns=["id", "text"]).to_pylist()}
+
+
+@pytest.fixture(scope="module")
+def taken(grown, tmp_path_factory) -> tuple[Path, dict[str, str]]:
+    """A store after a takedown, and the texts of the documents that it removed, by id."""
+    store = tmp_path_factory.mktemp("taken") / "store"
+    shutil.copytree(grown, store)
+    listed = ids(store, "datasets/new_one")[:15]
+    (store.parent / "ids.txt").write_text("\n".join(listed))
+    before = texts_in(store, *(f"{kind}/new_{name}" for kind in ("datasets", "dropped") for name in CRAWLS))
+    done = commands.command("pipeline.cli", "takedown", "--ids", str(store.parent / "ids.txt"), "--reason", "test",
+                            "--store", str(store))
+    assert done.returncode == 0, done.stderr
+    [one] = takedowns(Store(str(store)))
+    assert set(listed) < set(one.documents), "twins are removed, too"
+    return store, {id: before[id] for id in one.documents}
+
+
+@pytest.mark.parametrize("name", ["one", "both"])
+def test_folders_of_indexes_forget_what_a_takedown_removed(folders, taken, tmp_path, name):
+    store, gone = taken
+    folder = tmp_path / name
+    shutil.copytree(folders / name, folder)
+    before = indexed_texts(folder)
+    assert before.keys() & gone.keys() and set(before.values()) & set(gone.values())
+    for words in (r": \d+ hashes of exact and \d+ documents of minhash removed", ": 0 hashes of exact and 0 documents"):
+        done = commands.command("pipeline.cli", "dedup", "forget", str(folder), "--store", str(store))
+        assert done.returncode == 0, done.stderr
+        assert re.search(words, done.stdout)
+        after = {id: text for id, text in indexed_texts(folder).items() if " " not in id}
+        assert after == {id: text for id, text in before.items() if id not in gone and " " not in id}
+        assert not set(indexed_texts(folder).values()) & set(gone.values())
+        assert len(key_records(folder, "minhash")) == 14 * len(after)
+        hashed = key_records(folder, "exact")
+        assert not gone.keys() & {id_text(*id) for id in hashed[["id_hi", "id_lo"]].tolist()}
+        listed = {id for path in (folder / "minhash").glob("*.ids.parquet")
+                  for id in pq.read_table(path)["id"].to_pylist()}
+        assert listed == set(after)
+        index = read_index(str(folder), "minhash")
+        assert index.documents == len(after)
+        assert {path.name for path in (folder / "minhash").iterdir()} == {
+            "index.json", *(ref["$file"].split("/")[1] for ref in refs_of(index))}, "the old files are gone"
+
+
+def test_a_crawl_is_compared_with_what_a_forgetful_folder_still_holds(site, folders, taken, tmp_path):
+    """As if the removed documents had never been in the first two crawls."""
+    store, gone = taken
+    folder = tmp_path / "both"
+    shutil.copytree(folders / "both", folder)
+    assert min(forget(str(folder), takedowns(Store(str(store)))[0].tombstones()).values()) > 0
+    steps = f"[{{exact: {{by: both, against: {folder}}}}}, {{minhash: {{against: {folder}}}}}]"
+    (site / "forgetful.yaml").write_text(recipe({"new_three": f"{{from: three, steps: {steps}}}"}))
+    run(site / "forgetful.yaml", tmp_path / "a")
+    shutil.copytree(site, tmp_path / "site")
+    texts = set(gone.values())
+    for path in [path for name in ("one", "two") for path in (tmp_path / "site" / name).iterdir()]:
+        lines = [json.loads(line)["text"] for line in path.read_text().splitlines()]
+        lines = [f"nothing {path} {n} like it" if text in texts else text for n, text in enumerate(lines)]
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in lines))
+    run(tmp_path / "site" / "3.yaml", tmp_path / "b")
+    kept, expected = (set(texts_in(path, "datasets/new_three").values()) for path in (tmp_path / "a", tmp_path / "b"))
+    assert kept == expected
+    assert kept > set(texts_in(store, "datasets/new_three").values())
+
+
+def test_a_folder_is_whole_when_forgetting_is_interrupted(folders, taken, tmp_path, monkeypatch):
+    store, gone = taken
+    folder, tombstones = tmp_path / "both", takedowns(Store(str(store)))[0].tombstones()
+    shutil.copytree(folders / "both", folder)
+    before = indexed_texts(folder)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index_folders, "write_index", die)
+        with pytest.raises(KeyboardInterrupt):
+            forget(str(folder), tombstones)
+    assert indexed_texts(folder) == before
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "remove_all", die)
+        with pytest.raises(KeyboardInterrupt):
+            forget(str(folder), tombstones)
+    forget(str(folder), tombstones)
+    for step in ("exact", "minhash"):
+        assert {path.name for path in (folder / step).iterdir()} == {
+            "index.json", *(ref["$file"].split("/")[1] for ref in refs_of(read_index(str(folder), step)))}
+    assert not set(indexed_texts(folder).values()) & set(gone.values())
+
+
+def test_a_text_is_forgotten_under_any_id(folders, tmp_path):
+    shutil.copytree(folders / "one", tmp_path / "one")
+    id, text = next((id, text) for id, text in indexed_texts(tmp_path / "one").items() if " " not in id)
+    forget(str(tmp_path / "one"), Tombstones(frozenset(["f" * 32, "no id"]), texts=frozenset([text_hash(text)])))
+    after = indexed_texts(tmp_path / "one")
+    assert id not in after and text not in after.values()
+
+
+def test_forgetting_needs_an_index_and_a_takedown(folders, taken, grown, tmp_path):
+    for folder, store, code, words in ((tmp_path, taken[0], 2, "holds no index; name a folder"),
+                                       (folders / "one", grown, 1, "no takedown has removed .* --store")):
+        done = commands.command("pipeline.cli", "dedup", "forget", str(folder), "--store", str(store))
+        assert done.returncode == code
+        assert re.search(words, done.stderr) and "Traceback" not in done.stderr
+    shutil.copytree(folders / "one", tmp_path / "one")
+    _crafted(tmp_path / "one", "documents", _put("size", 2**62))
+    done = commands.command("pipeline.cli", "dedup", "forget", str(tmp_path / "one"), "--store", str(taken[0]))
+    assert done.returncode == 2
+    assert re.search("one/minhash is damaged .*make the index again", done.stderr), done.stderr
 
 
 def _crafted(path: Path, kind: str, change: Callable[[np.ndarray], np.ndarray]) -> None:

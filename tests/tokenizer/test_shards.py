@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import mmap
 import os
@@ -18,9 +19,10 @@ from zlib import crc32
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.base.compiled import has_numba
 from pipeline.base.files import sha256
 from tokenizer.shards.layout import MANIFEST, TABLE_ROWS, Manifest, Shard, ShardError, file_name, token_dtype
 from tokenizer.shards.reader import ShardSet
@@ -29,6 +31,8 @@ from tokenizer.shards.verify import verify
 from tokenizer.shards.writer import ShardWriter
 
 EOS = 3
+#: without numba and, where it is installed, with it
+COMPILED = [False, pytest.param(True, marks=pytest.mark.skipif(not has_numba(), reason="numba is not installed"))]
 
 
 def write_set(folder: Path, shards: list[list[np.ndarray]], vocab: int, split: str = "train",
@@ -357,14 +361,65 @@ def test_block_sums_do_not_depend_on_how_a_file_is_written(step):
     assert damaged_block(memoryview(data)[BLOCK:], 1, [*sums[1:3], 0]) == 3
 
 
-def test_a_block_of_document_ends_is_checked_once_and_a_block_of_tokens_whenever_it_is_read(tmp_path, monkeypatch):
+@pytest.mark.parametrize("compiled", COMPILED)
+def test_a_block_of_document_ends_is_checked_once_and_a_block_of_tokens_whenever_it_is_read(tmp_path, monkeypatch,
+                                                                                            compiled):
     write_set(tmp_path / "s", [some_documents(np.random.default_rng(7), 1200, 60_000)], 60_000)
     shards, sums = ShardSet(tmp_path / "s"), []
     monkeypatch.setattr("tokenizer.shards.sums.zlib.crc32", lambda data: sums.append(bytes(data)) or crc32(data))
     info = shards.manifest.shards[0]
     ends, body = ((tmp_path / "s" / name).read_bytes() for name in (info.ends, info.body))
     for _ in range(3):
-        shards.samples(range(shards.windows(64)), 64, np.empty((shards.windows(64), 65), shards.dtype))
+        count = shards.windows(64)
+        shards.samples(range(count), 64, np.empty((count, 65), shards.dtype), np.arange(count), compiled)
     read = Counter(sums)
     assert all(read[ends[i:i + BLOCK]] == 1 for i in range(0, len(ends), BLOCK)) and len(ends) > 2 * BLOCK
     assert all(read[body[i:i + BLOCK]] >= 3 for i in range(0, 128 * shards.windows(64), BLOCK))
+
+
+@pytest.mark.parametrize("compiled", COMPILED)
+@settings(deadline=None, max_examples=80)
+@given(data=st.data())
+def test_many_windows_equal_those_that_are_read_one_by_one(tmp_path_factory, compiled, data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 9)))
+    folder = tmp_path_factory.mktemp("set")
+    docs = some_documents(rng, 60, 300)
+    cuts = sorted({0, 60, *data.draw(st.sets(st.integers(1, 59), max_size=3))})
+    write_set(folder, [docs[a:b] for a, b in itertools.pairwise(cuts)], 300)
+    shards, length = ShardSet(folder), data.draw(st.integers(1, 70))
+    windows = data.draw(st.lists(st.integers(0, shards.windows(length) - 1), max_size=60))
+    tokens, rows = np.zeros((100, length + 1), shards.dtype), rng.permutation(100)[:len(windows)]
+    seen = []
+    for bounds in shards.samples(windows, length, tokens, rows, compiled):
+        pieces = np.split(bounds.positions, np.cumsum(bounds.counts)[:-1]) if len(bounds.counts) else []
+        for row, positions in zip(bounds.rows.tolist(), pieces, strict=True):
+            seen.append(row)
+            w = windows[rows.tolist().index(row)]
+            assert np.array_equal(tokens[row], shards.window(w, length))
+            assert positions.tolist() == shards.bounds(w, length).tolist()
+    assert sorted(seen) == sorted(rows.tolist()) and not tokens[[r for r in range(100) if r not in seen]].any()
+
+
+@pytest.mark.parametrize("compiled", COMPILED)
+@pytest.mark.parametrize("kind", ["body", "ends"])
+def test_damage_is_found_when_many_windows_are_read(tmp_path, kind, compiled):
+    write_set(tmp_path / "s", [some_documents(np.random.default_rng(7), 1200, 60_000)], 60_000)
+    info = ShardSet(tmp_path / "s").manifest.shards[0]
+    path = tmp_path / "s" / getattr(info, kind)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    shards = ShardSet(tmp_path / "s")
+    count = shards.windows(64)
+    with pytest.raises(ShardError, match=f"{path.name}: damaged at byte"):
+        shards.samples(range(count), 64, np.empty((count, 65), shards.dtype), np.arange(count), compiled)
+
+
+@pytest.mark.parametrize("compiled", COMPILED)
+@pytest.mark.parametrize("wrong", [-1, "last"])
+def test_a_window_that_is_none_is_refused_among_many(tmp_path, wrong, compiled):
+    write_set(tmp_path / "s", [some_documents(np.random.default_rng(7), 60, 300)], 300)
+    shards = ShardSet(tmp_path / "s")
+    windows = [*range(9), shards.windows(16) if wrong == "last" else wrong]
+    with pytest.raises(IndexError):
+        shards.samples(windows, 16, np.empty((10, 17), shards.dtype), np.arange(10), compiled)

@@ -187,6 +187,7 @@ def test_a_candidate_is_annealed_beside_the_mixture_of_the_run(annealed, capsys)
 
 @pytest.mark.parametrize(("words", "said"), [
     (["--candidates", "math", "--share", "0%"], "share above 0"), (["--candidates", "math", "math"], "twice"),
+    (["--candidates", "../x=math"], "name of a folder"), (["--candidates", "..=math"], "name of a folder"),
     (["--candidates", "x=math:much"], "not a weight"), (["--candidates", "x="], "write a stream"),
     ([], "Give --mixes"), (["--data", "r.yaml"], "needs the pipeline")])
 def test_candidates_that_cannot_be_mixed_are_refused(annealed, capsys, words, said):

@@ -21,6 +21,7 @@ from tests.trainer.synthetic import EOS, TOKENIZER, VOCAB, make_run
 from tokenizer.mixture.curriculum import Curriculum, CurriculumError
 from tokenizer.mixture.resolve import resolve
 from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, Shard, ShardError, file_name
+from tokenizer.shards.reader import WindowBounds
 from tokenizer.shards.sums import BLOCK, SUMS, CheckedFile
 from trainer.base.config import ConfigError
 from trainer.data.batches import AHEAD, Data, Prefetch, collate, padding, runs
@@ -262,10 +263,11 @@ def test_what_does_not_count_is_no_target():
         def prefetch(self, ranges):
             pass
 
-        def samples(self, windows, length, rows):
-            for row, w in zip(rows, windows):
-                row[:] = tokens[w * length:w * length + length + 1]
-                yield [end - w * length for end in (100, 501, 1000) if 1 <= end - w * length <= length]
+        def samples(self, windows, length, into, rows, compiled):
+            into[rows] = [tokens[w * length:w * length + length + 1] for w in windows]
+            bounds = [[end - w * length for end in (100, 501, 1000) if 1 <= end - w * length <= length]
+                      for w in windows]
+            return [WindowBounds(rows, np.array(list(map(len, bounds))), np.concatenate(bounds).astype(np.int64))]
 
         def counts(self, start, stop):
             return counts[start:stop]

@@ -148,7 +148,7 @@ def test_outcomes_of_items_add_up_to_the_measures_of_the_task(trained: Path, nam
     task = read_task(folder / f"{name}.yaml")
     results = [read_result(trained / "train" / "evaluation" / f"step_{step:08d}", task) for step in (12, 24)]
     items = read_items(task, folder / "data", [result for result, _ in results])
-    found = changes(task, items, results[0][1], results[1][1])
+    found = changes(task, task.file.main, items, results[0][1], results[1][1])
     for (result, _), outcomes in zip(results, ([c.before for c in found], [c.after for c in found])):
         assert fmean(o.right for o in outcomes) == pytest.approx(result["measures"][task.file.main]["value"])
         assert -fmean(o.score for o in outcomes) == pytest.approx(result["measures"]["bpb"]["value"])

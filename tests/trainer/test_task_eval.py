@@ -93,6 +93,17 @@ def test_contaminated_items_are_taken_from_the_runs_list(place: Path, tmp_path: 
     assert "contamination.jsonl" in capsys.readouterr().err
 
 
+def test_a_list_of_contaminated_items_of_other_files_is_not_believed(place: Path, tmp_path: Path, capsys, monkeypatch):
+    run, line = place / "store" / "runs" / "toy", json.dumps({"set": "quiz", "row": 30})
+    (run / "contamination.jsonl").write_text(line)
+    (result,) = evaluate(capsys, str(run), *common(place))
+    (run / "contamination.jsonl").rename(tmp_path / "list.jsonl")
+    assert "contaminated" not in result
+    monkeypatch.setattr("trainer.evaluation.models._empty", lambda *_: pytest.fail("the model was loaded"))
+    assert main(["eval", str(run), *common(place), "--contaminated", str(tmp_path / "list.jsonl")]) == 2
+    assert "row 30 of quiz" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("change", "key"), [
     (["--tasks", "helaswag"], "hellaswag"), (["--steps", "3"], "--steps 3"), (["--data", "nowhere"], "--data nowhere"),
     (["--shots", "30"], "--shots"), (["--trained", "nowhere"], "no checkpoint"), (["--tasks", "piqa"], "piqa.jsonl")])

@@ -21,10 +21,14 @@ from pyarrow import ArrowException, fs
 
 from pipeline.base.parquet import open_parquet
 from tokenizer.shards.index import ShardIndex
+from tokenizer.shards.kernels import gather, positions
 from tokenizer.shards.layout import ENDS, MANIFEST, REMEDY, TABLE_ROWS, Manifest, ShardError
 from tokenizer.shards.mapped import mapped_file
 from tokenizer.shards.packed import NUMBERS, PackedRows, PackedShard, Packing, read_numbers, read_packing
 from tokenizer.shards.sums import SUMS, CheckedFile, blocks_of
+
+#: fewest windows of a shard that are read together: for fewer, the calls take longer than reading one by one
+TOGETHER = 8
 
 
 def loss_mask(bounds: np.ndarray, length: int) -> np.ndarray:
@@ -43,6 +47,14 @@ class DocumentEnds(NamedTuple):
     array: np.ndarray
     view: memoryview
     file: CheckedFile
+
+
+class WindowBounds(NamedTuple):
+    """The bounds of some windows."""
+
+    rows: np.ndarray              # row of each window in the array with the tokens
+    counts: np.ndarray            # number of positions of each window
+    positions: np.ndarray         # what `ShardSet.bounds` returns for the first window, then for the next, int64
 
 
 class ShardSet(ShardIndex):
@@ -90,6 +102,7 @@ class ShardSet(ShardIndex):
         self._maps: dict[str, tuple[np.ndarray, mmap.mmap | None]] = {}
         self._with_sums: dict[tuple[int, str], CheckedFile] = {}
         #: shard → what every window needs. Looking up the files again would take as long as copying a window
+        self._starts = np.array(self.offsets)
         self._tokens: dict[int, tuple[np.ndarray, CheckedFile]] = {}
         self._ends: dict[int, DocumentEnds] = {}
         self._memories: dict[int, mmap.mmap] = {}
@@ -127,26 +140,64 @@ class ShardSet(ShardIndex):
         start = w * length
         return self.ends(start + 1, start + length + 1) - start
 
-    def samples(self, windows: Sequence[int], length: int, rows: Iterable[np.ndarray]) -> list[list[int]]:
-        """Read many windows of L = `length` targets into `rows`, an array of L + 1 tokens for each. This takes less
-        time than reading them one by one. Returns for each window the positions that `bounds` returns."""
+    def samples(self, windows: Sequence[int], length: int, tokens: np.ndarray, rows: np.ndarray,
+                compiled: bool = False) -> list[WindowBounds]:
+        """Read many windows of L = `length` targets into rows `rows` of the array `tokens`, which has L + 1 columns.
+        With `compiled`, which needs numba, windows of the same shard are read together, in less time. Returns the
+        bounds of all windows, in any order."""
+        if not compiled or len(windows) < TOGETHER:
+            return [self._one_by_one(windows, length, tokens, rows)]
+        starts = np.array(windows, np.int64) * length
+        shards = np.searchsorted(self._starts[1:], starts, side="right")
+        last = np.searchsorted(self._starts[1:], starts + length, side="right")
+        shards[(shards != last) | (starts < 0)] = len(self.offsets) - 1      # of several shards, or no window
+        counts = np.bincount(shards)[:len(self.offsets) - 1]
+        found, is_alone = [], np.ones(len(starts), bool)
+        for shard in np.flatnonzero(counts >= TOGETHER).tolist():
+            of_shard = np.flatnonzero(shards == shard)
+            found.append(self._gathered(shard, starts[of_shard] - self.offsets[shard], tokens, rows[of_shard]))
+            is_alone[of_shard] = False
+        if is_alone.any():
+            alone = np.flatnonzero(is_alone)
+            found.append(self._one_by_one([windows[i] for i in alone.tolist()], length, tokens, rows[alone]))
+        return found
+
+    def _one_by_one(self, windows: Sequence[int], length: int, tokens: np.ndarray, rows: np.ndarray) -> WindowBounds:
+        """Read windows as `samples` does, each by itself. They may be of any shards."""
         last, size, offsets = self.windows(length) - 1, self.dtype.itemsize, self.offsets
-        bounds = []
-        for row, w in zip(rows, windows):
+        places: list[int] = []
+        counts: list[int] = []
+        for row, w in zip(rows.tolist(), windows):
             start = w * length
             shard = bisect.bisect_right(offsets, start) - 1
             if not 0 <= w <= last or start + length >= offsets[shard + 1]:           # no window, or of several shards
-                row[:] = self.window(w, length)
-                bounds.append(self.bounds(w, length).tolist())
-                continue
-            first = start - offsets[shard]
-            stop = first + length + 1
-            body, file = self._tokens.get(shard) or self._open_tokens(shard)
-            file.check(first * size, stop * size)
-            row[:] = body[first:stop]
-            low, high = self._ends_between(shard, first + 1, stop)
-            bounds.append([end - first for end in self._ends[shard].view[low:high]])
-        return bounds
+                tokens[row], found = self.window(w, length), self.bounds(w, length).tolist()
+            else:
+                first = start - offsets[shard]
+                stop = first + length + 1
+                body, file = self._tokens.get(shard) or self._open_tokens(shard)
+                file.check(first * size, stop * size)
+                tokens[row] = body[first:stop]
+                low, high = self._ends_between(shard, first + 1, stop)
+                found = [end - first for end in self._ends[shard].view[low:high]]
+            places += found
+            counts.append(len(found))
+        return WindowBounds(rows, np.array(counts, np.int64), np.array(places, np.int64))
+
+    def _gathered(self, shard: int, firsts: np.ndarray, tokens: np.ndarray, rows: np.ndarray) -> WindowBounds:
+        """Read windows of one shard, which begin at its tokens `firsts`, with compiled loops."""
+        body, file = self._tokens.get(shard) or self._open_tokens(shard)
+        ends, width, size = self._ends.get(shard) or self._open_ends(shard), tokens.shape[1], self.dtype.itemsize
+        for begin in (firsts * size).tolist():
+            file.check(begin, begin + width * size)
+        found = np.empty((len(firsts), 2), np.int64)
+        gather(body, ends.array, ends.file.known, firsts, rows, tokens, found)
+        for i in np.flatnonzero(found[:, 0] < 0).tolist():        # not checked before, or damaged
+            found[i] = self._ends_between(shard, int(firsts[i]) + 1, int(firsts[i]) + width)
+        counts = found[:, 1] - found[:, 0]
+        places = np.empty(int(counts.sum()), np.int64)
+        positions(ends.array, firsts, found, places)
+        return WindowBounds(rows, counts, places)
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Read tokens [start, stop), counted over all shards of the set. Returns a copy."""

@@ -50,6 +50,8 @@ class CheckedFile:
     def __init__(self, path: Path, data: memoryview, sums: np.ndarray, once: bool) -> None:
         self._path, self._data, self._sums = path, data, sums.data
         self._known = bytearray(len(sums)) if once else None
+        #: 1 for each block that is not checked again
+        self.known = np.frombuffer(self._known, np.uint8) if self._known else np.empty(0, np.uint8)
 
     def check(self, start: int, stop: int) -> None:
         """Check the blocks that hold bytes [start, stop). Raises a ShardError that names the file and the offset if a

@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from tokenizer.shards.layout import REMEDY, ShardError
-from tokenizer.shards.reader import ShardSet
+from tokenizer.shards.reader import ShardSet, WindowBounds
 from tokenizer.shards.sums import BLOCK, blocks_of, damaged_block
 
 #: requests to the bucket at the same time. A request takes 30 to 100 ms, so 128 of them bring 1,000 to 4,000 windows a
@@ -101,10 +101,12 @@ class RemoteShardSet(ShardSet):
         self._coming.clear()
         self._read.clear()
 
-    def samples(self, windows: Sequence[int], length: int, rows: Iterable[np.ndarray]) -> list[list[int]]:
-        for row, w in zip(rows, windows):
-            row[:] = self.window(w, length)
-        return [self.bounds(w, length).tolist() for w in windows]
+    def samples(self, windows: Sequence[int], length: int, tokens: np.ndarray, rows: np.ndarray,
+                compiled: bool = False) -> list[WindowBounds]:
+        for row, w in zip(rows.tolist(), windows):
+            tokens[row] = self.window(w, length)
+        bounds = [self.bounds(w, length) for w in windows]
+        return [WindowBounds(rows, np.array([len(of_row) for of_row in bounds]), np.concatenate(bounds))]
 
     def read(self, start: int, stop: int) -> np.ndarray:
         if not 0 <= start <= stop <= self.tokens:

@@ -7,14 +7,14 @@ from __future__ import annotations
 import bisect
 import os
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from tokenizer.mixture.kernels import is_compiled
 from tokenizer.shards.layout import ENDS, REMEDY, ShardError
 from tokenizer.shards.packed import NUMBERS
-from tokenizer.shards.reader import ShardSet
+from tokenizer.shards.reader import ShardSet, WindowBounds
 
 #: one sample: its tokens (at most L + 1), the bounds of documents inside it, the index of its stream, and optionally
 #: which of its targets count in the loss (None: all)
@@ -25,12 +25,12 @@ class SampleRows(Sequence[Row]):
     """Samples of L tokens each, in arrays for all of them, from which batches are made faster than from single rows. As
     a sequence, it has a Row for each."""
 
-    def __init__(self, tokens: np.ndarray, bounds: Iterable[int], counts: Sequence[int], streams: Sequence[int],
+    def __init__(self, tokens: np.ndarray, bounds: np.ndarray, counts: np.ndarray, streams: Sequence[int],
                  masks: Sequence[np.ndarray | None]) -> None:
         self.tokens = tokens                                  # (samples, L + 1)
         #: positions in [1, L] at which documents begin: those of the first sample, in order, then those of the next
-        self.bounds = np.fromiter(bounds, np.int64)
-        self.counts = np.array(counts, np.int64)              # number of positions of each sample
+        self.bounds = bounds
+        self.counts = counts                                  # number of positions of each sample
         self.streams = np.array(streams, np.int64)
         self.masks = masks                                    # which of L targets count in the loss; None: all
         self._ends = np.cumsum(self.counts)
@@ -48,8 +48,8 @@ class SampleRows(Sequence[Row]):
     @classmethod
     def of(cls, rows: Sequence[Row]) -> SampleRows:
         """Return single rows, which all have the same number of tokens, in arrays."""
-        return cls(np.stack([row[0] for row in rows]), [bound for row in rows for bound in row[1].tolist()],
-                   [len(row[1]) for row in rows], [row[2] for row in rows],
+        return cls(np.stack([row[0] for row in rows]), np.concatenate([row[1] for row in rows]),
+                   np.array([len(row[1]) for row in rows]), [row[2] for row in rows],
                    [mask for row in rows for mask in (row[3:] or (None,))])
 
 
@@ -72,20 +72,31 @@ def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length:
             refuse_short(shards, shard)
     dtype = np.result_type(*(sets[stream].dtype for stream in of_stream)) if of_stream else np.dtype(np.uint8)
     tokens = np.empty((len(places), length + 1), dtype)
-    bounds: list[list[int]] = [[]] * len(places)
+    compiled = is_compiled(tokens.size)
+    found: list[WindowBounds] = []
     masks: list[np.ndarray | None] = [None] * len(places)
     for stream, numbers in of_stream.items():
         wanted = [places[number][1] for number in numbers]
-        found = sets[stream].samples(wanted, length, [tokens[number] for number in numbers])
-        for number, positions, mask in zip(numbers, found, masks_of(sets[stream], wanted, length)):
-            bounds[number], masks[number] = positions, mask
-    rows = SampleRows(tokens, chain.from_iterable(bounds), [len(positions) for positions in bounds],
-                      [stream for stream, _ in places], masks)
+        found += sets[stream].samples(wanted, length, tokens, np.array(numbers), compiled)
+        for number, mask in zip(numbers, masks_of(sets[stream], wanted, length)):
+            masks[number] = mask
+    rows = SampleRows(tokens, *in_order(found), [stream for stream, _ in places], masks)
     if not are_possible(sets, rows, length):
         for (stream, window), row in zip(places, rows):
             refuse_unknown(sets[stream], window * length, row[0])
             refuse_unordered(sets[stream], window * length, row[1], length)
     return rows
+
+
+def in_order(found: Sequence[WindowBounds]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bounds of all windows of a batch in the order of its rows: (positions, number of them in each row)."""
+    if not found:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    rows, counts, positions = (np.concatenate(column) for column in zip(*found))
+    order = np.argsort(rows)
+    begins, counts = (np.cumsum(counts) - counts)[order], counts[order]
+    chosen = np.arange(len(positions)) + np.repeat(begins - (np.cumsum(counts) - counts), counts)
+    return positions[chosen], counts
 
 
 def masks_of(shards: ShardSet, numbers: Sequence[int], length: int) -> list[np.ndarray | None]:

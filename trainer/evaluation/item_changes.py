@@ -24,10 +24,10 @@ from trainer.evaluation.task_file import EvalTask
 
 @dataclass(frozen=True)
 class ItemOutcome:
-    """What a model did with an item. `right` is whether it was right by the main measure of the task (None if that is
-    bpb), and `answer` the answer that it gave, if the measure has one. `score` is larger for a better model: minus the
-    bits per byte of the right answer if its likelihood is known; in the form pairs, the difference of the
-    log-likelihoods; else the log-likelihood of the right letter, or whether the generated answer is right."""
+    """What a model did with an item. `right` is whether it was right by the main measure of the results (None if that
+    is bpb), and `answer` the answer that it gave, if the measure has one. `score` is larger for a better model: minus
+    the bits per byte of the right answer if its likelihood is known; in the form pairs, the difference of the
+    log-likelihoods; else the log-likelihood of the right letter, or whether what was generated is right."""
 
     right: bool | None
     score: float
@@ -64,7 +64,7 @@ def read_result(folder: Path, task: EvalTask) -> tuple[dict[str, Any], list[dict
         text = (folder / f"{task.name}.items.jsonl").read_text(encoding="utf-8")
         lines = [json.loads(line) for line in text.splitlines()]
         sha256, items = result["sha256"], result["items"]
-        result["data"], result["shots"], result["seed"], result["model"]["step"]
+        result["data"], result["shots"], result["seed"], result["main"], result["measures"], result["model"]["step"]
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such result; score the checkpoint first with `tokenmill train eval RUN --tasks "
                           f"{task.name} --steps N`") from None
@@ -81,7 +81,7 @@ def read_result(folder: Path, task: EvalTask) -> tuple[dict[str, Any], list[dict
 
 def read_items(task: EvalTask, data: Path, results: Sequence[Mapping[str, Any]]) -> list[Item]:
     """Read the items of a task from the folder `data`. Raises ConfigError when the results are not of these items with
-    the same examples before them."""
+    the same examples before them, or have different main measures."""
     paths = find_files(data, task.name, task.file.files)
     if not paths:
         raise ConfigError(f"{data}: no data of the task {task.name}; give the folder of the evaluation as --data")
@@ -93,18 +93,21 @@ def read_items(task: EvalTask, data: Path, results: Sequence[Mapping[str, Any]])
     if len({(result["shots"], result["seed"]) for result in results}) > 1:
         raise ConfigError(f"{task.name}: the two results have different examples before the questions (--shots, "
                           f"--seed); score one of them again")
+    if len({result["main"] for result in results}) > 1:
+        raise ConfigError(f"{task.name}: programs were run for one of the two results only; score the other one with "
+                          f"--allow-code, too")
     return make_items(task, read_rows(paths))
 
 
-def changes(task: EvalTask, items: Sequence[Item], before: Sequence[Mapping[str, Any]],
+def changes(task: EvalTask, main: str, items: Sequence[Item], before: Sequence[Mapping[str, Any]],
             after: Sequence[Mapping[str, Any]]) -> list[ItemChange]:
-    """Return how each item changed between two results, whose lines of items are given. Raises ConfigError when a line
-    does not fit its item."""
+    """Return how each item changed between two results, whose lines of items and main measure are given. Raises
+    ConfigError when a line does not fit its item."""
     sizes = sizes_of(task, items)
     made = []
     for number, item in enumerate(items):
         try:
-            outcomes = [outcome(task, item, sizes[number], lines[number]) for lines in (before, after)]
+            outcomes = [outcome_of(task, main, item, sizes[number], lines[number]) for lines in (before, after)]
         except (KeyError, TypeError, IndexError, ValueError, ZeroDivisionError) as error:
             raise ConfigError(f"{task.name}.items.jsonl: line {number + 1} does not fit the task ({error!r}); score "
                               f"the checkpoint again") from None
@@ -112,14 +115,14 @@ def changes(task: EvalTask, items: Sequence[Item], before: Sequence[Mapping[str,
     return made
 
 
-def outcome(task: EvalTask, item: Item, sizes: Sequence[tuple[int, int]], line: Mapping[str, Any]) -> ItemOutcome:
+def outcome_of(task: EvalTask, main: str, item: Item, sizes: Sequence[tuple[int, int]],
+               line: Mapping[str, Any]) -> ItemOutcome:
     if line["row"] != item.row or line["gold"] != item.gold:
         raise ValueError("another row")
     answers = [Likelihood(*values) for values in zip(line.get("cloze", ()), line.get("tokens", ()),
                                                      line.get("greedy", ()), strict=True)]
     prior, letters = ([Likelihood(nats, 1, False) for nats in line.get(kind, ())] for kind in ("prior", "letters"))
     result = ItemResult(item, answers, sizes, prior, letters)
-    main = task.file.main
     right: bool | None = None
     answer = None
     if main.startswith("cf.") or main in ("pairs", "mcf"):
@@ -129,7 +132,7 @@ def outcome(task: EvalTask, item: Item, sizes: Sequence[tuple[int, int]], line: 
         right, answer = chosen == item.gold, item.choices[chosen]
     elif main == "word":
         right = bool(result.cloze[result.gold].greedy)
-    elif main == "fg":
+    elif main in ("fg", "code"):
         right, answer = bool(line["right"]), str(line["generated"])
     if main == "pairs":
         gold, other = scores[item.gold], max(s for i, s in enumerate(scores) if i != item.gold)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -128,6 +129,9 @@ def candidate(word: str) -> tuple[str, dict[str, float]]:
             weights[stream] = float(weight or 1)
         except ValueError:
             raise ConfigError(f"--candidates {word}: '{weight}' is not a weight; write clean=web:3,code:1") from None
+    if not re.fullmatch(r"[^/\\]*[^/\\.][^/\\]*", name or listed):
+        raise ConfigError(f"--candidates {word}: '{name or listed}' cannot be the name of a folder; write NAME=STREAM "
+                          f"with a name without slashes")
     if not all(stream and weight > 0 for stream, weight in weights.items()):
         raise ConfigError(f"--candidates {word}: write a stream, or NAME=STREAM:WEIGHT,… with weights above 0")
     return name or listed, weights

@@ -27,12 +27,11 @@ MEASURE = "bpb"
 
 
 def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None]) -> bool:
-    """Return whether the arms score their checkpoints on tasks. Raises ConfigError when the tasks cannot be scored or
-    differ between arms, and when tasks are to decide (`by`) but the settings have none, or too few checkpoints are
+    """Return whether the arms score their checkpoints on tasks. Raises ConfigError when the tasks differ between arms,
+    and when tasks are to decide (`by`) but the settings have none, or too few checkpoints are
     scored to judge them. If tasks are not to decide, too few checkpoints are only announced."""
     from trainer.base.config import ConfigError
     from trainer.evaluation.task_signal import LEAST_STEPS
-    from trainer.loop.task_watcher import check_tasks
 
     settings = {arm.run.config.evaluate.tasks for arm in arms}
     if len(settings) > 1:
@@ -43,9 +42,6 @@ def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None])
             raise ConfigError("--by tasks: the settings have no evaluate.tasks; add it to train: in the recipe, or with"
                               " --set evaluate.tasks='{every: N, tasks: [arc_easy], data: FOLDER}'")
         return False
-    for run in {(arm.run.curriculum.tokenizer.sha256, arm.run.curriculum.phases[0].sequence): arm.run
-                for arm in arms}.values():
-        check_tasks(run)
     fewest = min(arms, key=lambda arm: len(scored_steps(arm)))
     scored = len(scored_steps(fewest))
     if scored < LEAST_STEPS:
@@ -57,6 +53,15 @@ def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None])
             raise ConfigError(f"--by tasks: {message}")
         announce(message)
     return True
+
+
+def check_data(arms: Sequence[Arm]) -> None:
+    """Raise ConfigError when the tasks cannot be scored. The tokenizers of the arms must have been fetched."""
+    from trainer.loop.task_watcher import check_tasks
+
+    for run in {(arm.run.curriculum.tokenizer.sha256, arm.run.curriculum.phases[0].sequence): arm.run
+                for arm in arms}.values():
+        check_tasks(run)
 
 
 def scored_steps(arm: Arm) -> list[int]:
@@ -75,7 +80,7 @@ def score_last(arms: Sequence[Arm], announce: Callable[[str], None]) -> None:
     from trainer.checkpoint.checkpoints import complete
     from trainer.evaluation import score_rows
     from trainer.evaluation.models import of_checkpoint
-    from trainer.evaluation.task_file import tasks_named
+    from trainer.evaluation.task_file import tasks_named, without_code
     from trainer.tools.task_eval import EvaluationProgress, evaluate_model, prepare_all, reader_of
     from trainer.tools.task_follow import unscored
 
@@ -83,7 +88,7 @@ def score_last(arms: Sequence[Arm], announce: Callable[[str], None]) -> None:
     assert config is not None
     options = argparse.Namespace(device=config.device, shots=config.shots, seed=0, batch=None, contaminated=None,
                                  out=None, tasks=config.tasks)
-    tasks, prepared = tasks_named(config.tasks), dict[Any, Any]()
+    tasks, prepared = [without_code(task) for task in tasks_named(config.tasks)], dict[Any, Any]()
     with EvaluationProgress() as progress:
         for arm in arms:
             checkpoint = complete(arm.run.out / "checkpoints")[-1]

@@ -22,7 +22,7 @@ from pipeline.base.visible import json_text, visible
 from trainer.base.arguments import positive, say
 from trainer.tools.arm import Arm, check, label, write
 from trainer.tools.arm_table import ALL, BITS, LOSS, NATS, TASKS, cost_lines, lines, measured, table
-from trainer.tools.arm_tasks import check_scoring, score_last, task_lines, task_results
+from trainer.tools.arm_tasks import check_data, check_scoring, score_last, task_lines, task_results
 
 NEEDS_PIPELINE = ("--data and --vary make data, which needs the pipeline: pip install 'tokenmill[pipeline]', and call "
                   "`tokenmill train`")
@@ -70,26 +70,13 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
     """Train all arms and print the table of results, in the unit `unit`. Returns the exit code. `prepare` is called for
     each arm before it is trained. Arms are judged by the held-out data of the stream `on`, or of all streams whose
     held-out data is the same in all arms."""
-    from trainer.base.config import ConfigError
     from trainer.base.files import alone
     from trainer.data.remote import fetch_shards
     from trainer.tools.arm_plot import write_plots
     from trainer.tools.arm_processes import train_arms
     from trainer.tools.halving import halved
 
-    if "RANK" in os.environ:
-        raise ConfigError("a study starts the processes of its arms itself; start it without torchrun, as one process, "
-                          "with --ranks N or --jobs N")
-    if (options.gpus or options.ship_code or options.insecure_local) and not options.address:
-        raise ConfigError("--gpus, --ship-code and --insecure-local need --address; on this machine use --jobs N")
-    if options.halving and getattr(options, "widths", None):
-        raise ConfigError("--halving compares all arms with each other, and losses of models of different --widths do "
-                          "not compare; leave out one of the two options")
-    if options.halving and options.by == TASKS:
-        raise ConfigError("--halving ends arms by their held-out loss, but --by tasks decides by scores on tasks; leave"
-                          " out one of the two options")
-    if options.gpus and options.ranks:
-        raise ConfigError("give --gpus N (one rank a GPU) or --ranks N (CPU), not both")
+    refuse_contradictions(options)
     sources = judged_by(arms, on, unit)
     for arm in arms:                             # all at the start, before hours are spent on the first arms
         check(arm)
@@ -97,6 +84,8 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
     scored = check_scoring(arms, options.by, announce)
     for run in (arm.run for arm in arms if arm.run.source and not arm.seed):
         fetch_shards(str(run.source), run.curriculum, announce, "all")
+    if scored:
+        check_data(arms)
     if unit == BITS:
         refuse_masked(arms, sources)
     folder = arms[0].run.out.parent
@@ -120,6 +109,25 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
         write_plots(folder, result, outs, sources[0], unit)
     print(json_text(result) if options.json else visible(text))
     return 0
+
+
+def refuse_contradictions(options: argparse.Namespace) -> None:
+    """Raise ConfigError when options exclude each other, and inside torchrun."""
+    from trainer.base.config import ConfigError
+
+    if "RANK" in os.environ:
+        raise ConfigError("a study starts the processes of its arms itself; start it without torchrun, as one process, "
+                          "with --ranks N or --jobs N")
+    if (options.gpus or options.ship_code or options.insecure_local) and not options.address:
+        raise ConfigError("--gpus, --ship-code and --insecure-local need --address; on this machine use --jobs N")
+    if options.halving and getattr(options, "widths", None):
+        raise ConfigError("--halving compares all arms with each other, and losses of models of different --widths do "
+                          "not compare; leave out one of the two options")
+    if options.halving and options.by == TASKS:
+        raise ConfigError("--halving ends arms by their held-out loss, but --by tasks decides by scores on tasks; leave"
+                          " out one of the two options")
+    if options.gpus and options.ranks:
+        raise ConfigError("give --gpus N (one rank a GPU) or --ranks N (CPU), not both")
 
 
 def judged_by(arms: Sequence[Arm], on: str | None, unit: str) -> list[str]:

@@ -36,6 +36,7 @@ BEFORE, AFTER, QUESTION = 12, 48, 300
 SCORES = {"pairs": "log-likelihood of the right sentence minus that of the other, in nats",
           "mcf": "minus the bits per byte of the right answer, or the log-likelihood of its letter if not known",
           "fg": "minus the bits per byte of the worked answer, or 1 for a right one if not known",
+          "code": "minus the bits per byte of the right program, or 1 for one that passes if not known",
           "bpb": "minus the bits per byte of the right answer"}
 
 
@@ -69,7 +70,7 @@ def explain_task(options: argparse.Namespace) -> dict[str, Any]:
     if not len(items) == len(before.lines) == len(after.lines):
         raise ConfigError(f"{data}: has {len(items)} items of {task.name}, and the results another number; score the "
                           f"checkpoints again")
-    changed = changes(task, items, before.lines, after.lines)
+    changed = changes(task, after.result["main"], items, before.lines, after.lines)
     most = options.items or ITEMS
     won = sorted((c for c in changed if c.won), key=lambda c: (-c.gain, c.item.row))
     lost = sorted((c for c in changed if c.lost), key=lambda c: (c.gain, c.item.row))
@@ -83,8 +84,8 @@ def explain_task(options: argparse.Namespace) -> dict[str, Any]:
     measures = {name: (before.result["measures"][name]["value"], measure["value"])
                 for name, measure in after.result["measures"].items() if name in before.result["measures"]}
     return {"task": task.name, "step": options.step, "against": {"training": str(other.out), "step": step},
-            "measure": task.file.main, "measures": measures, "items": len(items), "won": len(won), "lost": len(lost),
-            "samples_from": start, "shown": shown}
+            "measure": after.result["main"], "measures": measures, "items": len(items), "won": len(won),
+            "lost": len(lost), "samples_from": start, "shown": shown}
 
 
 def opened(folder: str, store: str | None, out: str | None, overrides: Sequence[str]) -> Run:

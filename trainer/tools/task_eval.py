@@ -253,14 +253,14 @@ def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[
 
     device = torch.device(device_of(options))
     dtype = compute_dtype("auto", device)
+    contaminated = {task.task.name: contaminated_rows(options, folder, task) for task in prepared}
     network = model.load().to(device, dtype)
     where = out / (f"step_{model.step:08d}" if model.step is not None else "")
     results = []
     for task in prepared:
         name = task.task.name + (f", step {model.step:,}" if model.step is not None else "")
-        contaminated = contaminated_rows(options, folder, task.task.name)
         began = time.perf_counter()
-        scores = score(network, task, reader, contaminated, progress.of(name, task.work))
+        scores = score(network, task, reader, contaminated[task.task.name], progress.of(name, task.work))
         result = {"format": 1, "model": model.about, "context": model.context, "seed": options.seed,
                   "dtype": str(dtype).removeprefix("torch."), "device": device.type,
                   "seconds": round(time.perf_counter() - began, 3), **scores.to_json()}
@@ -271,9 +271,11 @@ def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[
     return results
 
 
-def contaminated_rows(options: argparse.Namespace, folder: Path, task: str) -> frozenset[int]:
+def contaminated_rows(options: argparse.Namespace, folder: Path, task: PreparedTask) -> frozenset[int]:
     """Return the numbers of those rows of a task that the list of contaminated items names under the task's name. The
-    list is --contaminated, else contamination.jsonl in `folder`; if that is missing, no row is contaminated."""
+    list is --contaminated, else contamination.jsonl in `folder`; if that is missing, no row is contaminated. Raises
+    ConfigError when the list cannot be read, and when --contaminated names a row that the task does not have. If the
+    other list does, it is about other files; a line says so, and no row is contaminated."""
     from trainer.base.config import ConfigError
 
     path = Path(options.contaminated) if options.contaminated else folder / "contamination.jsonl"
@@ -281,10 +283,18 @@ def contaminated_rows(options: argparse.Namespace, folder: Path, task: str) -> f
         return frozenset()
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        return frozenset(int(line["row"]) for line in lines if line["set"] == task)
+        rows = frozenset(int(line["row"]) for line in lines if line["set"] == task.task.name)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: cannot be read as a list of contaminated items ({error}); give the file "
                           f"contamination.jsonl of a run") from None
+    if wrong := rows - set(range(len(task.items))):
+        message = (f"{path}: names row {max(wrong)} of {task.task.name}, which has {len(task.items):,} rows here; let "
+                   f"the step decontaminate read the same files as the task")
+        if options.contaminated:
+            raise ConfigError(message)
+        say(f"not scored apart: {message}", sys.stderr)
+        return frozenset()
+    return rows
 
 
 def write_results(folder: Path, result: dict[str, Any], scores: TaskScores) -> None:
