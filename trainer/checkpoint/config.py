@@ -22,7 +22,8 @@ class CheckpointConfig:
     `keep_best` needs an `every` that is a multiple of `train.evaluate.every`. `moments: bf16` stores the optimiser's
     moments in half the bytes (AdamW, with the fp32 weights: 8 instead of 12 bytes per parameter). A training that
     resumes then starts from moments rounded to 2 or 3 decimal digits, so it follows an uninterrupted training closely
-    but not bit for bit. """
+    but not bit for bit.
+    """
 
     every: int = 200
     keep: int = 2

@@ -92,7 +92,8 @@ def choose(folder: Path, world: World, say: Callable[[str], None],
     checkpoint that will be loaded is chosen, damaged checkpoints of later steps are set aside (see `set_aside`),
     because the training will write these steps again. Raises CheckpointError when there are checkpoints and all are
     damaged, when the storage of a rank fails, or when a rank does not see the chosen checkpoint. If `pick` raises
-    TrainingError, rank 0 raises it, and the other ranks raise CheckpointError. """
+    TrainingError, rank 0 raises it, and the other ranks raise CheckpointError.
+    """
     wrong: dict[int, str] = {}                   # step → its damage; only the first rank knows all
     while True:
         answer = -1

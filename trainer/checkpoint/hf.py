@@ -117,7 +117,8 @@ def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None
     settings are those of the training phase in which the checkpoint was written. `tokenizer` (the file with which the
     shards were encoded) is copied if it exists. config.json is written last, because a folder without it is not
     recognised as a model. Raises ConfigError when `out` is not empty or no architecture of transformers has the model's
-    features, and CheckpointError when a file of the checkpoint is damaged. """
+    features, and CheckpointError when a file of the checkpoint is damaged.
+    """
     save_file = safetensors().torch.save_file
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"--out {out}: is not empty; give a new folder")

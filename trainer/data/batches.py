@@ -130,7 +130,8 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
     token more than inputs; if it has fewer than `length` inputs, its row is filled up with padding, which does not
     count in the loss. `bounds` are the positions at which documents begin inside the sample (see `ShardSet.bounds`).
     Positions restart at each bound. The first token of a document does not count as a target, because it would be
-    predicted from the end of an unrelated document. """
+    predicted from the end of an unrelated document.
+    """
     # one piece of memory, because the system hands out a large piece faster than small ones
     tokens, targets, positions = np.empty((3, len(rows), length), np.int64)
     attended = 0

@@ -55,7 +55,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     Every rank must call this. Each rank writes its part of the checkpoints to `run.out`; rank 0 also writes
     metrics.jsonl, loss.svg, summary.json and the other files there. Returns the summary on rank 0 once the curriculum
     is at its end, else {}. Raises TrainingError, CheckpointError or ConfigError. After signal n, writes a checkpoint
-    and raises SystemExit(128 + n). """
+    and raises SystemExit(128 + n).
+    """
     goodput = Goodput()
     say = say if world.first else (lambda _text: None)
     world = arranged(world, run.config.parallel)
