@@ -114,7 +114,8 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
     """Read the data of a task from the folder `data`, and tokenise its prompts with `shots` examples each (None: as the
     task file says). Raises ConfigError when the data is missing or does not fit, when there are too few rows for the
     examples, when an answer is empty, when the tokenizer merges a context with its answer, and when it gives an id that
-    the model does not know; ContextTooShort when an answer does not fit into the model's context."""
+    the model does not know; ContextTooShort when an answer, or what is to be generated, does not fit into the model's
+    context."""
     file = task.file
     shots = file.shots if shots is None else shots
     paths = find_files(data, task.name, file.files)

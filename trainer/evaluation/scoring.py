@@ -34,8 +34,8 @@ class Likelihood:
 
 def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
     """Divide rows of these lengths into batches of similar length, longest first. Yields the numbers of the rows of a
-    batch. Padded to its longest row, a batch has at most `most` tokens, or is a single row. A batch of an eighth of
-    this size, which keeps a processor busy, ends before its padding exceeds a 32nd of it."""
+    batch. Padded to its longest row, a batch has at most `most` tokens, or is a single row. A batch of more than an
+    eighth of this size, which keeps a processor busy, ends before its padding exceeds a 32nd of it."""
     batch: list[int] = []
     padding = 0
     for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

@@ -100,8 +100,9 @@ class Pause(Exception):
 def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship_code: bool, least: int, restarts: int,
            possible: Callable[[int], bool], progress: Callable[[], int]) -> int:
     """Run `python -m trainer ARGUMENTS` in `size` actors of the cluster at `address` ('host:port', as from
-    `pipeline.cluster.connect.check_cluster`). Each actor has a GPU of its own or, if `gpu` is False, a CPU. Returns the
-    first exit code that is not 0, or 0. The folder of the run must be on storage that every node sees.
+    `pipeline.cluster.connect.check_cluster`). Each actor has a GPU of its own or, if `gpu` is False, a CPU. Returns 0,
+    the first exit code of a rank that is not 0, 1 when ranks were lost too often, or 130 after Ctrl-C. The folder of
+    the run must be on storage that every node sees.
 
     After a rank is lost, the training is started again from the latest checkpoint. `progress()` returns the step of
     that checkpoint; if it does not advance in `restarts` consecutive restarts, the training ends. A start needs at

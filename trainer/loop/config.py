@@ -111,9 +111,10 @@ class TriggerConfig:
 @dataclass(frozen=True)
 class RewindConfig:
     """Settings of rewinds. When `trigger` fires, training goes back to a checkpoint. It then skips the data of `skip`
-    steps; the first suspect step is in the middle of these. If no checkpoint lies before these steps, only those after
-    the oldest checkpoint are skipped. A run may have at most `budget` rewinds; if it needs another one, it ends with an
-    error."""
+    steps; the first suspect step is in the middle of these. If no checkpoint lies before these steps, training goes
+    back to the oldest one, and only the steps after it are skipped; if that one is not before the first suspect step
+    either, training ends with an error. A run may have at most `budget` rewinds; if it needs another one, it ends with
+    an error."""
 
     trigger: TriggerConfig = field(default_factory=lambda: TriggerConfig(skips=3))
     skip: int = 200

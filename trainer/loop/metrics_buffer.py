@@ -58,8 +58,8 @@ class MetricsBuffer:
         self.rows.append(row)
 
     def skipped(self, step: TrainingStep, tokens: int, why: str) -> None:
-        """Write the metrics line of a step that is skipped without being computed, and print it when a line is due.
-        `why` is the reason."""
+        """Write the metrics line of a step that is skipped without being computed, and print it if the step's number is
+        a multiple of `log_every`. `why` is the reason."""
         self.metrics.write("step", step.number + 1, phase=self.run.curriculum.phases[step.phase].name,
                            samples=step.stop, tokens=tokens, targets=0, loss=None, grad_norm=None, streams={},
                            skipped=True, why=why)

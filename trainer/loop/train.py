@@ -52,10 +52,10 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     """Train `run` from its latest undamaged checkpoint (or from the start) to the end of its curriculum, or to step
     `stop_at` (included).
 
-    Every rank must call this. Rank 0 writes to `run.out`: metrics.jsonl, tensorboard/, loss.svg, checkpoints/,
-    ledger.jsonl, worst_rows.jsonl, summary.json. Returns the summary on rank 0 once the curriculum is at its end, else
-    {}. Raises TrainingError, CheckpointError or ConfigError. After signal n, writes a checkpoint and raises
-    SystemExit(128 + n).
+    Every rank must call this. Each rank writes its part of the checkpoints to `run.out`; rank 0 also writes
+    metrics.jsonl, loss.svg, summary.json and the other files there. Returns the summary on rank 0 once the curriculum
+    is at its end, else {}. Raises TrainingError, CheckpointError or ConfigError. After signal n, writes a checkpoint
+    and raises SystemExit(128 + n).
     """
     goodput = Goodput()
     say = say if world.first else (lambda _text: None)
@@ -223,7 +223,7 @@ class Trainer:
     def perform(self, step: TrainingStep, batch: Batch, waited: float) -> None:
         """Learn from one batch: compute loss and gradients, decide whether the loss or the gradient norm is an outlier
         (then the update is skipped), step the optimiser. `waited` is how long training waited for the batch, in
-        seconds. This method never waits for the device."""
+        seconds. This method waits for the device only if parameters are offloaded to the CPU."""
         factor = self.schedule.factor((step.tokens + self.tokens) / 2)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * factor

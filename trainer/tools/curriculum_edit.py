@@ -167,7 +167,7 @@ def read_phases(path: Path) -> dict[str, Any]:
 def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, store: Path) -> list[Stream]:
     """Return the streams (data sources) that `phases` name and that the curriculum does not have yet, sorted by name.
     Their sizes and hashes are read from the folders shards/NAME of the store. Raises ConfigError when a stream has no
-    such folder."""
+    such folder, has another tokenizer, or is packed into rows of another length than the run's `longest`."""
     from tokenizer.mixture.curriculum import Stream
     from tokenizer.mixture.mix import streams_in
     from tokenizer.shards.layout import ShardError
