@@ -111,7 +111,8 @@ def factor(name: str, factors: Mapping[str, float]) -> float:
 
 # -- out ---------------------------------------------------------------------------------------------------------------
 def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None, shard: int = SHARD) -> list[str]:
-    """Write the model of `checkpoint` into the new folder `out`. Returns lines to print about the export.
+    """Write the model of `checkpoint` into the new folder `out`. `dtype` is a key of DTYPES, and `shard` the largest
+    size of a safetensors file in bytes (a larger tensor has one of its own). Returns lines to print about the export.
 
     Every file of the checkpoint is first compared with its sha256. The optimiser's state is not exported. The RoPE
     settings are those of the training phase in which the checkpoint was written. `tokenizer` (the file with which the

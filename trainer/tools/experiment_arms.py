@@ -67,9 +67,9 @@ def add_data_arguments(parser: argparse.ArgumentParser, purpose: str) -> Any:
 
 def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[[Arm], None] = lambda _arm: None,
             on: str | None = None, unit: str = NATS) -> int:
-    """Train all arms and print the table of results, in the unit `unit`. Returns the exit code. `prepare` is called for
-    each arm before it is trained. Arms are judged by the held-out data of the stream `on`, or of all streams whose
-    held-out data is the same in all arms."""
+    """Train all arms, write the results to the folder that holds the arms' folders, and print their table, in the unit
+    `unit`. Returns the exit code. `prepare` is called for each arm before the first is trained. Arms are judged by the
+    held-out data of the stream `on`, or of all streams whose held-out data is the same in all arms."""
     from trainer.base.files import alone
     from trainer.data.remote import fetch_shards
     from trainer.tools.arm_plot import write_plots
