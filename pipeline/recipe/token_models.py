@@ -108,7 +108,8 @@ class TokenizerSettings(RecipeModel):
     new tokenizer. `load:` names a tokenizer.json, a SentencePiece .model, a .tiktoken file, a folder that holds one of
     these files, or a tokenizer on the Hugging Face hub. `pattern` is the pattern by which a .tiktoken file splits text:
     r50k, p50k, cl100k, o200k, qwen or a regular expression. It may be left out if the name of the file contains one of
-    these five names. `eos` is the end-of-text token; it is needed when the tokenizer's files do not name this token."""
+    these five names. `eos` is the end-of-text token; it is needed when it cannot be told from the tokenizer's files
+    (`tokenizer.load.load_tokenizer` says how it is told)."""
 
     kind: Literal["bytes"] | None = None
     train: TokenizerTrain | None = None

@@ -132,7 +132,8 @@ class Apportionment:
     def _counts(self, nodes: np.ndarray, samples: np.ndarray) -> np.ndarray:
         """For each of N nodes of the tree, return how many of the node's first samples go to each of its children.
         `nodes` int64 (N,) are the numbers of the nodes, and `samples` int64 (N,) says how many first samples of each
-        node to count. Returns int64 (largest number of children, N)."""
+        node to count. Returns int64 (largest number of children, N). If the weights sum to BIG or more, samples and
+        counts are Python's integers (dtype object)."""
         weights, totals = self._weights[:, nodes], self._totals[nodes]
         if len(weights) == 2:
             first = (2 * samples * weights[0] + totals) // (2 * totals)       # rounded, a half to the first child

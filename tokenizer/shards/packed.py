@@ -193,7 +193,8 @@ class PackedRows:
 
     def row(self, row: int) -> list[tuple[int, int]]:
         """Return the pieces of row number `row`, in order: the first token and the exclusive end of each, counted over
-        all shards. Raises ShardError if they are impossible. It is `pieces` for one row, in a fraction of the time."""
+        all shards. Raises ShardError if they are impossible, and IndexError if there is no such row. It is
+        `pieces` for one row, in a fraction of the time."""
         shard = self.shard_of(row)
         file, offset = self.packing.files[shard], self._offsets[shard]
         index = 2 * file.pieces + row - self.firsts[shard]
