@@ -161,7 +161,9 @@ def seal(programs: Iterable[str], writable: Iterable[str]) -> None:
             "/dev": kernel.WRITE_FILE | kernel.TRUNCATE, "/proc/self": kernel.WRITE_FILE | kernel.TRUNCATE, **folders,
             **dict.fromkeys(_files_of(named), kernel.EXECUTE)})
     if kernel.has_seccomp():
-        kernel.deny_calls((*_CALLS, *(() if named else ("execve",))))
+        # Landlock would deny this outside the writable folders, if it knew it
+        unnoticed = ("truncate",) if kernel.landlock_version() < kernel.TRUNCATE_SINCE else ()
+        kernel.deny_calls((*_CALLS, *unnoticed, *(() if named else ("execve",))))
     _sealed = named
 
 
