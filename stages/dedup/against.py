@@ -131,8 +131,8 @@ class VerifyAgainst:
     kept; otherwise it is `stages.dedup.verify:Verify`.
 
     It has the arguments of that task, and `touched` (references to files of TOUCHED records), `indexes` (for each index
-    the priority of its first documents, and its groups), `signature` (config of the stage that made the signatures). It
-    writes the same files.
+    the priority of its first documents, and its groups), `signature` and `signature_key` (config and key of the stage
+    that made the signatures). It writes the same files.
     """
 
     name = "minhash_verify_against"

@@ -17,7 +17,7 @@ names a wave, what one of its tasks reads, what the task writes, and its class:
               (above 30 M edges by rounds of tasks: waves spread, star, star …)       stages.dedup.stars
     shingles  texts of candidates  → their shingle sets, by cluster                   stages.dedup.verify:Shingles
     verify    clusters             → removed documents, the kept ones, similarities   stages.dedup.verify:Verify
-    slices    verdicts of a group  → one removal slice for each part                  stages.dedup.minhash:MinHashSlices
+    slices    verdicts of a group  → a removal slice for parts with candidates        stages.dedup.minhash:MinHashSlices
 
 Two documents of Jaccard similarity s share at least one band with probability 1 - (1 - s^rows)^bands. With the default
 of 14 bands of 8 rows, this is .77 at s = .75, .92 at .8, and .99 at .85 (FineWeb, arXiv 2406.17557). With `recall`,
@@ -132,7 +132,8 @@ class MinHashSignature(Stage):
     fewer than `ngram` words, which has no near-duplicates (`exact` finds its duplicates). `chars` counts the characters
     of the whole text, `words` the words of its first `max_chars` characters. With `shingles: characters` or `tokens`,
     these take the place of words. With `words: language`, a column `language` holds the document's language, whose
-    rules split the text into words.
+    rules split the text into words. If `prefer` names dates or signals, a column `order` holds their values
+    (`stages.dedup.survivor`).
     """
 
     name = "minhash_signature"
@@ -190,8 +191,8 @@ class MinHashSignature(Stage):
         return np.asarray(self._tokenizer.encode(simplified, add_special_tokens=False).ids, np.int64)
 
     def words_of(self, simplified: str, language: str) -> Words:
-        """Return the words of a simplified text (lower case, no punctuation, single spaces), split as in the dialects
-        `datatrove` and `datasketch`."""
+        """Return the words of a simplified text (lower case, no punctuation, single spaces), split by the rules of the
+        stage's dialect, which is `datatrove` or `datasketch`."""
         if self.config.dialect == "datasketch":
             return Words.of(split_words(simplified))
         if self.config.words == "english":
@@ -211,7 +212,8 @@ class MinHashSignature(Stage):
         return split_words(simplified), " "
 
     def signature(self, text: str, language: str = "") -> NDArray[np.uint64] | None:
-        """Return the MinHash signature of a text, uint64[bands * rows]; None for a text of fewer than `ngram` words."""
+        """Return the MinHash signature of a text, uint64[bands * rows]; None for a text of fewer than `ngram` words
+        (characters, tokens)."""
         shingles, _ = self.shingles(text, language)
         return self._permute(shingles) if len(shingles) else None
 

@@ -1,4 +1,4 @@
-"""Files of several samples, as MosaicML streaming and litdata write them; all integers are little-endian::
+"""Writes files of several samples in the formats of MosaicML streaming and litdata; all integers are little-endian::
 
     u32            number of samples, N
     (N + 1) × u32  byte of the file at which each sample begins; the last is the size of the file

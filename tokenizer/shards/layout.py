@@ -1,4 +1,5 @@
-"""Defines the shard format, version 1: the files of a shard set and their names.
+"""Defines the shard format, version 1: the files of a shard set and their names. `tokenizer.shards.writer` writes the
+files.
 
 A shard is a file of tokens, with some smaller files about it. A shard set is an immutable list of shards. It holds one
 split (train or val) of one stream (the tokens of one source, language or bucket)::
