@@ -65,8 +65,8 @@ def check_data(arms: Sequence[Arm]) -> None:
 
 
 def scored_steps(arm: Arm) -> list[int]:
-    """Return the steps of an arm whose checkpoints are scored: every `evaluate.tasks.every`-th and the ends of
-    phases."""
+    """Return the steps of an arm whose checkpoints are scored: every `evaluate.tasks.every`-th and the ends of phases,
+    from the step with which the arm begins."""
     config = arm.run.config.evaluate.tasks
     assert config is not None
     ends = list(accumulate(phase.steps for phase in arm.run.curriculum.phases))

@@ -112,7 +112,8 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
 
 
 def refuse_contradictions(options: argparse.Namespace) -> None:
-    """Raise ConfigError when options exclude each other, and inside torchrun."""
+    """Raise ConfigError when options exclude each other or lack one that they need, and when this process is a rank of
+    torchrun."""
     from trainer.base.config import ConfigError
 
     if "RANK" in os.environ:
