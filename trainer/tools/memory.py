@@ -98,7 +98,7 @@ def _upcast(size: int, kernels: Kernels) -> int:
 def grouped() -> bool:
     """Whether the attention kernels in this version of torch support grouped-query attention, i.e. fewer heads of keys
     and values than of queries. varlen_attn supports it from torch 2.13 on. If it is not supported, keys and values are
-    repeated for all heads."""
+    repeated for all heads. A torch without varlen_attn uses other kernels, which support it."""
     from trainer.model import attention
 
     return attention.VARLEN_GQA or attention.varlen_attn is None
