@@ -51,10 +51,11 @@ class TaskScoringConfig:
 @dataclass(frozen=True)
 class EvaluateConfig:
     """Settings of the evaluation on held-out data. `every` is the number of steps between two evaluations. There is
-    also one before the first step and one after the last. `windows` is the largest number of held-out samples that are
-    used from each stream (the data of one source, language or bucket). These have the sequence length of the first
-    phase; in a phase with another one, the model is also evaluated on about as many tokens in samples of that length.
-    `tasks` says on which benchmark tasks checkpoints are scored (null: on none)."""
+    also one before the first step of a new training, and one after the last step or that of `--stop-at`. `windows` is
+    the largest number of held-out samples that are used from each stream (the data of one source, language or bucket).
+    These have the sequence length of the first phase; in a phase with another one, the model is also evaluated on about
+    as many tokens in samples of that length. `tasks` says on which benchmark tasks checkpoints are scored (null: on
+    none)."""
 
     every: int = 100
     windows: int = 64

@@ -324,7 +324,7 @@ class Trainer:
         and the summary, and wait until all checkpoints are scored on tasks. If the training stops earlier, only close
         its metrics. `before` is the first evaluation; `seconds` is how long the steps of this process took, with the
         evaluations and checkpoints between them. Returns the summary on rank 0, {} on other ranks and if the training
-        stops earlier."""
+        stops earlier. If signal n arrives while checkpoints are scored, raises SystemExit(128 + n)."""
         run, config, world = self.run, self.run.config, self.world
         self.goodput.enter("evaluation")
         summary: dict[str, Any] = {}

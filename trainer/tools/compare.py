@@ -39,7 +39,8 @@ def run(options: argparse.Namespace) -> int:
 def compare(folders: Sequence[Path]) -> dict[str, Any]:
     """Compare the trainings in `folders` at the number of tokens that all of them have reached. Returns {"tokens",
     "trainings": [{"name", "steps", "loss", "streams", "heldout", "heldout_streams", "heldout_tokens", "tokens_per_s",
-    "mfu", "world", "device"}], "differences": {key of a setting: [a value for each training]}}."""
+    "mfu", "world", "device"}], "differences": {key of a setting: [a value for each training]}}. Raises ConfigError when
+    a folder has no training that has performed a step."""
     from trainer.base.config import ConfigError
     from trainer.observe.metrics import scan, standing
 

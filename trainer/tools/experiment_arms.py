@@ -112,7 +112,8 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
 
 
 def refuse_contradictions(options: argparse.Namespace) -> None:
-    """Raise ConfigError when options exclude each other, and inside torchrun."""
+    """Raise ConfigError when options exclude each other or lack one that they need, and when this process is a rank of
+    torchrun."""
     from trainer.base.config import ConfigError
 
     if "RANK" in os.environ:
@@ -133,8 +134,8 @@ def refuse_contradictions(options: argparse.Namespace) -> None:
 def judged_by(arms: Sequence[Arm], on: str | None, unit: str) -> list[str]:
     """Return the streams by whose held-out data arms are compared. Unless `on` names one, these are the streams whose
     held-out data is the same in all arms: the loss on other data would differ because the data does. If that is all
-    streams, and losses are in nats per token, the first of the list stands for all of them together. Raises ConfigError
-    when there is no such stream, or when an arm has no held-out data of the stream `on`."""
+    streams, and losses are in nats per token, the first of the list is ALL, which stands for all of them together.
+    Raises ConfigError when there is no such stream, or when an arm has no held-out data of the stream `on`."""
     from trainer.base.config import ConfigError
 
     held_out = [{s.name: s.val_sha256 for s in arm.run.curriculum.streams if s.val and s.val_tokens > 1}
@@ -171,9 +172,9 @@ def refuse_masked(arms: Sequence[Arm], sources: Sequence[str]) -> None:
 
 def results(arms: Sequence[Arm], sources: Sequence[str], unit: str, by: str, scored: bool) -> dict[str, Any]:
     """Read the results of trained arms. Returns the content of table.json: the `table` of the arms (with several
-    widths, of the widest models), `costs` by arm (sums over its seeds), and, with several widths, `widths`: {width:
-    table}. If the arms are `scored` on tasks, each table also has `tasks` (see `task_results`) and `by`, which says
-    what decides."""
+    widths, of the widest models), `costs` by arm (tokens, FLOPs and wall time are sums over its seeds), and, with
+    several widths, `widths`: {width: table}. If the arms are `scored` on tasks, each table also has `tasks` (see
+    `task_results`) and `by`, which says what decides."""
     losses: dict[int | None, dict[str, list[dict[str, float]]]] = {}
     costs: dict[str, dict[str, Any]] = {}
     for arm in arms:
