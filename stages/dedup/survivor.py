@@ -1,4 +1,5 @@
-"""Decides which of several duplicates is kept: the setting `prefer` of the steps `exact` and `minhash`.
+"""Decides which of several duplicates is kept: the setting `prefer` of the steps `exact` and `minhash`. Their modules
+`exact` and `verify` sort duplicates by the numbers that are computed here, and keep the first.
 
     prefer: [priority, longest]                         # the default
     prefer: [priority, newest, signal:edu_score, longest]
