@@ -11,7 +11,7 @@ old datasets first in `priority:`, would remove it. For this, an index needs onl
     document that resembles only an old one that was removed is kept, in one run over all, too.
 
 An index thus belongs to a step of a dataset, not to the dataset, and is made from what the step kept, before later
-steps. A run never changes it; `tokenmill dedup forget` takes documents out of an index that was copied to a folder.
+steps. A run never changes it; `tokenmill dedup forget` takes documents out of an index in a folder of its own.
 Files of an index are ordinary outputs of tasks. They are exchange files, whose buckets have checksums of their own, so
 that a task reads and checks only the buckets that its documents need:
 
