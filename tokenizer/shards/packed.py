@@ -131,9 +131,10 @@ def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest) ->
 
 def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest,
                  sha256: str | None = None) -> Packing | None:
-    """Read the manifest of the packed rows that have the given sha256, beside the shard set `manifest` in `folder`.
-    Without `sha256`, it is the manifest that was published last, or None if there is none. Raises ShardError if the
-    manifest with this `sha256` is missing, or if the one that was read is damaged or of another shard set."""
+    """Read a manifest of packed rows, which lies in `folder` beside the shard set `manifest`: the one whose own sha256
+    is `sha256`; without `sha256`, the one published last, or None if none was published. Raises ShardError if the
+    manifest with this `sha256` is missing, or if the manifest cannot be read, is damaged, or belongs to another shard
+    set."""
     path = folder / (MANIFEST if sha256 is None else f"packed-{sha256[:16]}.json")
     try:
         with filesystem.open_input_stream(str(path)) as file:
