@@ -59,10 +59,10 @@ class EncodePart:
 
     Writes two or three files for each split. SPLIT.tokens holds the documents back to back, each ended by EOS, as u8,
     u16 or u32 (by vocabulary size). SPLIT.parquet (PART_TABLE) says for each document where it ends in SPLIT.tokens and
-    which row of the part it is. If some token is outside the `loss_spans` of its document, SPLIT.loss holds a u8 per token, 0 for such tokens:
-    the model reads them but does not learn to predict them. With `by`, the documents of a split are grouped by their
-    labels. Instead of SPLIT.parquet, SPLIT.tables then holds a table for each label, and labels.json {split: [[label,
-    LabelPiece], …]}.
+    which row of the part it is. If some token is outside the `loss_spans` of its document, SPLIT.loss holds a u8 per
+    token, 0 for such tokens: the model reads them but does not learn to predict them. With `by`, the documents of a
+    split are grouped by their labels. Instead of SPLIT.parquet, SPLIT.tables then holds a table for each label, and
+    labels.json {split: [[label, LabelPiece], …]}.
 
     Whether a document is held out (in val) depends only on the share and on PRF(seed, id), a pseudo-random number. A
     document that is not held out goes into neither split if a deduplication found that it resembles a held-out one,

@@ -71,8 +71,8 @@ class DedupIndex:
     `step` is the name of the deduplication, and `settings` are its settings and versions. `ranks` is the number of
     priorities of its documents, which are numbered from 0. `keys` has for each property (of minhash: `bands`) the files
     of keys, one for each range, and the number of buckets in each. `groups` has for each group of documents its
-    priority and its files; it is empty for `exact`. `documents` is the number of documents of `minhash` that have band
-    keys, or of hashes of the first property of `exact`.
+    priority and its files; it is empty for `exact`. `documents` is the number of documents that `minhash` kept and that
+    have band keys, or of hashes of the first property of `exact`.
     """
 
     step: str

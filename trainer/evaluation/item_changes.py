@@ -80,8 +80,8 @@ def read_result(folder: Path, task: EvalTask) -> tuple[dict[str, Any], list[dict
 
 
 def read_items(task: EvalTask, data: Path, results: Sequence[Mapping[str, Any]]) -> list[Item]:
-    """Read the items of a task from the folder `data`. Raises ConfigError when the results are not of these items with
-    the same examples before them, or have different main measures."""
+    """Read the items of a task from the folder `data`. Raises ConfigError when there is no data, and when the results
+    are not of these items with the same examples before them, or have different main measures."""
     paths = find_files(data, task.name, task.file.files)
     if not paths:
         raise ConfigError(f"{data}: no data of the task {task.name}; give the folder of the evaluation as --data")

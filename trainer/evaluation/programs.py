@@ -53,7 +53,7 @@ class WrittenProgram:
 @dataclass(frozen=True)
 class ProgramLimits:
     """How many bytes of address space and seconds of CPU time each of the two processes may use, and how many seconds
-    both may take."""
+    both together may take."""
 
     memory: int = 512 << 20
     cpu_s: int = 10

@@ -29,7 +29,8 @@ _MOST_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class DataRow:
-    """A row of a benchmark: its number over all files of the task, its place for error messages, and its fields."""
+    """A row of a benchmark: its number over all files of the task (from 0), its place for error messages, and its
+    fields."""
 
     number: int
     where: str

@@ -64,7 +64,7 @@ class TaskFile:
     """The contents of a task file. Texts with braces are templates (`trainer.evaluation.template`).
 
     `files` are patterns of paths below the data folder; the files of the first pattern that matches any are read, if no
-    file is named after the task (`trainer.evaluation.rows.find_files`).
+    file is named after the task (`trainer.evaluation.rows.find_files`). `forms` says how the task is scored (`Form`).
     `fields` adds fields to a row. `choices` are the answers to choose from; `choices_from` names a field with a list of
     them. `choice` is applied to each of them, for instance to clean it. `gold` is the label of the right answer. The
     labels of the answers are `labels`, those in the field `labels_from`, or 0, 1, 2, …. `context` and `answer` make the
