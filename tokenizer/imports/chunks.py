@@ -36,13 +36,13 @@ def read_index(source: ImportSource) -> dict[str, Any]:
     with source.open(INDEX) as file:
         if file.size > INDEX_BYTES:
             raise TokenFileError(f"{file.path}: has {file.size:,} bytes, more than an index of up to {INDEX_BYTES:,}; "
-                                 f"see that --format is that of the files")
+                                 f"see that the format is that of the files")
         try:
             index = json.loads(file.read(0, file.size))
         except (ValueError, RecursionError) as e:
             raise TokenFileError(f"{file.path}: is no JSON ({e}): {AGAIN}") from e
     if not isinstance(index, dict):
-        raise TokenFileError(f"{file.path}: is no mapping; see that --format is that of the files")
+        raise TokenFileError(f"{file.path}: is no mapping; see that the format is that of the files")
     return index
 
 
@@ -52,7 +52,7 @@ def field(source: ImportSource, entry: Any, key: str, kind: type) -> Any:
     value = entry.get(key) if isinstance(entry, dict) else None
     if type(value) is not kind:
         raise TokenFileError(f"{source.folder / INDEX}: {key} is {str(value)[:80]!r}, not of the type {kind.__name__}: "
-                             f"see that --format is that of the files, or {AGAIN}")
+                             f"see that the format is that of the files, or {AGAIN}")
     return value
 
 

@@ -175,7 +175,7 @@ class ImportSource:
             names = visible(path.relative_to(self.path).as_posix() for path in self.path.rglob(f"*{suffix}")
                             if not path.is_dir())
         if not names or not names[0].endswith(suffix):
-            raise TokenFileError(f"{self.path}: no file *{suffix}; see that --format is that of the files")
+            raise TokenFileError(f"{self.path}: no file *{suffix}; see that the format is that of the files")
         held_out = [name for name in names if HELD_OUT & set(re.split(r"[-_./]", name.lower()))]
         if held_out and len(held_out) < len(names):
             raise TokenFileError(f"{self.folder / held_out[0]}: seems to be held out from training, unlike "

@@ -108,7 +108,7 @@ def task_of(name: str, run: Run) -> EvalTask:
 
     config = run.config.evaluate.tasks
     named = [own for own in (config.tasks if config else ()) if Path(own).stem == name]
-    return tasks_named([named[0] if named else name])[0]
+    return tasks_named([named[0] if named else name], "--task")[0]
 
 
 def against(options: argparse.Namespace, run: Run, task: EvalTask) -> tuple[Run, int]:
