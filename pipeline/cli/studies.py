@@ -44,6 +44,9 @@ def ablate_data(options: Namespace) -> list[str]:
 def anneal_data(options: Namespace) -> list[str]:
     """Make the shards of recipes with the tokenizer of a run, and return the arguments of `train anneal` that mix each
     of them with what the run reads."""
+    from trainer.loop.run import open_run
+    from trainer.tools.arm_tasks import check_tasks_given
+
     if options.mixes or options.candidates:
         raise BadUsage("--data makes the candidates: leave out --mixes and --candidates")
     store, name = resolve_run(options.run, options.store or os.environ.get("TOKENMILL_STORE", "store"))
@@ -52,6 +55,8 @@ def anneal_data(options: Namespace) -> list[str]:
                        f"object storage")
     study = candidate_data(named_variants(options.data or [], options.vary), tokenizer_of(store, store.local, name),
                            name=options.name, allow_custom=options.allow_custom_stages)
+    config = open_run(f"{store.root}/runs/{name}", None, None, options.overrides).config
+    check_tasks_given(config.evaluate.tasks, options.by)
     summaries = made_runs(study, store.root, options)
     candidates = []
     for variant, summary in zip(study.variants, summaries):
@@ -65,10 +70,16 @@ def anneal_data(options: Namespace) -> list[str]:
 
 
 def check_settings(first: DataVariant, options: Namespace) -> None:
-    """Raise RecipeError when `--set` names a setting of the training that does not exist, or a wrong value, before the
-    data is made."""
-    load_variant(first, [f"train.{change.removeprefix('train.')}" for change in options.overrides],
-                 options.allow_custom_stages)
+    """Raise RecipeError or ConfigError, before the data is made, when `--set` names a setting of the training that does
+    not exist, when a setting has a wrong value, and when benchmark tasks that are to be scored do not exist."""
+    from trainer.base.config import build
+    from trainer.loop.config import TrainConfig
+    from trainer.tools.arm_tasks import check_tasks_given
+
+    recipe = load_variant(first, [f"train.{change.removeprefix('train.')}" for change in options.overrides],
+                          options.allow_custom_stages)
+    config = build(TrainConfig, recipe.train, f"{first.file}: train")
+    check_tasks_given(config.evaluate.tasks, options.by)
 
 
 def tokenizer_of(store: Store, folder: Path, run: str) -> dict[str, Any]:
