@@ -44,9 +44,6 @@ def ablate_data(options: Namespace) -> list[str]:
 def anneal_data(options: Namespace) -> list[str]:
     """Make the shards of recipes with the tokenizer of a run, and return the arguments of `train anneal` that mix each
     of them with what the run reads."""
-    from trainer.loop.run import open_run
-    from trainer.tools.arm_tasks import check_tasks_given
-
     if options.mixes or options.candidates:
         raise BadUsage("--data makes the candidates: leave out --mixes and --candidates")
     store, name = resolve_run(options.run, options.store or os.environ.get("TOKENMILL_STORE", "store"))
@@ -55,8 +52,6 @@ def anneal_data(options: Namespace) -> list[str]:
                        f"object storage")
     study = candidate_data(named_variants(options.data or [], options.vary), tokenizer_of(store, store.local, name),
                            name=options.name, allow_custom=options.allow_custom_stages)
-    config = open_run(f"{store.root}/runs/{name}", None, None, options.overrides).config
-    check_tasks_given(config.evaluate.tasks, options.by)
     summaries = made_runs(study, store.root, options)
     candidates = []
     for variant, summary in zip(study.variants, summaries):
