@@ -29,8 +29,8 @@ from stages.dedup.hashing import mix
 from stages.dedup.index import ROWS, document_dtype, found, records_of
 from stages.dedup.index_texts import OldSets
 from stages.dedup.lsh import EDGE
-from stages.dedup.minhash import MinHashSignature
 from stages.dedup.shingle_sets import ShingleSetReader
+from stages.dedup.signature import MinHashSignature
 from stages.dedup.survivor import DEFAULT, in_order, preference
 from stages.dedup.verify import ClusterJudge
 from stages.task import Counters, Cursor, Inputs, Out

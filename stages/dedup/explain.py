@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stages.dedup.hashing import band_keys
-from stages.dedup.minhash import MinHash, MinHashSignature
+from stages.dedup.minhash import MinHash
+from stages.dedup.signature import MinHashSignature
 from stages.dedup.units import same_text
 from stages.text.normalize import simplify
 

@@ -55,8 +55,8 @@ from stages.dedup.fragment import (
     write_segments,
 )
 from stages.dedup.hashing import distinct, jaccard, mix
-from stages.dedup.minhash import MinHashSignature
 from stages.dedup.shingle_sets import ShingleSetReader, ShingleSetWriter
+from stages.dedup.signature import MinHashSignature
 from stages.dedup.survivor import DEFAULT, in_order, order_field, preference
 from stages.document import DuplicateId
 from stages.task import Counters, Cursor, Inputs, Out

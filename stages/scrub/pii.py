@@ -65,7 +65,7 @@ class Pii(Stage):
     """
 
     name = "pii"
-    version = 3
+    version = 4
     cost_ms, edits = 0.05, True
     scrubs = True
     memory_mb = 20

@@ -52,7 +52,8 @@ def offsets_of(sizes: Sequence[int], config: int) -> np.ndarray:
 
 
 def check_sizes(documents: ShardDocuments, width: int) -> None:
-    """Raise ExportError when a document is too large for offsets of u32. It has `width` bytes for each token."""
+    """Raise ExportError when a document is too large for offsets of u32. Each token of a document takes `width`
+    bytes."""
     if len(documents.tokens) * width < LIMIT:
         return
     sizes = np.diff(documents.ends, prepend=0)

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizer.imports.source import AGAIN, ImportLimits, ImportSource, TokenFile, TokenFileError
 
 INDEX = "index.json"
-#: most bytes of an index; the index of 10,000 files has about ten million
+#: most bytes of an index; the entry of a file usually takes less than a kilobyte
 INDEX_BYTES = 1 << 28
 OFFSET = np.dtype("<u4")
 #: offsets that are read at a time
@@ -29,8 +29,8 @@ class Samples(NamedTuple):
 
 
 def read_index(source: ImportSource) -> dict[str, Any]:
-    """Return the contents of index.json. Raises TokenFileError when there is no such file, or when it is no JSON
-    mapping."""
+    """Return the contents of index.json. Raises TokenFileError when there is no such file, when it is no JSON mapping,
+    or when it has more than INDEX_BYTES bytes."""
     if not source.is_folder and source.path.name != INDEX:
         raise TokenFileError(f"{source.path}: is no folder with {INDEX}; name such a folder")
     with source.open(INDEX) as file:

@@ -111,7 +111,8 @@ def factor(name: str, factors: Mapping[str, float]) -> float:
 
 # -- out ---------------------------------------------------------------------------------------------------------------
 def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None, shard: int = SHARD) -> list[str]:
-    """Write the model of `checkpoint` into the new folder `out`. Returns lines to print about the export.
+    """Write the model of `checkpoint` into the new folder `out`. `dtype` is a key of DTYPES, and `shard` the largest
+    size of a safetensors file in bytes (a larger tensor has one of its own). Returns lines to print about the export.
 
     Every file of the checkpoint is first compared with its sha256. The optimiser's state is not exported. The RoPE
     settings are those of the training phase in which the checkpoint was written. `tokenizer` (the file with which the
@@ -286,8 +287,9 @@ def differing(config: ModelConfig, folder: Path) -> list[str]:
 def load(model: nn.Module, config: ModelConfig, vocab: int, folder: Path, tokenizer: Path | None = None) -> None:
     """Fill all parameters of `model`, sharded or not, with the weights in `folder`.
 
-    Each rank reads the weights one by one. Rows of embedding and output beyond `vocab` are left out. Raises ConfigError
-    when `folder` holds a model with other settings than `config` (see `differing`) or other tensors, or when its
+    Each rank reads one tensor at a time, so that only one is in memory. The files' embedding and output may have more
+    rows than `vocab` (padding); these rows are not read into the model. Raises ConfigError when the settings of the
+    model in `folder` differ from `config` (see `differing`), when its tensors do not fit (see `check`), or when its
     tokenizer.json has another vocabulary than `tokenizer`, the file with which the shards were encoded. The
     vocabularies are compared only if both files exist and `tokenizer` is a .json file, too."""
     wrong = differing(config, folder)

@@ -185,7 +185,8 @@ class Data:
     """Reads the training data and the held-out data that a curriculum names. The paths of shards in the curriculum are
     relative to the folder `store`. If this is a copy of a store in object storage, `source` is that store's URL: tokens
     that have not been copied are read from there. If `repeats` is given, targets inside repetitions do not count in the
-    loss of training batches (method `step`). They count in batches made by `samples` and in held-out data."""
+    loss of training batches (method `step`). They count in batches made by `samples` and in held-out data. Raises
+    ConfigError when shards have another tokenizer or other packed rows than the curriculum says."""
 
     def __init__(self, curriculum: Curriculum, store: Path, repeats: RepeatsConfig | None = None,
                  source: str | None = None) -> None:
@@ -264,8 +265,8 @@ class Data:
     def heldout_rows(self, stream: int, length: int, most: int) -> list[Row]:
         """Read samples of `length` tokens from the held-out data of a stream (data source), as input of `collate`. At
         most `most` samples are read. If the data has no more, all are read, and the last one may be shorter; if it has
-        more, `most` evenly spaced samples are read. If the stream has no held-out data, the result is []. The choice
-        depends only on the data and the arguments."""
+        more, `most` evenly spaced samples are read. If the stream has no held-out data, the result is []. Raises
+        ShardError for damaged data. The choice depends only on the data and the arguments."""
         shards, places = self.heldout[stream], self.heldout_windows(stream, length, most)
         if shards is None:
             return []

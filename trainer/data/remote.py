@@ -101,7 +101,7 @@ def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None], 
     """Fetch the shards that a training reads: those of all shard sets for which the curriculum has a sha256. `fetch` is
     `train.fetch` of the recipe: with `ahead`, the tokens to train on stay in object storage; with `auto`, they stay
     there if the disk is too small. Returns the folder of the local copy of the store. Raises ConfigError when shards
-    are missing, damaged, or too large for the disk."""
+    are missing, damaged, or too large for the disk, and when the storage cannot be read."""
     remote, top = _open(root)
     store = _local(root)
     try:

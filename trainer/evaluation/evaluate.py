@@ -55,12 +55,12 @@ class PromptReader:
 @dataclass(frozen=True)
 class PreparedTask:
     """A task that is ready to be scored. `files` has the sha256 of each file of its data, by path. `sizes` has for each
-    item (bytes, characters) of those answers whose likelihood is asked for. `rows` are the rows of tokens of all items,
-    and `owners` has for each of them (number of the item, kind of prompt: cloze, letters or prior). `prompts` are the
-    prompts that are continued, with the right answers whose likelihood is not asked for by `rows`; it is empty if the
-    task generates nothing. `programs` are the beginnings of the programs that are to be continued, with their tests; it
-    is empty if the task has not the form code. `truncated` is the number of items of which a prompt was cut at its
-    beginning, because it is longer than the model's context."""
+    item (bytes, characters) of those answers whose likelihood is asked for. `rows` are the rows of tokens with the
+    queries of all items, and `owners` has for each query (number of its item, kind of prompt: cloze, letters or prior,
+    number of the answer). `prompts` are the prompts that are continued, with the right answers whose likelihood is not
+    asked for by `rows`; it is empty if the task generates nothing. `programs` are the beginnings of the programs that
+    are to be continued, with their tests; it is empty if the task has not the form code. `truncated` is the number of
+    items of which a prompt was cut at its beginning, because it is longer than the model's context."""
 
     task: EvalTask
     files: Mapping[str, str]

@@ -1,6 +1,6 @@
 """Computes log-likelihoods. Rows of similar length form a batch, and a batch has a largest number of tokens, so the
-memory that scoring takes does not grow with the number of items. Logits are computed only at the places that predict a
-token of a continuation."""
+memory that the model's computation takes does not grow with the number of items. Logits are computed only at the places
+that predict a token of a continuation."""
 
 from __future__ import annotations
 

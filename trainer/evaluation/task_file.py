@@ -64,17 +64,18 @@ class TaskFile:
     """The contents of a task file. Texts with braces are templates (`trainer.evaluation.template`).
 
     `files` are patterns of paths below the data folder; the files of the first pattern that matches any are read, if no
-    file is named after the task (`trainer.evaluation.rows.find_files`). `fields` adds fields to a row. `choices` are
-    the answers to choose from; `choices_from` names a field with a list of them. `choice` is applied to each of them,
-    for instance to clean it. `gold` is the label of the right answer. The labels of the answers are `labels`, those in
-    the field `labels_from`, or 0, 1, 2, …. `context` and `answer` make the prompt and its continuation; both may use
-    `{choice}`. `lettered` makes the prompt of the form mcf; `{options}` are the lettered answers. `prior` is the
-    context for the unconditional likelihood of an answer. `norm` says which result of the form cf is the main one. `id`
-    identifies a row (default: its number), and `group` makes the name of a group, which is also scored on its own and
-    from which an item's examples are taken. With `shuffle`, the answers of each row are put into a pseudo-random order.
-    `shots` is the default number of examples before the question; they come from the files `examples` (default: the
-    other rows), and `separator` follows each of them. `generate` says how answers of the forms fg and code are
-    generated, and `code` how programs are tested. `version` rises with every change that can change a score.
+    file is named after the task (`trainer.evaluation.rows.find_files`). `forms` says how the task is scored (`Form`).
+    `fields` adds fields to a row. `choices` are the answers to choose from; `choices_from` names a field with a list of
+    them. `choice` is applied to each of them, for instance to clean it. `gold` is the label of the right answer. The
+    labels of the answers are `labels`, those in the field `labels_from`, or 0, 1, 2, …. `context` and `answer` make the
+    prompt and its continuation; both may use `{choice}`. `lettered` makes the prompt of the form mcf; `{options}` are
+    the lettered answers. `prior` is the context for the unconditional likelihood of an answer. `norm` says which result
+    of the form cf is the main one. `id` identifies a row (default: its number), and `group` makes the name of a group,
+    which is also scored on its own and from which an item's examples are taken. With `shuffle`, the answers of each row
+    are put into a pseudo-random order. `shots` is the default number of examples before the question; they come from
+    the files `examples` (default: the other rows), and `separator` follows each of them. `generate` says how answers of
+    the forms fg and code are generated, and `code` how programs are tested. `version` rises with every change that can
+    change a score.
     """
 
     version: int

@@ -226,13 +226,13 @@ def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int]
 
 def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
            nodes: AbstractSet[str] = frozenset()) -> int:
-    """Wait until all ranks end. Returns an exit code. `members` are the actors of the ranks, `waiting` the results of
-    their runs. Raises RankLost when a rank dies. If a rank fails or dies, the other ranks are not waited for, because
-    they hang in a collective.
+    """Wait until all ranks end. Returns 0, or the first exit code of a rank that is not 0. `members` are the actors of
+    the ranks, `waiting` the results of their runs. Raises RankLost when a rank dies. If a rank fails or dies, the other
+    ranks are not waited for, because they hang in a collective.
 
     In two cases all ranks are asked to stop, and Pause is raised: when one of `nodes` (ids of nodes) is about to be
     taken away, and when the cluster has room again for ranks that could not start. `missing` are the placement groups
-    that wait for that room."""
+    that wait for that room. Ctrl-C asks all ranks to stop, too; a second Ctrl-C raises KeyboardInterrupt at once."""
     stop_requested, reason = False, ""
     while waiting:
         ended: list[Any] = []

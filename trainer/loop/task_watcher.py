@@ -172,7 +172,7 @@ class TaskWatcher:
 
     def wait(self, interrupted: Callable[[], int]) -> None:
         """Let the process score all that is left at the end of a training, and wait for it. Returns early if the
-        process fails, or when `interrupted` returns the number of a signal."""
+        process fails and is not started again (see `look`), or when `interrupted` returns the number of a signal."""
         self.let(True)
         if self.process is not None and self.process.poll() is None:
             self.say("scoring the last checkpoints on tasks")

@@ -36,10 +36,11 @@ def explain(curriculum: Curriculum, out: Path, window: int, number: int,
             worst: int | None = None, check: Callable[[], object] = lambda: None) -> dict[str, Any]:
     """Return everything about step `number` (from 1) of the training in the folder `out`. With `row`, only that row
     (sample) of the step is included; with `worst`, only the `worst` rows with the highest recorded loss, or, if no loss
-    of the step is recorded, its first rows (`unranked` then says so). `window` is the number of steps that the loss is
-    compared with. `add_documents` is called with the rows. It adds the key `documents` to each, and returns a message
-    if something is missing. `check` is called repeatedly, and may raise an error to end the work. Raises ConfigError
-    for a step or row that does not exist."""
+    of the step is recorded, its first rows (`unranked` then says so). Rows with a recorded loss come first, the highest
+    at the top; the others follow in order. `window` is the number of steps that the loss is compared with.
+    `add_documents` is called with the rows. It adds the key `documents` to each, and returns a message if something is
+    missing. `check` is called repeatedly, and may raise an error to end the work. Raises ConfigError for a step or row
+    that does not exist."""
     step = step_at(curriculum, number)
     if step is None:
         raise ConfigError(f"explain: there is no step {number}; the curriculum has {curriculum.steps}")

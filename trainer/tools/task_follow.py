@@ -155,8 +155,8 @@ def due(checkpoint: Checkpoint, every: int | None) -> bool:
 def absent(checkpoints: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpoint], every: int | None, after: int,
            out: Path, tasks: Sequence[EvalTask]) -> str:
     """Return the steps after step `after` and before the latest checkpoint that are due and have neither a checkpoint
-    nor results of all tasks, with commas between them; at most ten are named. Without `every` it is not known which are
-    due, and the result is empty."""
+    nor results of all tasks, with commas between them; at most ten are named, and further ones counted. Without `every`
+    it is not known which are due, and the result is empty."""
     from trainer.evaluation.score_rows import step_folder
 
     there = {c.step for c in checkpoints} | {c.step for c in damaged}
