@@ -65,10 +65,16 @@ def anneal_data(options: Namespace) -> list[str]:
 
 
 def check_settings(first: DataVariant, options: Namespace) -> None:
-    """Raise RecipeError when `--set` names a setting of the training that does not exist, or a wrong value, before the
-    data is made."""
-    load_variant(first, [f"train.{change.removeprefix('train.')}" for change in options.overrides],
-                 options.allow_custom_stages)
+    """Raise RecipeError or ConfigError, before the data is made, when `--set` names a setting of the training that does
+    not exist, when a setting has a wrong value, and when benchmark tasks that are to be scored do not exist."""
+    from trainer.base.config import build
+    from trainer.loop.config import TrainConfig
+    from trainer.tools.arm_tasks import check_tasks_given
+
+    recipe = load_variant(first, [f"train.{change.removeprefix('train.')}" for change in options.overrides],
+                          options.allow_custom_stages)
+    config = build(TrainConfig, recipe.train, f"{first.file}: train")
+    check_tasks_given(config.evaluate.tasks, options.by)
 
 
 def tokenizer_of(store: Store, folder: Path, run: str) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from trainer.loop.threads import cores
 
 if TYPE_CHECKING:
     from trainer.checkpoint.checkpoints import Checkpoint
+    from trainer.evaluation.task_file import EvalTask
+    from trainer.loop.config import TaskScoringConfig
     from trainer.loop.run import Run
 
 #: file in the folder of a training with what the process has printed
@@ -48,21 +50,27 @@ def check_tasks(run: Run) -> None:
         return
     from trainer.evaluation.evaluate import PromptReader, prepare
     from trainer.evaluation.models import load_coder
-    from trainer.evaluation.task_file import tasks_named
 
-    key, tokenizer = "train.evaluate.tasks", run.curriculum.tokenizer
-    data = Path(config.data)
-    if not data.is_dir():
-        raise ConfigError(f"{key}.data: {data} is no folder; give the folder with the tasks' data")
-    try:
-        tasks = tasks_named(config.tasks)
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {str(error).removeprefix('--tasks').lstrip(': ')}") from None
+    tasks, data, tokenizer = wanted_tasks(config), Path(config.data), run.curriculum.tokenizer
     coder = load_coder(run.store / tokenizer.path, tokenizer.sha256)
     reader = PromptReader(coder, tokenizer.eos, tokenizer.eos, tokenizer.vocab_size, run.curriculum.phases[0].sequence,
                           BATCH)
     for task in tasks:
         prepare(task, data, config.shots, 0, reader)
+
+
+def wanted_tasks(config: TaskScoringConfig) -> list[EvalTask]:
+    """Return the tasks of `evaluate.tasks`. Raises ConfigError when one is unknown, and when the folder of their data
+    is missing."""
+    from trainer.evaluation.task_file import tasks_named
+
+    key = "train.evaluate.tasks"
+    if not Path(config.data).is_dir():
+        raise ConfigError(f"{key}.data: {config.data} is no folder; give the folder with the tasks' data")
+    try:
+        return tasks_named(config.tasks)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {str(error).removeprefix('--tasks').lstrip(': ')}") from None
 
 
 def unscored(run: Run) -> Callable[[Checkpoint], bool]:

@@ -21,6 +21,7 @@ from trainer.tools.arm_table import ALL, BITS, TASKS, cell, table, verdicts
 
 if TYPE_CHECKING:
     from trainer.evaluation.task_signal import ScoredRun, TaskSignal
+    from trainer.loop.config import TaskScoringConfig
 
 #: the measure whose mean over tasks is taken
 MEASURE = "bpb"
@@ -38,9 +39,7 @@ def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None])
         raise ConfigError("evaluate.tasks: differs between the arms, so their scores do not compare; give all arms the "
                           "same")
     if settings == {None}:
-        if by == TASKS:
-            raise ConfigError("--by tasks: the settings have no evaluate.tasks; add it to train: in the recipe, or with"
-                              " --set evaluate.tasks='{every: N, tasks: [arc_easy], data: FOLDER}'")
+        check_tasks_given(None, by)
         return False
     fewest = min(arms, key=lambda arm: len(scored_steps(arm)))
     scored = len(scored_steps(fewest))
@@ -53,6 +52,20 @@ def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None])
             raise ConfigError(f"--by tasks: {message}")
         announce(message)
     return True
+
+
+def check_tasks_given(config: TaskScoringConfig | None, by: str) -> None:
+    """Raise ConfigError when tasks are to decide (`by`) but the settings have no `evaluate.tasks` (None), and when one
+    of its tasks, or the folder of their data, does not exist. Needs neither data nor a tokenizer, so that it can be
+    called before they are made."""
+    from trainer.base.config import ConfigError
+    from trainer.loop.task_watcher import wanted_tasks
+
+    if config is not None:
+        wanted_tasks(config)
+    elif by == TASKS:
+        raise ConfigError("--by tasks: the settings have no evaluate.tasks; add it to train: in the recipe, or with "
+                          "--set evaluate.tasks='{every: N, tasks: [arc_easy], data: FOLDER}'")
 
 
 def check_data(arms: Sequence[Arm]) -> None:
