@@ -170,9 +170,9 @@ def length_charts(document: dict[str, Any], color: dict[str, int]) -> list[dict[
 
 
 def language_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Count, for each source, the documents that the final datasets (from which no other dataset is made) kept, by
-    language. The LANGUAGES most common ones come first, then the others together, then the documents without a
-    language. Sources without documents are left out."""
+    """Return one row {source, parts} for each source of which the final datasets (from which no other dataset is made)
+    kept documents. `parts` counts these documents by language: first the LANGUAGES languages that are most common in
+    this source, then all others together, then the documents without a language."""
     out = []
     for source in document["names"]["sources"]:
         by_language: dict[str, int] = {}

@@ -1,4 +1,6 @@
-"""Finds given documents in those files of a store that name documents by id."""
+"""Finds the documents that a takedown removes: those that its list of ids, URLs and domains names and, unless only
+these are wanted, those that deduplication found similar to one of them. For this, the Parquet files of the store that
+have a column of document ids are read."""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ OpenTarget = Callable[[str], AbstractContextManager[Target]]
 
 
 class FolderTarget(Target):
-    """The folder of an export while it is written."""
+    """Writes the files of an export into a local folder, which must exist. `appearing` makes the folder appear whole
+    or not at all; this class does not."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

@@ -209,10 +209,10 @@ class PackedRows:
         return [(start + offset, stop + offset) for start, stop in pieces]
 
     def pieces(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return of which tokens the rows [first, stop), all of one shard, consist: (pieces, number of pieces of each
-        row). The pieces are int64 (pieces, 2), the first token and the exclusive end of each, counted over all shards,
-        in the order of the rows. Raises ShardError if they are impossible, and IndexError if the rows are of several
-        shards."""
+        """Return (pieces, counts) for the rows [first, stop), which must all be of one shard. `pieces` is int64 (n, 2):
+        the first token and the exclusive end of each piece, counted over all shards, in the order of the rows. `counts`
+        has the number of pieces of each row. Raises ShardError if the file is damaged (a row without pieces, an empty
+        piece, tokens outside the shard, a row that is too long), and IndexError if the rows are of several shards."""
         shard = self.shard_of(first)
         file, before = self.packing.files[shard], self.firsts[shard]
         if stop - before > file.rows:

@@ -98,11 +98,11 @@ def level(page: PageArrays, chances: np.ndarray) -> np.ndarray:
 
 
 def headline(page: PageArrays, chosen: np.ndarray) -> int | None:
-    """Returns the number of the block that is the headline above the chosen blocks; None when the headline is already
-    chosen or there is none.
+    """Returns the number of the block that is the headline above the chosen blocks, or None.
 
-    The headline is the last heading before the first chosen block among the headings that consist mainly of words of
-    the page's title. If the page has no such heading, the headline is the last h1 before the first chosen block.
+    Candidates are the headings of more than 8 units that consist mainly of words of the page's title; on a page without
+    such headings, all h1. The headline is the last candidate before the first chosen block. The result is None if no block is chosen, if
+    a candidate is chosen already, or if no candidate comes before the first chosen block.
     """
     b = page.blocks
     heading = b[:, B_FLAGS] & (IN_HEADING | IN_TITLE) == IN_HEADING
