@@ -101,8 +101,8 @@ def headline(page: PageArrays, chosen: np.ndarray) -> int | None:
     """Returns the number of the block that is the headline above the chosen blocks, or None.
 
     Candidates are the headings of more than 8 units that consist mainly of words of the page's title; on a page without
-    such headings, all h1. The headline is the last candidate before the first chosen block. The result is None if no block is chosen, if
-    a candidate is chosen already, or if no candidate comes before the first chosen block.
+    such headings, all h1. The headline is the last candidate before the first chosen block. The result is None if no
+    block is chosen, if a candidate is chosen already, or if no candidate comes before the first chosen block.
     """
     b = page.blocks
     heading = b[:, B_FLAGS] & (IN_HEADING | IN_TITLE) == IN_HEADING
