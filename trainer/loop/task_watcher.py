@@ -26,6 +26,8 @@ from trainer.loop.threads import cores
 
 if TYPE_CHECKING:
     from trainer.checkpoint.checkpoints import Checkpoint
+    from trainer.evaluation.task_file import EvalTask
+    from trainer.loop.config import TaskScoringConfig
     from trainer.loop.run import Run
 
 #: file in the folder of a training with what the process has printed
@@ -48,21 +50,37 @@ def check_tasks(run: Run) -> None:
         return
     from trainer.evaluation.evaluate import PromptReader, prepare
     from trainer.evaluation.models import load_coder
-    from trainer.evaluation.task_file import tasks_named
 
-    key, tokenizer = "train.evaluate.tasks", run.curriculum.tokenizer
-    data = Path(config.data)
+    tasks, tokenizer = scorable_tasks(config), run.curriculum.tokenizer
+    coder = load_coder(run.store / tokenizer.path, tokenizer.sha256)
+    reader = PromptReader(coder, tokenizer.eos, tokenizer.eos, tokenizer.vocab_size, run.curriculum.phases[0].sequence,
+                          BATCH)
+    for task in tasks:
+        prepare(task, Path(config.data), config.shots, 0, reader)
+
+
+def scorable_tasks(config: TaskScoringConfig) -> list[EvalTask]:
+    """Return the tasks of `evaluate.tasks`, without the form code: programs that a model has written are not run beside
+    a training. Raises ConfigError when a task does not exist, has no data or has only the form code, and when the
+    folder of the data is missing."""
+    from trainer.evaluation.rows import find_files
+    from trainer.evaluation.task_file import tasks_named, without_code
+
+    key, data = "train.evaluate.tasks", Path(config.data)
     if not data.is_dir():
         raise ConfigError(f"{key}.data: {data} is no folder; give the folder with the tasks' data")
     try:
         tasks = tasks_named(config.tasks)
     except ConfigError as error:
         raise ConfigError(f"{key}: {str(error).removeprefix('--tasks').lstrip(': ')}") from None
-    coder = load_coder(run.store / tokenizer.path, tokenizer.sha256)
-    reader = PromptReader(coder, tokenizer.eos, tokenizer.eos, tokenizer.vocab_size, run.curriculum.phases[0].sequence,
-                          BATCH)
     for task in tasks:
-        prepare(task, data, config.shots, 0, reader)
+        if task.file.forms == ("code",):
+            raise ConfigError(f"{key}: {task.name} has only the form code, and programs are not run beside a training; "
+                              f"leave it out, and score checkpoints with `tokenmill train eval --allow-code`")
+        if not find_files(data, task.name, task.file.files):
+            raise ConfigError(f"{key}.data: {data} has no data of the task {task.name}; put {task.name}.jsonl there, "
+                              f"or one of {', '.join(task.file.files)}")
+    return [without_code(task) for task in tasks]
 
 
 def unscored(run: Run) -> Callable[[Checkpoint], bool]:

@@ -21,9 +21,23 @@ from trainer.tools.arm_table import ALL, BITS, TASKS, cell, table, verdicts
 
 if TYPE_CHECKING:
     from trainer.evaluation.task_signal import ScoredRun, TaskSignal
+    from trainer.loop.config import TaskScoringConfig
 
 #: the measure whose mean over tasks is taken
 MEASURE = "bpb"
+
+
+def check_settings(config: TaskScoringConfig | None, by: str) -> None:
+    """Check the settings `evaluate.tasks` without the data that is trained on. Raises ConfigError when tasks are to
+    decide (`by`) but `config` is None, and when a task does not exist, has no data or has only the form code."""
+    from trainer.base.config import ConfigError
+    from trainer.loop.task_watcher import scorable_tasks
+
+    if config is not None:
+        scorable_tasks(config)
+    elif by == TASKS:
+        raise ConfigError("--by tasks: the settings have no evaluate.tasks; add it to train: in the recipe, or with"
+                          " --set evaluate.tasks='{every: N, tasks: [arc_easy], data: FOLDER}'")
 
 
 def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None]) -> bool:
@@ -37,10 +51,9 @@ def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None])
     if len(settings) > 1:
         raise ConfigError("evaluate.tasks: differs between the arms, so their scores do not compare; give all arms the "
                           "same")
-    if settings == {None}:
-        if by == TASKS:
-            raise ConfigError("--by tasks: the settings have no evaluate.tasks; add it to train: in the recipe, or with"
-                              " --set evaluate.tasks='{every: N, tasks: [arc_easy], data: FOLDER}'")
+    [config] = settings
+    check_settings(config, by)
+    if config is None:
         return False
     fewest = min(arms, key=lambda arm: len(scored_steps(arm)))
     scored = len(scored_steps(fewest))
