@@ -452,3 +452,5 @@ def test_items_in_memory_are_small(tmp_path: Path):
     assert all(len(row.tokens) < 1100 for row in ready.rows)
 
 
+def test_tasks_with_examples_have_another_version_since_examples_are_chosen_in_another_way():
+    assert all(task.file.version >= 2 for task in tasks_named(list(built_in())) if task.file.shots)
