@@ -414,3 +414,16 @@ def test_a_task_whose_only_form_is_code_is_refused_and_others_are_scored_without
     assert task.file.forms == ("bpb",)
     with pytest.raises(ConfigError, match="programs has only the form code"):
         task_watcher.scorable_tasks(TaskScoringConfig(5, (str(alone),), str(tmp_path)))
+
+
+@pytest.mark.parametrize("other", [{}, {"seed": 1}, {"data": {"quiz.jsonl": "bb"}}, {"shots": 1}, {"sha256": "y"},
+                                   {"model": {"step": 5, "tokens": 9, "parameters": 1, "checkpoint": "older"}}])
+def test_only_results_of_the_same_data_and_seed_let_a_checkpoint_go(tmp_path: Path, other: dict[str, Any]):
+    result = {"task": "quiz", "version": 1, "sha256": "x", "shots": 0, "seed": 0, "items": 3, "measures": {},
+              "data": {"quiz.jsonl": "aa"}, "main": "bpb",
+              "model": {"step": 5, "tokens": 9, "parameters": 1, "checkpoint": "attempt"}, **other}
+    folder = score_rows.step_folder(tmp_path, 5)
+    folder.mkdir(parents=True)
+    (folder / "quiz.json").write_text(json.dumps(result))
+    wanted = [("quiz", "x", 0, {"quiz.jsonl": "aa"})]
+    assert score_rows.is_scored(tmp_path, 5, "attempt", wanted) == (not other)

@@ -88,11 +88,14 @@ def unscored(run: Run) -> Callable[[Checkpoint], bool]:
     config = run.config.evaluate.tasks
     if config is None:
         return lambda _checkpoint: False
+    from trainer.evaluation.rows import example_files, find_files, sums
     from trainer.evaluation.task_file import tasks_named
 
-    wanted = [(task.name, task.sha256, task.file.shots if config.shots is None else config.shots)
-              for task in tasks_named(config.tasks)]
-    every = config.every
+    wanted, data, every = [], Path(config.data), config.every
+    for task in tasks_named(config.tasks):
+        shots = task.file.shots if config.shots is None else config.shots
+        files = [*find_files(data, task.name, task.file.files), *example_files(data, task, shots)]
+        wanted.append((task.name, task.sha256, shots, sums(data, files)))
     return lambda checkpoint: checkpoint.step % every == 0 and not score_rows.is_scored(
         run.out, checkpoint.step, checkpoint.folder.name, wanted)
 
