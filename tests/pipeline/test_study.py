@@ -192,6 +192,11 @@ def test_variants_are_named_by_file_or_by_change(site):
                                                  ("n", "a.yaml")]
 
 
+def test_a_variant_may_add_a_dataset_that_is_read(site):
+    made = study(site, [["x", "datasets.more={from: raw, steps: []}", "shards.text.from=more"]])
+    assert "more" in made.recipes[1].datasets and "more" not in made.recipes[0].datasets
+
+
 def test_an_unknown_key_of_a_variant_names_the_nearest_one(site):
     with pytest.raises(RecipeError) as caught:
         study(site, [["x", "datasets.clean.steps.gopher_quality.min_words=3"]])
@@ -206,6 +211,7 @@ def test_an_unknown_key_of_a_variant_names_the_nearest_one(site):
     ([["a/b", "run.partition=8MB"]], ("judge",), "name of a variant"),
     ([["base", "run.partition=8MB"]], ("judge",), "two variants"),
     ([["x", "train="]], ("judge",), "--arm"), ([["x", "curriculum.total=2k"]], ("judge",), "--tokens"),
+    ([["x", "datasets.claen.from=raw"]], ("judge",), "nothing would read it.*'clean'"),
     ([["x", "tokenizer.train.vocab=280"]], ("judge",), "--tokenizers")])
 def test_what_cannot_be_compared_is_refused_before_anything_runs(site, vary, held_out, said):
     with pytest.raises((StudyError, RecipeError), match=said) as caught:
