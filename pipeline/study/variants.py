@@ -102,11 +102,13 @@ def load_variant(variant: DataVariant, added: Sequence[str], allow_custom: bool,
 def _refuse_unread(variant: DataVariant, recipe: Recipe, unchanged: Recipe) -> None:
     """Raise StudyError if a change of `variant` adds a source or dataset to the recipe `unchanged` that no dataset and
     no entry of `shards:` in its own `recipe` reads. Such a variant would train on the data of the unchanged recipe."""
-    read = {name for entry in (*recipe.datasets.values(), *recipe.shards.values()) for name in entry.inputs}
+    read = {name for dataset in recipe.datasets.values() for name in dataset.inputs}
+    read |= {name for shards in recipe.shards.values() for name in shards.inputs}
+    names = {"sources": list(unchanged.sources), "datasets": list(unchanged.datasets)}
     for change in variant.changes:
         section, _, rest = change.partition("=")[0].partition(".")
         name = rest.partition(".")[0]
-        known = {"sources": unchanged.sources, "datasets": unchanged.datasets}.get(section, {})
+        known = names.get(section, [])
         if known and name and name not in known and name not in read:
             raise StudyError(f"--vary {change}: the recipe has no {section}.{name}, and nothing would read it; "
                              f"{nearest(name, known)}")
