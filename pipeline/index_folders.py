@@ -97,6 +97,14 @@ def merge_folders(roots: Sequence[str], folder: Store) -> list[DedupIndex]:
     return merged
 
 
+def indexes_in(root: str) -> list[DedupIndex]:
+    """Return the indexes of the folder `root`. Raises NoIndex if it has none, or if a file index.json is damaged."""
+    steps = steps_in(Store(root))
+    if not steps:
+        raise NoIndex(f"{root} holds no index; name a folder that `tokenmill dedup index` or `merge` has made")
+    return [read_index(root, step) for step in steps]
+
+
 def forget(root: str, gone: Tombstones) -> dict[str, int]:
     """Cut documents out of the indexes in the folder `root`: those whose id `gone` lists, and in an index of `minhash`
     also those whose text it lists. Returns the number of records that were removed, by step: of documents (minhash), or
@@ -105,11 +113,8 @@ def forget(root: str, gone: Tombstones) -> dict[str, int]:
     Files with such a document are written again under new names, then index.json, and then the old files are removed.
     If the function is interrupted, call it again. Raises NoIndex if the folder has no index, or a damaged one.
     """
-    folder = Store(root)
-    if not (steps := steps_in(folder)):
-        raise NoIndex(f"{root} holds no index; name a folder that `tokenmill dedup index` or `merge` has made")
-    removed = {}
-    for index in [read_index(root, step) for step in steps]:
+    folder, removed = Store(root), {}
+    for index in indexes_in(root):
         numbers = [int(path.split("/")[1].split(".")[0]) for path in _files_in(folder, index.step)]
         names = _FileNames(index.step, max(numbers, default=0) + 1)
         try:

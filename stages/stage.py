@@ -157,7 +157,8 @@ class Stage:
     #: signals written into `doc.signals` (float); the Parquet schema of a dataset has those of all its steps
     signals: tuple[str, ...] = ()
     #: signals whose distribution the report shows, over all documents that the stage has seen, to help choose
-    #: thresholds. None: all signals of a numeric stage, none of an exact one
+    #: thresholds. None: all signals of a numeric stage, none of an exact one. Signals that a setting bounds
+    #: (`at_least`, `at_most`) are shown in any case
     scores: ClassVar[tuple[str, ...] | None] = None
     #: False for a numeric stage: its scores depend on BLAS, libm or threads (fastText, OCR, transformers). Such a stage
     #: rounds its scores to multiples of `grid` before the verdict and stores them. It is the last stage of its pass.

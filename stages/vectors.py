@@ -23,9 +23,9 @@ KEYS = {"name", "text", "url", "language", "date", "meta", "html", "before", "co
 
 
 def read_vectors(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the header of a file of test vectors and its cases, one for each line. The header is an optional first
-    line that has neither `text` nor `html`. Its `config` is added to the config of each case, where the case's own
-    settings win.
+    """Return (the header of a file of test vectors, its cases, one for each further line). The header is an optional
+    first line that has neither `text` nor `html`; its `stage` is by default the file's name without ending. Its
+    `config` is added to the config of each case, where the case's own settings win.
 
     Raises:
         ValueError: there is no case, a line is not a JSON object, or a key is unknown or missing. The message names

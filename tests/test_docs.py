@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from stages.catalog import READERS, STAGES
 from stages.document import Document
 from trainer.base.config import keys_of
 from trainer.loop.config import TrainConfig
+from trainer.optim.config import kinds
 from trainer.tools.reference import BETWEEN, rewrite
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,6 +55,14 @@ def test_readme_names_the_folders_that_are_there():
     folders = {package: {p.name for p in (ROOT / package).iterdir() if (p / "__init__.py").exists()}
                for package in PACKAGES}
     assert drawn == folders
+
+
+def test_every_step_reader_and_optimiser_stands_in_the_docs():
+    pages = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES if page.startswith("docs/")}
+    everything = "".join(pages.values())
+    assert [name for name in STAGES if f"`{name}`" not in everything] == []
+    assert [name for name in READERS if f"`{name}`" not in everything and f"read: {name}" not in everything] == []
+    assert [name for name in kinds() if f"`{name}`" not in pages["docs/training.md"]] == []
 
 
 def test_the_settings_of_a_training_are_listed_with_their_defaults():

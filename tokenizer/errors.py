@@ -6,6 +6,6 @@ from pipeline.base.errors import TokenmillError
 
 
 class TokenizerError(TokenmillError, ValueError):
-    """Raised if a tokenizer cannot be loaded or used; the message names the file and the remedy."""
+    """Raised if a tokenizer cannot be trained, loaded or used. The message names the file or the setting."""
 
     permanent = True

@@ -16,7 +16,8 @@ import numpy as np
 from tokenizer.load import Tokenizer
 
 #: pattern of a word: letters with inner apostrophes or hyphens, or digits. In scripts without spaces it finds "words"
-#: that are much too long; compare tokenizers on such scripts by bytes per token instead
+#: that are much too long. In scripts with vowel signs, such as Devanagari and Thai, it finds pieces of words, because
+#: the signs are no letters to Python. Compare tokenizers on such scripts by bytes per token instead
 WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+")
 #: order of the Rényi entropy: the one of best correlation with BLEU (Zouhar et al., arXiv 2306.16842)
 ALPHA = 2.5
@@ -27,7 +28,7 @@ ENGLISH = ("en", "eng", "eng_Latn", "English")
 @dataclass
 class Score:
     """The result of encoding some texts with a tokenizer: totals over the texts (bytes, words, tokens, …), and ratios
-    computed from the totals, such as bytes per token."""
+    computed from the totals, such as bytes per token. A ratio is 0 if there is nothing to divide by."""
 
     texts: int = 0
     bytes: int = 0                # UTF-8
@@ -73,8 +74,9 @@ class Score:
 
     def to_json(self, english: Score | None = None) -> dict[str, Any]:
         """Return totals and ratios. `english` is the same tokenizer's Score on English texts, for the parity: tokens
-        per text, divided by those of English (Petrov et al., arXiv 2305.15425). The parity has a meaning only if the
-        texts of both groups are translations of each other."""
+        per text, divided by those of English (Petrov et al., arXiv 2305.15425). It has a meaning only if the texts of
+        both groups are translations of each other. It is None without `english`. The speed `mb_per_cpu_s` is in
+        megabytes of UTF-8 per second of CPU time; None if no time was measured."""
         totals = {spec.name: getattr(self, spec.name) for spec in fields(self)
                   if spec.name not in ("seconds", "counts")}
         parity = None
@@ -104,8 +106,8 @@ def score(tokenizer: Tokenizer, texts: Sequence[str]) -> Score:
 
 def evaluate(tokenizers: Sequence[Tokenizer], texts: Iterable[tuple[str, str]],
              batch: int = 256) -> list[dict[str, Score]]:
-    """Evaluate tokenizers on `texts`, pairs (group, text), in batches of `batch` texts. Returns for each tokenizer a
-    Score for each group (such as a source or a language), and for "all"."""
+    """Evaluate tokenizers on `texts`, pairs (group, text). `batch` texts of a group are encoded at a time. Returns for
+    each tokenizer a Score for each group (such as a source or a language), sorted by name, and last one for "all"."""
     results: list[dict[str, Score]] = [{} for _ in tokenizers]
     waiting: dict[str, list[str]] = {}
 
@@ -130,7 +132,7 @@ def evaluate(tokenizers: Sequence[Tokenizer], texts: Iterable[tuple[str, str]],
 
 def rows_of(names: Sequence[str], results: Sequence[dict[str, Score]]) -> list[dict[str, Any]]:
     """Return the results of `evaluate` as rows {tokenizer, group, …figures}, group by group. `names` are the names of
-    the tokenizers."""
+    the tokenizers. The parity is None for "all", and for every group if none has a name of ENGLISH."""
     rows = []
     for group in results[0] if results else ():
         for name, scores in zip(names, results):

@@ -59,7 +59,8 @@ class CodingLibrary(Protocol):
 
 class Tokenizer:
     """A tokenizer as the pipeline uses it. The attribute `backend` is the name of the library that encodes: tokenizers,
-    fastokens, sentencepiece or bytes."""
+    fastokens, sentencepiece or bytes. `kind` is json or model, for the kind of its file, and `eos` is the token that
+    ends documents, or its id. Raises TokenizerError, which names `path`, when the tokenizer has no such token."""
 
     def __init__(self, backend: CodingLibrary, kind: str, sha256: str, eos: str | int, path: str) -> None:
         id = backend.token_id(eos) if isinstance(eos, str) else eos
@@ -91,7 +92,8 @@ class Tokenizer:
 
     def spelled(self) -> list[bytes]:
         """Return for each id the bytes that its token stands for. The tokenizer must be byte-level (each character of a
-        token stands for one byte). Added tokens, which are not spelled in this way, are returned as UTF-8."""
+        token stands for one byte). A token with other characters, which must be an added one, is returned as UTF-8. An
+        id without a token gives b""."""
         byte = {char: number for number, char in enumerate(alphabet())}
         names = [self._backend.token(id) or "" for id in range(self.vocab_size)]
         return [bytes(map(byte.__getitem__, name)) if byte.keys() >= set(name) else name.encode() for name in names]
@@ -105,13 +107,15 @@ def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None,
     """Load the tokenizer in a file or a folder. In a folder, `tokenizer.json` is loaded; if there is none, the first
     `.model` by name, and otherwise the first `.tiktoken`.
 
-    `eos` is the token that ends documents, or its id. If it is None, the token that the files declare is used. If the
-    files of a tokenizer.json declare none, the first of the usual names (EOS_NAMES) that is a special token of the
-    tokenizer is used. If there is none, the only special token is used. Raises TokenizerError when the token cannot be
-    determined or the tokenizer cannot be loaded.
+    `eos` is the token that ends documents, or its id. If it is None, it is the one that tokenizer_config.json in the
+    folder declares, or the end-of-sentence piece of a `.model`. (For the path of a file, no tokenizer_config.json is
+    read.) If a tokenizer.json has none declared, it is the first of the usual names (EOS_NAMES) that is a special token
+    of the tokenizer, and otherwise its only special token. Raises TokenizerError when the token cannot be determined or
+    the tokenizer cannot be loaded.
 
     A `.tiktoken` file becomes a tokenizer.json in memory, and the sha256 is that of this tokenizer.json. `pattern` says
-    how such a file splits text (`tokenizer.tiktoken`); by default, it is taken from the file's name.
+    how such a file splits text (`tokenizer.tiktoken`); by default, it is taken from the file's name. Without `eos`,
+    such a file gets the end-of-text token `<|endoftext|>`.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")   # a worker has one core; parallelism comes from processes
     path = Path(path)
@@ -201,8 +205,8 @@ class HuggingFace:
 
 
 class Fast(HuggingFace):
-    """Encodes with the library fastokens, which is 20 times faster than the library `tokenizers`. Everything except
-    encoding is done with `tokenizers`."""
+    """Encodes with the library fastokens, which is faster than the library `tokenizers`. Everything except encoding is
+    done with `tokenizers`."""
 
     name = "fastokens"
 

@@ -17,9 +17,9 @@ CHAT = {"chatml": ("<|im_start|>", "<|im_end|>"),
 
 def special_tokens(special: Mapping[str, Any], eos: str) -> list[str]:
     """Return the special tokens in the order of their ids, `eos` first. `special` holds some of: `fim` (whether there
-    are tokens for fill-in-the-middle), `chat` (the name of a template), `tokens` (names of further tokens) and
-    `reserved` (how many tokens `<|reserved_0|>` … there are). Raises TokenizerError for a name given twice or
-    unusable."""
+    are tokens for fill-in-the-middle), `chat` (the name of a template in CHAT), `tokens` (names of further tokens) and
+    `reserved` (how many tokens `<|reserved_0|>` … there are). Raises TokenizerError for a name that is there twice, has
+    fewer than three characters or one that cannot be printed, or begins or ends with a space."""
     tokens = [eos, *(FIM if special.get("fim") else ()), *CHAT.get(special.get("chat") or "", ()),
               *(special.get("tokens") or ()), *(f"<|reserved_{n}|>" for n in range(special.get("reserved") or 0))]
     for token in tokens:

@@ -1,5 +1,5 @@
 """Trains a tokenizer: byte-level BPE with the library `tokenizers`, or BPE or unigram with SentencePiece. Training runs
-in one thread, so that equal texts give an equal file."""
+in one thread, so that equal texts in equal order give an equal file."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tokenizer.special import special_tokens
 #: longer number, groups are counted from the first digit until at most 51 are left
 DIGITS = {"single": r"\p{N}", "left3": r"\p{N}{1,3}",
           "right3": r"\p{N}{1,3}(?=(?:\p{N}{3}){0,16}(?!\p{N}))|\p{N}{3}"}
-#: longest line for SentencePiece, which silently skips lines that are too long; longer ones are cut, at spaces if they
-#: have some
+#: longest line for SentencePiece, which silently skips lines that are too long. Longer ones are cut into pieces of at
+#: most a quarter as many characters, at a space if there is one
 LINE_BYTES = 4096
 #: a run of characters without white space (base64, genomes, lines of dashes), or of white space only, is cut after this
-#: many characters, because the BPE trainer's time is quadratic in the length of a run (200,000 letters took 36 s)
+#: many characters, because the BPE trainer's time is quadratic in the length of a run
 RUN = 1024
 _RUN = re.compile(rf"\S{{{RUN}}}|\s{{{RUN}}}")
 
@@ -55,7 +55,8 @@ def train_bpe(texts: Iterable[str], vocab: int, path: str | os.PathLike[str], *,
     The vocabulary always has the 256 bytes and EOS (id 0), so that decoding returns every text unchanged. `vocab` is
     the size of the vocabulary, including these 257, the other special tokens (`special`, ids from 1 on) and the tokens
     for runs of 2 to `space_runs` spaces, which have the last ids. The vocabulary becomes smaller if the texts have no
-    more pairs to merge.
+    more pairs to merge. `digits` is a key of DIGITS. Raises TokenizerError when `vocab` is too small for the tokens
+    that it must have.
     """
     tokens, runs = special_tokens(special or {}, EOS), [" " * n for n in range(2, space_runs + 1)]
     if vocab < (least := 256 + len(tokens) + len(runs)):
@@ -87,7 +88,8 @@ def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLik
 
     The settings are chosen so that encoding loses no text: identity normalisation, white space kept, byte fallback, a
     piece for the newline. `vocab` is the number of pieces; `model` is unigram or bpe. Special tokens become control
-    symbols, as which SentencePiece never encodes text.
+    symbols, as which SentencePiece never encodes text. Raises TokenizerError when `digits` is not single, and when
+    SentencePiece cannot make `vocab` pieces of these texts.
     """
     if model not in ("unigram", "bpe"):
         raise TokenizerError(f"tokenizer.train.model: '{model}' is neither unigram nor bpe")
@@ -134,7 +136,8 @@ def _runs(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of the texts. Lines of more than LINE_BYTES bytes are cut, at spaces where possible."""
+    """Yield the lines of the texts, without empty ones. Lines of more than LINE_BYTES bytes are cut into pieces of at
+    most LINE_BYTES // 4 characters, at a space where there is one."""
     for text in texts:
         for line in text.split("\n"):
             while len(line) * 4 > LINE_BYTES and len(line.encode()) > LINE_BYTES:

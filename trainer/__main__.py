@@ -65,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(visible(f"error: {error}"), file=sys.stderr)
         return 2
-    except KeyboardInterrupt:             # in set-up, or at a second Ctrl-C
-        print("stopped: nothing was saved", file=sys.stderr)
+    except KeyboardInterrupt:             # of `run`: in set-up, or at a second Ctrl-C
+        print("stopped: nothing was saved" if options.command == "run" else "stopped", file=sys.stderr)
         return 1                          # not 128 + n: after such a code, launchers give the other ranks time to save
     except failures() as error:
         print(visible(f"error: {error}"), file=sys.stderr)

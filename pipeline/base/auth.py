@@ -74,8 +74,9 @@ def _one_word(where: str, text: str) -> str | None:
 
 
 def use_token() -> str | None:
-    """Return the authentication token for Ray clusters, or None when there is none. If there is one, set RAY_AUTH_MODE
-    so that Ray uses it. Call this before Ray is imported, because Ray reads that variable only once."""
+    """Return the authentication token for Ray clusters, or None when there is none. If there is one, and RAY_AUTH_MODE
+    is not set, set this variable so that Ray uses the token. Call this before Ray is imported, because Ray reads the
+    variable only once."""
     bearer = token()
     if bearer is not None:
         os.environ.setdefault(MODE, "token")

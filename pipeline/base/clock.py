@@ -1,8 +1,8 @@
 """The clock, and the source of unique names, for all code that waits, has deadlines, or names attempts at tasks.
 
 Code that calls `time` itself can be tested only by waiting, and a race between two processes in it cannot be replayed.
-Code that takes a `Clock` runs in a simulation without changes: a thousand seconds pass in a millisecond there, and
-every name comes from a seed.
+Code that takes a `Clock` runs in a simulation without changes: time passes there without waiting, and every name comes
+from a seed.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ def rarely_collected() -> Iterator[None]:
     """A context in which Python's garbage collector looks for reference cycles only after 50,000 new objects.
 
     The driver of a run holds thousands of tasks and decodes records all the time. None of these objects is part of a
-    cycle. With Python's default thresholds, the collector would visit them so often that it takes a quarter of the
-    driver's CPU time.
+    cycle. With Python's default thresholds, the collector would visit them again and again, and find nothing.
     """
     before = gc.get_threshold()
     gc.set_threshold(*RARELY)

@@ -5,7 +5,7 @@ the recipe names. A kernel is written and called as with `numba.njit`. Kernels o
 
 A container image may have compiled kernels in the folder that the environment variable TOKENMILL_KERNELS names. This
 folder is read and never written. Its kernels are compiled with NUMBA_CPU_NAME=generic, for any processor of the
-architecture. Kernels that the folder lacks are compiled on this machine.
+architecture. Kernels that the folder lacks are compiled on this machine, or loaded from its own cache.
 """
 
 from __future__ import annotations

@@ -134,9 +134,9 @@ def not_dumpable() -> None:
 
 
 def enter(secrets: Collection[str]) -> None:
-    """Confine this process as far as is possible before its stages are set up: no core dumps, no new privileges, and no
-    access to the files and folders `secrets`. It must run before this process has a second thread. `seal` completes the
-    confinement."""
+    """Confine this process as far as is possible before its stages are set up: no core dumps, no new privileges, no
+    capabilities except those for files, and (where the kernel has Landlock) no access to the files and folders
+    `secrets`. It must run before this process has a second thread. `seal` completes the confinement."""
     process.no_core()
     kernel.no_new_privileges()
     kernel.keep_capabilities(_FILES)
@@ -146,10 +146,10 @@ def enter(secrets: Collection[str]) -> None:
 
 
 def seal(programs: Iterable[str], writable: Iterable[str]) -> None:
-    """Seal this process: deny it, for good, everything that parsing does not need. The process may then start only
-    `programs` (names or paths), and write only below the folders `writable`, to /dev/shm, to devices and to files of
-    its own in /proc. If the process was sealed before, nothing changes; FreshProcess is then raised if the earlier seal
-    denies one of `programs`."""
+    """Seal this process: deny it, for good, everything that parsing does not need, as far as the kernel can
+    (`support`). The process may then start only `programs` (names or paths), and write only below the folders
+    `writable`, to /dev/shm, to devices and to files of its own in /proc. If the process was sealed before, nothing
+    changes; FreshProcess is then raised if the earlier seal denies one of `programs`."""
     global _sealed
     named = frozenset(programs)
     if _sealed is not None:
@@ -161,7 +161,9 @@ def seal(programs: Iterable[str], writable: Iterable[str]) -> None:
             "/dev": kernel.WRITE_FILE | kernel.TRUNCATE, "/proc/self": kernel.WRITE_FILE | kernel.TRUNCATE, **folders,
             **dict.fromkeys(_files_of(named), kernel.EXECUTE)})
     if kernel.has_seccomp():
-        kernel.deny_calls((*_CALLS, *(() if named else ("execve",))))
+        # Landlock would deny this outside the writable folders, if it knew it
+        unnoticed = ("truncate",) if kernel.landlock_version() < kernel.TRUNCATE_SINCE else ()
+        kernel.deny_calls((*_CALLS, *unnoticed, *(() if named else ("execve",))))
     _sealed = named
 
 

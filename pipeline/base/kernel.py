@@ -25,33 +25,36 @@ _CAPABILITY_VERSION = 0x20080522
 OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE
 _SCOPE_SIGNAL = 2
 #: versions of Landlock that introduced REFER, TRUNCATE and scopes
-_REFER_SINCE, _TRUNCATE_SINCE, _SCOPE_SINCE = 2, 3, 6
+_REFER_SINCE, TRUNCATE_SINCE, _SCOPE_SINCE = 2, 3, 6
 #: system call → its number on (x86_64, aarch64)
 _CALLS = {
     "accept": (43, 202), "accept4": (288, 242), "add_key": (248, 217), "bind": (49, 200), "bpf": (321, 280),
     "capget": (125, 90), "capset": (126, 91), "chroot": (161, 51), "clone": (56, 220), "clone3": (435, 435),
-    "connect": (42, 203),
-    "delete_module": (176, 106), "execve": (59, 221), "execveat": (322, 281), "finit_module": (313, 273),
-    "fsconfig": (431, 431), "fsmount": (432, 432), "fsopen": (430, 430), "fspick": (433, 433),
-    "init_module": (175, 105), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
-    "io_uring_setup": (425, 425), "kexec_file_load": (320, 294), "kexec_load": (246, 104), "keyctl": (250, 219),
-    "landlock_add_rule": (445, 445), "landlock_create_ruleset": (444, 444), "landlock_restrict_self": (446, 446),
-    "listen": (50, 201), "mount": (165, 40), "mount_setattr": (442, 442), "move_mount": (429, 429),
-    "open_by_handle_at": (304, 265), "open_tree": (428, 428), "perf_event_open": (298, 241), "pidfd_getfd": (438, 438),
-    "pivot_root": (155, 41), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "ptrace": (101, 117),
-    "reboot": (169, 142), "request_key": (249, 218), "seccomp": (317, 277), "setns": (308, 268), "socket": (41, 198),
-    "socketpair": (53, 199), "swapoff": (168, 225), "swapon": (167, 224), "umount2": (166, 39), "unshare": (272, 97),
+    "connect": (42, 203), "delete_module": (176, 106), "execve": (59, 221), "execveat": (322, 281),
+    "finit_module": (313, 273), "fsconfig": (431, 431), "fsmount": (432, 432), "fsopen": (430, 430),
+    "fspick": (433, 433), "init_module": (175, 105), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
+    "io_uring_setup": (425, 425), "ioctl": (16, 29), "kexec_file_load": (320, 294), "kexec_load": (246, 104),
+    "keyctl": (250, 219), "landlock_add_rule": (445, 445), "landlock_create_ruleset": (444, 444),
+    "landlock_restrict_self": (446, 446), "listen": (50, 201), "mount": (165, 40), "mount_setattr": (442, 442),
+    "move_mount": (429, 429), "open_by_handle_at": (304, 265), "open_tree": (428, 428), "openat": (257, 56),
+    "openat2": (437, 437), "perf_event_open": (298, 241), "pidfd_getfd": (438, 438), "pivot_root": (155, 41),
+    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "ptrace": (101, 117), "reboot": (169, 142),
+    "request_key": (249, 218), "seccomp": (317, 277), "setns": (308, 268), "socket": (41, 198), "socketpair": (53, 199),
+    "swapoff": (168, 225), "swapon": (167, 224), "truncate": (76, 45), "umount2": (166, 39), "unshare": (272, 97),
     "userfaultfd": (323, 282),
 }
-#: what a Python program needs that computes, reads files and uses the pipes that it was given: it cannot change files'
-#: owners and modes, send signals, start threads or processes, or change another process's limits and priority
+#: number of open(2) on x86_64; aarch64 has only openat
+_OPEN = 2
+#: what a Python program needs (beside openat) that computes, reads files and uses the pipes that it was given: it
+#: cannot change files' owners and modes, send signals, start threads or processes, or change another process's limits
+#: and priority
 _COMPUTING = {
     "brk": (12, 214), "clock_getres": (229, 114), "clock_gettime": (228, 113), "clock_nanosleep": (230, 115),
     "close": (3, 57), "exit": (60, 93), "exit_group": (231, 94), "fstat": (5, 80), "futex": (202, 98),
     "getcwd": (79, 17), "getdents64": (217, 61), "getegid": (108, 177), "geteuid": (107, 175), "getgid": (104, 176),
     "getpid": (39, 172), "getrandom": (318, 278), "gettid": (186, 178), "gettimeofday": (96, 169),
     "getuid": (102, 174), "lseek": (8, 62), "madvise": (28, 233), "mmap": (9, 222), "mprotect": (10, 226),
-    "mremap": (25, 216), "munmap": (11, 215), "nanosleep": (35, 101), "newfstatat": (262, 79), "openat": (257, 56),
+    "mremap": (25, 216), "munmap": (11, 215), "nanosleep": (35, 101), "newfstatat": (262, 79),
     "pread64": (17, 67), "read": (0, 63), "readlinkat": (267, 78), "restart_syscall": (219, 128),
     "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "sched_getaffinity": (204, 123),
     "sched_yield": (24, 124), "sigaltstack": (131, 132), "statx": (332, 291), "sysinfo": (99, 179), "uname": (63, 160),
@@ -62,6 +65,10 @@ _ARCH = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}     # column of 
 _X32 = 0x40000000
 #: flags of clone(2) that create namespaces: in a user namespace of its own a process has every capability
 _NAMESPACES = 0x7E020000
+#: flags of open(2) without which it can only read. An access mode of 3 opens for neither reading nor writing
+_CHANGES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC
+#: requests of ioctl(2) that type into a terminal: a character, and on a console the text that is selected
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000                             # SECCOMP_RET_*
 _REFUSE = _ERRNO | errno.EPERM
 
@@ -145,7 +152,7 @@ def landlock(handled: int, allowed: Mapping[str, int]) -> None:
     """
     version = landlock_version()
     supported = ((1 << 13) - 1 | (REFER if version >= _REFER_SINCE else 0)
-                 | (TRUNCATE if version >= _TRUNCATE_SINCE else 0))
+                 | (TRUNCATE if version >= TRUNCATE_SINCE else 0))
     # a ruleset that does not handle REFER denies every rename between folders
     handled = handled & supported | supported & REFER
     attributes = struct.pack("<QQQ", handled, 0, _SCOPE_SIGNAL)[:24 if version >= _SCOPE_SINCE else 8]
@@ -179,18 +186,23 @@ def has_seccomp() -> bool:
 
 
 def deny_calls(names: Iterable[str]) -> None:
-    """Make the system calls `names` fail with EPERM in all threads of this process and in all processes it starts. New
-    namespaces are always denied, and so are socket pairs other than Unix streams, because a datagram socket can send to
-    any address. A denial cannot be lifted."""
-    column, architecture = _ARCH[platform.machine()]
-    program = [_load(4), _jump(architecture, 1, 0), _answer(_REFUSE), _load(0)]
+    """Make the system calls `names` fail with EPERM in all threads of this process and in all processes it starts. A
+    denial cannot be lifted.
+
+    Always denied are new namespaces; typing into a terminal, whose shell would run what is typed; emptying a
+    file by opening it other than for writing, which Landlock before version 3 does not notice; and socket pairs other
+    than Unix streams, because a datagram socket can send to any address."""
+    column, program = _beginning()
     if platform.machine() == "x86_64":
-        program += [_jump(_X32, 0, 1, test=_AT_LEAST), _answer(_REFUSE)]
+        program += [_jump(_X32, 0, 1, test=_AT_LEAST), _answer(_REFUSE), *_refuse_emptying(_OPEN, flags_at=24)]
     for name in sorted(set(names)):
         program += [_jump(_CALLS[name][column], 0, 1), _answer(_REFUSE)]
-    # clone3 passes flags by pointer, which a filter cannot read; after ENOSYS glibc falls back to clone
-    program += [_jump(_CALLS["clone3"][column], 0, 1), _answer(_ERRNO | errno.ENOSYS)]
-    program += [_jump(_CALLS["clone"][column], 0, 4), _load(16), _jump(_NAMESPACES, 0, 1, test=_ANY_BIT),
+    # clone3 and openat2 pass flags by pointer, which a filter cannot read; after ENOSYS callers use clone and openat
+    for name in ("clone3", "openat2"):
+        program += [_jump(_CALLS[name][column], 0, 1), _answer(_ERRNO | errno.ENOSYS)]
+    program += _refuse_bits(_CALLS["clone"][column], 16, _NAMESPACES)
+    program += _refuse_emptying(_CALLS["openat"][column], flags_at=32)
+    program += [_jump(_CALLS["ioctl"][column], 0, 5), _load(24), _jump(_TIOCSTI, 1, 0), _jump(_TIOCLINUX, 0, 1),
                 _answer(_REFUSE), _answer(_ALLOW)]
     program += [_jump(_CALLS["socketpair"][column], 0, 6), _load(16), _jump(1, 0, 3), _load(24), _mask(0xF),
                 _jump(1, 1, 0), _answer(_REFUSE)]
@@ -200,12 +212,33 @@ def deny_calls(names: Iterable[str]) -> None:
 
 def allow_computing() -> None:
     """Make all system calls fail with EPERM, in all threads of this process, except those that a Python program needs
-    to compute, to read files and to use the pipes that it has. A denial cannot be lifted."""
-    column, architecture = _ARCH[platform.machine()]
-    program = [_load(4), _jump(architecture, 1, 0), _answer(_REFUSE), _load(0)]
+    to compute, to read files and to use the pipes that it has. Files can be opened for reading only. A denial cannot be
+    lifted."""
+    column, program = _beginning()
     for numbers in _COMPUTING.values():
         program += [_jump(numbers[column], 0, 1), _answer(_ALLOW)]
-    _set_filter([*program, _answer(_REFUSE)])
+    _set_filter([*program, *_refuse_bits(_CALLS["openat"][column], 32, _CHANGES), _answer(_REFUSE)])
+
+
+def _beginning() -> tuple[int, list[bytes]]:
+    """Return this machine's column of `_CALLS`, and the beginning of a filter. It refuses calls of another
+    architecture, such as those of 32-bit programs, whose numbers mean other calls, and loads the number of the call."""
+    column, architecture = _ARCH[platform.machine()]
+    return column, [_load(4), _jump(architecture, 1, 0), _answer(_REFUSE), _load(0)]
+
+
+def _refuse_bits(number: int, argument_at: int, bits: int) -> list[bytes]:
+    """Return the part of a filter that refuses the call `number` if its argument at the offset `argument_at` (`_load`)
+    has one of `bits`, and otherwise allows it."""
+    return [_jump(number, 0, 4), _load(argument_at), _jump(bits, 0, 1, test=_ANY_BIT), _answer(_REFUSE),
+            _answer(_ALLOW)]
+
+
+def _refuse_emptying(number: int, flags_at: int) -> list[bytes]:
+    """Return the part of a filter that refuses the call `number` (open or openat) if it would empty a file that it does
+    not open for writing, and otherwise allows it. Its flags are at the offset `flags_at` (`_load`)."""
+    return [_jump(number, 0, 7), _load(flags_at), _jump(os.O_TRUNC, 0, 4, test=_ANY_BIT), _mask(os.O_ACCMODE),
+            _jump(os.O_WRONLY, 2, 0), _jump(os.O_RDWR, 1, 0), _answer(_REFUSE), _answer(_ALLOW)]
 
 
 def _set_filter(program: Sequence[bytes]) -> None:

@@ -1,8 +1,8 @@
 """Scratch folders on local disk. They are removed in the end, even if the process that owns them is killed.
 
 Every process that owns a scratch folder (a driver or a worker) holds a lock on it for as long as the process runs. The
-next process that makes a scratch folder removes all folders whose lock no process holds. Locks work across containers
-that share a disk, where process ids mean nothing.
+next process that makes a scratch folder in the same place removes all folders there whose lock no process holds. Locks
+work across containers that share a disk, where process ids mean nothing.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _links(left: list[str], right: list[str]) -> list[list[int]]:
 def pieces(row: DiffRow) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
     """Divide a row (a pair of paragraphs) into runs of words. Returns (operation, (begin, end) on the left, (begin,
     end) on the right) for each run. The operation is "equal", "delete", "insert" or "replace"; positions count
-    characters."""
+    characters, `end` is exclusive, and a side without words has (0, 0)."""
     spans = [[m.span() for m in row.word.finditer(text)] for text in row.sides]
     words = [[text[a:b] for a, b in side] for text, side in zip(row.sides, spans)]
 
@@ -125,8 +125,8 @@ def words(text: str) -> int:
 
 
 def shortened(pairs: list[DiffRow]) -> Iterator[DiffRow | int]:
-    """Yield the rows (pairs of paragraphs), but leave out the middle of each long stretch of equal rows. The AROUND
-    rows at both ends of the stretch stay. In place of the rows between them, their number is yielded."""
+    """Yield the rows (pairs of paragraphs), but of each stretch of equal rows only the AROUND rows next to a row that
+    differs. In place of the others, their number is yielded. A single other row is yielded itself."""
     start = 0
     while start < len(pairs):
         end = start

@@ -20,4 +20,7 @@ def main() -> None:
             raise
         print(f"error: the package '{e.name}' is not installed; pip install 'tokenmill[pipeline]'", file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:                     # the import takes most of a second
+        print("stopped", file=sys.stderr)
+        sys.exit(1)
     sys.exit(run_command(arguments))

@@ -305,11 +305,12 @@ def forget(folders: Annotated[list[str], typer.Argument(metavar="FOLDER…", hel
     hashes. The folders are changed in place, so let no run read them meanwhile. If the command was interrupted, give it
     again.
 
-    
+    \b
     Examples:
       tokenmill dedup forget may.index both.index --store corpus
     """
     from pipeline.index_folders import forget as forget_documents
+    from pipeline.index_folders import indexes_in
     from pipeline.store.tombstones import Tombstones, takedowns
 
     at, gone = open_store(store), Tombstones()
@@ -318,6 +319,8 @@ def forget(folders: Annotated[list[str], typer.Argument(metavar="FOLDER…", hel
     if not gone.ids:
         raise UserError(f"{at.root}: no takedown has removed documents from this store; name the store of the takedown "
                         f"with --store")
+    for folder in folders:
+        indexes_in(folder)                                       # a wrong name changes none of the folders
     for folder in folders:
         removed = forget_documents(folder, gone)
         if not quiet:

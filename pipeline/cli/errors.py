@@ -1,4 +1,5 @@
-"""Errors that a user can fix, and how errors are shown: as one line, without a traceback."""
+"""Errors that a user can fix, and how errors are shown: as one line, without a traceback. The exit code of a
+command is decided in `pipeline.cli.app.run_command`."""
 
 from __future__ import annotations
 

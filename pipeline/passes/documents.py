@@ -9,8 +9,9 @@ deduplication; its removal slice lists the rows of the part that it removes. The
                           that this pass or earlier passes have removed (`stages.barrier`)
     dropped.parquet       documents that a stage or the barrier dropped, with `stage` and `reason`; the scrubber has
                           removed personal data from them
-    quarantine.parquet    records that could not be read, and documents on which a stage failed, crashed or hung, with
-                          the error; also, without text and URL, documents that `tokenmill takedown` has taken out
+    quarantine.parquet    records that could not be read, and documents on which a stage failed, crashed, or exceeded
+                          its CPU time or memory, with the error; also, without text and URL, documents that `tokenmill
+                          takedown` has taken out
     side.STAGE-KEY.parquet  a side table for a later barrier: `row`, `id` and the columns that the barrier's `prepare`
                           stage computed for each kept document
 

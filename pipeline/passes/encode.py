@@ -2,10 +2,10 @@
 
 `EncodePart` turns the documents of one part into tokens, for the splits train and val separately. `AssembleShard`
 writes one shard of a split: the documents that start in one range of the token stream. The stream is the concatenation
-of the encoded parts in plan order, which puts the documents in the order (relative path of the input file, number of
-the record in it). The bytes of the stream therefore depend neither on the partition size nor on which worker ran which
-task. `pipeline.plan.tokens` calls `encode_drafts` and `assemble_drafts`. `pipeline.passes.publish_shards` publishes the
-shards at the end of a run.
+of the encoded parts in plan order: the inputs of the dataset in the order of `from:`, and the documents of a source in
+the order (relative path of the input file, number of the record in it). The bytes of the stream therefore depend
+neither on the partition size nor on which worker ran which task. `pipeline.plan.tokens` calls `encode_drafts` and
+`assemble_drafts`. `pipeline.passes.publish_shards` publishes the shards at the end of a run.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class EncodePart:
     ($ref), eos (id of the end-of-text token), libraries, where (selects documents), val {share, seed}, by (as for
     `ShardLabels`; only if the stream is split), $volatile {quarantined: the commit log's entries under `encode_key`}.
 
-    Writes two or three files for each split. SPLIT.tokens holds the documents back to back, each ended by EOS, as u16
-    or u32. SPLIT.parquet (PART_TABLE) says for each document where it ends in SPLIT.tokens and which row of the part it
-    is. If some token is outside the `loss_spans` of its document, SPLIT.loss holds a u8 per token, 0 for such tokens:
-    the model reads them but does not learn to predict them. With `by`, the documents of a split are grouped by their
-    labels. Instead of SPLIT.parquet, SPLIT.tables then holds a table for each label, and labels.json {split: [[label,
-    LabelPiece], …]}.
+    Writes two or three files for each split. SPLIT.tokens holds the documents back to back, each ended by EOS, as u8,
+    u16 or u32 (by vocabulary size). SPLIT.parquet (PART_TABLE) says for each document where it ends in SPLIT.tokens and
+    which row of the part it is. If some token is outside the `loss_spans` of its document, SPLIT.loss holds a u8 per
+    token, 0 for such tokens: the model reads them but does not learn to predict them. With `by`, the documents of a
+    split are grouped by their labels. Instead of SPLIT.parquet, SPLIT.tables then holds a table for each label, and
+    labels.json {split: [[label, LabelPiece], …]}.
 
     Whether a document is held out (in val) depends only on the share and on PRF(seed, id), a pseudo-random number. A
     document that is not held out goes into neither split if a deduplication found that it resembles a held-out one,

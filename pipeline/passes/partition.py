@@ -4,9 +4,9 @@ A partition is the input of one task: either slices of source files, or one part
 tables may say which rows of a part to leave out. One is the removal slice of the barrier before this pass, the list of
 the rows that the barrier removes. (A barrier is a step that needs all documents at once, such as deduplication.) The
 other is the row set, the list of the rows that earlier passes removed. Some records have an outcome before any stage
-sees them: they could not be read, the barrier removed them, or they killed or hung a process before. Such a record
-carries its outcome through the pass. Batches bound memory; the outcome of a document does not depend on the batch it is
-in.
+sees them: they could not be read, the barrier removed them, or they killed a process or exceeded its CPU time or memory
+before. Such a record carries its outcome through the pass. Batches bound memory; the outcome of a document does not
+depend on the batch it is in.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Settled:
 
 @dataclass
 class QuarantinedRecord:
-    """A record that goes into quarantine: it could not be read, it killed or hung a process before, a stage failed on
-    it, or it was taken out of the store. If the record stands for the lost rest of a file, `bytes` says how many bytes
-    of the stored file were not read."""
+    """A record that goes into quarantine: it could not be read, it killed a process or exceeded its CPU time or memory
+    before, a stage failed on it, or it was taken out of the store. If the record stands for the lost rest of a file,
+    `bytes` says how many bytes of the stored file were not read."""
 
     id: str
     source: str
@@ -125,8 +125,8 @@ class _Verdicts:
 
 class PartitionReader:
     """Reads the records of one partition (the input of a document pass task) in batches. The attribute `quarantined`
-    holds documents that killed or hung a process at a stage of `steps`: their ids, and their entries in the commit log.
-    `tombstones` says which documents were taken out of the store."""
+    holds documents that killed a process, or exceeded its CPU time or memory, at a stage of `steps`: their ids, and
+    their entries in the commit log. `tombstones` says which documents were taken out of the store."""
 
     def __init__(self, inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs, steps: Sequence[LoadedStage],
                  counters: Counters) -> None:
@@ -272,8 +272,8 @@ class PartitionReader:
 
     def _quarantined_before(self, row: int, doc: Document) -> QuarantinedRecord | None:
         """Returns the quarantine entry of a document that must not be processed: it was taken out of the store, or it
-        killed or hung a process, either in an earlier attempt at this task (`TaskInputs.skip`) or according to the
-        commit log. Returns None for other documents."""
+        killed a process or exceeded its CPU time or memory, either in an earlier attempt at this task
+        (`TaskInputs.skip`) or according to the commit log. Returns None for other documents."""
         if self.tombstones.cover(doc.id, doc.url, doc.text):
             return taken_down(doc)
         if row in self._skip:

@@ -122,7 +122,8 @@ class Replay:
         self._drops = dict(zip(facts["id"], zip(facts["stage"], facts["reason"])))
         self._dropped = read_documents(files["dropped.parquet"])
         quarantined = read_table(files["quarantine.parquet"], columns=["id", "reason"]).to_pydict()
-        #: documents that no stage saw, because they were in quarantine for having killed or hung a process
+        #: documents that no stage saw, because they were in quarantine for having killed a process or exceeded its CPU
+        #: time or memory
         self._skipped = {id for id, reason in zip(quarantined["id"], quarantined["reason"])
                          if not reason.startswith("error:")}
         self._failed = set(quarantined["id"]) - self._skipped

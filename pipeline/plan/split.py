@@ -49,17 +49,18 @@ def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[s
                indexes: Mapping[str, list[dict[str, int]] | None],
                group: Callable[[str], str] = lambda path: "",
                units: Iterable[Sequence[SourceFile]] | None = None) -> Iterator[Partition]:
-    """Yield the partitions of a source (each the input of one task) in path order. They are not returned as a list,
-    because there may be millions.
+    """Yield the partitions of a source (each the input of one task), in the order of `files`, which the caller gives in
+    path order. They are not returned as a list, because there may be millions.
 
     `expansions` maps a path to the expected uncompressed bytes per stored byte. `indexes` maps the path of a big file
-    to its splits, {start, stop, ordinal, records, bytes}; a file that cannot be split is missing or None in `indexes`.
+    to its splits, {start, stop, ordinal (number of the first record in the file), records, bytes (uncompressed)}; a
+    file that cannot be split is missing or None in `indexes`.
     `target` is the wanted number of uncompressed bytes in a partition (`run.partition`).
 
     Some files must be read by the same task. Consecutive files for which `group` (`Reader.group`) returns the same
     text, other than "", stay together, however many they are. For some formats, only the contents of the files tell
-    which of them belong together. Then `units` (`Reader.units`) lists the files in groups, in the order in which they
-    are read, and replaces `group`."""
+    which of them belong together. Then `units` (the result of `Reader.units`) gives the groups, in the order in
+    which they are to be read, and `files` and `group` are ignored. A file may be in several groups."""
     pending: list[SourceFile] = []
     size = 0.0
 

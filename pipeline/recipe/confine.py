@@ -59,8 +59,9 @@ def refusals(data: dict[str, Any], marks: Marks, base: str, roots: Sequence[str]
 
 
 def refusal(value: str, base: str, roots: Sequence[str]) -> str | None:
-    """Return the reason why a path, glob or URL must not be used, with the remedy; None when it is one of `roots` or
-    lies below one."""
+    """Return the reason why a path, glob or URL must not be used, with the remedy. Returns None when it is one of
+    `roots` or lies below one, and has a plain form (no `..`, `~` or chained address). The host of an http or https URL
+    must also not be this machine or a service that hands out credentials (`addresses.outside`)."""
     allowed = f"allowed are: {', '.join(roots)}" if roots else ("the operator allows no place to read from "
                                                                         "(tokenmill serve --allow-root FOLDER)")
     if not value.isprintable():

@@ -168,7 +168,8 @@ def _stream(name: str, path: KeyPath, recipe: Recipe, checker: Checker) -> None:
 
 def _label_rules(entry: str, rule: LabelRule | None, path: KeyPath, recipe: Recipe, checker: Checker) -> None:
     """Check the rule by which the streams of the split shards `entry` divide their share, and the rules inside it
-    (`within`): its label must be one of those that split the shards, and only one rule may be given."""
+    (`within`). The label `by` must be one of those that split the shards, at most one rule may be given, and `within`
+    needs `by`."""
     shards = recipe.shards.get(entry)
     if shards is None:
         return                                                     # reported by `_stream`

@@ -50,7 +50,8 @@ def hub_tokenizer(recipe: Recipe) -> HubTokenizer | None:
 @lru_cache(maxsize=8)
 def fetch(load: str) -> HubTokenizer:
     """Fetch the tokenizer named `load` from the Hugging Face hub, or take it from the cache of this machine. Raises
-    TokenizerError, whose message says what to do. Without a network the error comes within seconds, without retries."""
+    TokenizerError, whose message says what to do, when neither has it. Whether the hub can be reached is tried once,
+    without retries, so that the error comes soon where there is no network."""
     try:
         from huggingface_hub import constants
     except ImportError:

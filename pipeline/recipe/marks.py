@@ -1,8 +1,8 @@
 """Reads a recipe's YAML into plain data, and notes the line and column of every key.
 
-Tags (`!!python/object` …) and duplicate keys are errors. Scalars follow YAML 1.2: `no` is a string (the code of the
-Norwegian language), and `1e-5` is a number. Aliases and the merge key `<<` work. The numbers of aliases and merges are
-limited, and so is the number of values after aliases are expanded.
+Duplicate keys are errors, and so are tags (`!!python/object` …) except those of plain values, such as `!!str`. Scalars
+follow YAML 1.2: `no` is a string (the code of the Norwegian language), and `1e-5` is a number. Aliases and the merge
+key `<<` work. The numbers of aliases and merges are limited, and so is the number of values after aliases are expanded.
 """
 
 from __future__ import annotations

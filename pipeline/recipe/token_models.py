@@ -65,8 +65,8 @@ def _sample(value: Any) -> Any:
 
 class TokenizerTrain(RecipeModel):
     """Settings for the training of a tokenizer: byte-level BPE or SentencePiece (`model: unigram | bpe`), with `vocab`
-    tokens, on a `sample` of the text of `inputs` (the key is `from:`). The sample is a number of bytes at most, or a
-    TokenizerSample.
+    tokens, on a `sample` of the text of `inputs` (the key is `from:`). The sample is given by its largest number of
+    bytes, or by a TokenizerSample.
 
     `digits`: whether each digit of a number is encoded alone (single, the default of SentencePiece and all it can do),
     or groups of three, counted from the first digit (left3, the default of BPE) or from the last (right3).
@@ -108,7 +108,8 @@ class TokenizerSettings(RecipeModel):
     new tokenizer. `load:` names a tokenizer.json, a SentencePiece .model, a .tiktoken file, a folder that holds one of
     these files, or a tokenizer on the Hugging Face hub. `pattern` is the pattern by which a .tiktoken file splits text:
     r50k, p50k, cl100k, o200k, qwen or a regular expression. It may be left out if the name of the file contains one of
-    these five names. `eos` is the end-of-text token; it is needed when the tokenizer's files do not name this token."""
+    these five names. `eos` is the end-of-text token; it is needed when it cannot be told from the tokenizer's files
+    (`tokenizer.load.load_tokenizer` says how it is told)."""
 
     kind: Literal["bytes"] | None = None
     train: TokenizerTrain | None = None
@@ -254,10 +255,11 @@ class PhaseSettings(RecipeModel):
     `until`: where the phase ends, as a share of the total such as '70%' or as a token count. `extra`, instead of
     `until`: how many tokens the phase has beyond the total. `sequence`: tokens of a window. `batch`: tokens of a
     training step; with a mapping, the number changes during the phase. `mix`: the weight of each stream in `shards:`,
-    or of a group of streams. `max_epochs`: how often each stream may be read. `on_exhausted`: whether reading a stream
-    more often is an error or is allowed. `lr`: how the learning rate behaves in this phase (stable, constant or decay),
-    or a mapping that describes a curve for this phase alone. `reset_optimizer`: whether the optimizer's moments start
-    at zero. `rope_theta` and `rope_scaling`: as in `train.model`, from this phase on.
+    or of a group of streams. `max_epochs`: how often each stream may have been read when the phase ends (default 1).
+    `on_exhausted`: whether reading a stream more often is an error or is allowed. `lr`: how the learning rate behaves
+    in this phase (stable, constant or decay), or a mapping that describes a curve for this phase alone.
+    `reset_optimizer`: whether the optimizer's moments start at zero. `rope_theta` and `rope_scaling`: as in
+    `train.model`, from this phase on.
     """
 
     name: Name

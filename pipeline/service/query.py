@@ -194,7 +194,9 @@ class Queries:
 
     def _fetch(self, reader: PartReader, hits: list[QueryHit], show: Sequence[str], text: str, chars: int
                ) -> list[dict[str, Any]]:
-        """Return the documents at the places in `hits`, in this order, with the columns `show`."""
+        """Return the documents at the places in `hits`, in this order, with `id` and those of the columns `show` that
+        their parts have. At most `chars` characters of the documents' text are returned. If `text` (what was searched
+        for) is not empty, `match` is an excerpt around its first occurrence."""
         by_part: dict[int, list[int]] = {}
         for hit in hits:
             by_part.setdefault(hit.part, []).append(hit.row)

@@ -48,10 +48,13 @@ Needs = Callable[[int, Callable[[int, int], bytes]], list[Range] | None]
 
 class Store:
     """Access to the files below a root, which is a local folder or a URL. Methods take paths relative to the root, with
-    forward slashes. `local` is the root as a Path; it is None when the root is on object storage."""
+    forward slashes. `local` is the root as a Path; it is None when the root is on object storage. Raises StoreError for
+    a URL that has nothing behind `://`."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = str(root).rstrip("/") or "/"
+        if "://" in str(root) and self.root.endswith(":"):             # without its slashes it would be a folder `s3:`
+            raise StoreError(f"{root}: names no bucket or folder; write it as {self.root}//BUCKET/FOLDER")
         if "://" not in self.root or self.root.startswith("file://"):
             self.local: Path | None = Path(self.root.removeprefix("file://")).absolute()
             self.root = str(self.local)

@@ -29,8 +29,8 @@ from stages.dedup.hashing import mix
 from stages.dedup.index import ROWS, document_dtype, found, records_of
 from stages.dedup.index_texts import OldSets
 from stages.dedup.lsh import EDGE
-from stages.dedup.minhash import MinHashSignature
 from stages.dedup.shingle_sets import ShingleSetReader
+from stages.dedup.signature import MinHashSignature
 from stages.dedup.survivor import DEFAULT, in_order, preference
 from stages.dedup.verify import ClusterJudge
 from stages.task import Counters, Cursor, Inputs, Out
@@ -131,8 +131,8 @@ class VerifyAgainst:
     kept; otherwise it is `stages.dedup.verify:Verify`.
 
     It has the arguments of that task, and `touched` (references to files of TOUCHED records), `indexes` (for each index
-    the priority of its first documents, and its groups), `signature` (config of the stage that made the signatures). It
-    writes the same files.
+    the priority of its first documents, and its groups), `signature` and `signature_key` (config and key of the stage
+    that made the signatures). It writes the same files.
     """
 
     name = "minhash_verify_against"

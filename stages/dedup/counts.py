@@ -152,7 +152,8 @@ class CountSums:
     Arguments: `documents` and `owed` (references to files of COUNTED records; `documents` has one file per group of
     parts), `bucket` (number of the range), `buckets`. The task writes the sums of kept documents to `added.seg` (ADDED
     records, in buckets by number of the group). It writes the sum of a removed document to `owed.seg`, under the id of
-    the document that was kept instead. It holds one block of records in memory at a time.
+    the document that was kept instead. Sums for ids that are not among the documents (those of old documents of an
+    index) are left out. The task holds one block of records in memory at a time.
     """
 
     name = "count_sums"

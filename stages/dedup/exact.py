@@ -16,7 +16,7 @@ the task writes.
     map     a group of parts     → one record per hash: the group's best document with that hash
     reduce  a range of hashes    → survivors: the document that stays for each hash that occurs more than once, sent to
                                    the groups that have such documents
-    slices  survivors by group   → one removal slice (list of rows to drop) for each part
+    slices  survivors by group   → a removal slice (list of rows to drop) for each part that loses documents
 
 A hash that a million documents share costs only one record per group of parts.
 """
@@ -76,7 +76,7 @@ _PROPERTIES = "text, bytes, no-space, url and meta.KEY"
 
 
 class NoSuchMetadata(TokenmillError):
-    """Raised when no document has the key of `meta` by which documents are to be compared."""
+    """Raised when no document has a value under the key of `meta` by which documents are to be compared."""
 
 
 class ExactConfig(StageConfig):
@@ -120,8 +120,9 @@ def reason(column: str) -> str:
 
 def same_url(url: str) -> str:
     """Return the form in which `exact` compares URLs (RFC 3986, 6.2.2-3; the scheme as in SURT keys). http and https
-    are equal, the host is in lower case without its default port, an empty path becomes "/", and the fragment is
-    removed. Path and query stay unchanged."""
+    are equal, the host is in lower case, the ports 80 and 443, a user name and the fragment are removed, and an empty
+    path becomes "/". Other paths, and queries that are not empty, stay unchanged. A URL of another scheme, or that
+    cannot be parsed, loses only the white space at its ends."""
     url = url.strip()
     try:
         parts = urlsplit(url)
@@ -140,7 +141,8 @@ def _digest(text: str) -> bytes:
 
 class ExactHash(Stage):
     """Compute the xxh3_128 hashes by which `exact` finds duplicates, one for each property that the setting `by` names.
-    A hash is empty if the document has no URL, or no value for a key of its metadata."""
+    A hash is empty if the document has no URL, or under a key of its metadata no value or an empty text. The columns
+    `text` and `url` exist even if `by` does not name them; their hashes are then empty."""
 
     name = "exact_hash"
     version = 1
@@ -300,7 +302,8 @@ class Exact(IndexedBarrier):
 
     @staticmethod
     def _check_documents(column: str, maps: Sequence[TaskResult], plan: Sequence[PartGroup]) -> None:
-        """Raise NoSuchMetadata if no document has the key of the metadata by which documents are compared."""
+        """Raise NoSuchMetadata if there are documents, but none has a value under the key of the metadata by which
+        documents are compared."""
         if column.startswith("meta.") and any(group.rows for group in plan) and not any(
                 task.counters["hashed"] for task in maps):
             raise NoSuchMetadata(f"exact.by: no document of {', '.join(dict.fromkeys(g.dataset for g in plan))} has "

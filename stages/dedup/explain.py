@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stages.dedup.hashing import band_keys
-from stages.dedup.minhash import MinHash, MinHashSignature
+from stages.dedup.minhash import MinHash
+from stages.dedup.signature import MinHashSignature
 from stages.dedup.units import same_text
 from stages.text.normalize import simplify
 
@@ -43,7 +44,7 @@ class Explanation:
 
     @property
     def confirmed(self) -> bool:
-        """Return whether the step `minhash` may remove one of the two texts because of the other. Its setting
+        """Return whether the step `minhash` may remove the removed text because of the kept one. Its setting
         `boilerplate` is not taken into account."""
         inside = (self.containment is not None and self.removed_ngrams <= self.kept_ngrams
                   and self.contained >= self.containment)
@@ -59,7 +60,7 @@ def explain(removed: str, kept: str, config: Mapping[str, Any] | None = None, *,
     The result quotes at most `excerpts` stretches of each text that no common word n-gram covers, with at most `words`
     words each.
 
-    `shared_bands` may be lower than it was in the deduplication, which computed signatures before personal data was
+    `shared_bands` may differ from what it was in the deduplication, which computed signatures before personal data was
     scrubbed. Stored texts are scrubbed.
     """
     barrier = MinHash(dict(config or {}))

@@ -1,4 +1,4 @@
-"""Functions that the deduplication steps `exact` and `minhash` share.
+"""Functions that the deduplication steps (`exact`, `minhash`, `repeats` and `substring`) share.
 
 They handle parts (files of documents), groups of parts, side tables (hashes of a part's documents), and removal slices
 (lists of rows to drop from a part).
@@ -115,9 +115,9 @@ def groups(parts: Sequence[PartRef], sizes: Sizes = SIZES) -> list[PartGroup]:
     priority. They hold at most `group_bytes` of text and `group_rows` documents, except that a single part may be
     larger.
 
-    A group that has reached half of either limit ends early, after the next part whose key has a hash in a certain
-    range (one part in four). Where groups end thus depends on the contents of the parts, so a new part changes its own
-    group and seldom any other group.
+    From the part on with which a group reaches half of either limit, the group ends after the first part whose key has
+    a hash in a certain range (one part in four). Where groups end thus depends on the contents of the parts, so a new
+    part changes its own group and seldom any other group.
     """
     max_bytes, max_rows = sizes.group_bytes, sizes.group_rows
     out: list[PartGroup] = []
@@ -271,7 +271,8 @@ def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: str | Se
     """Return a removal slice (a list of documents to drop, with SLICE_SCHEMA) from verdicts on the documents of one
     part. For each document, `rows` holds its row, `removed` whether it is dropped, and `verdicts` its VERDICT record;
     all are sorted by row. `reason` is one text, or one for each document. `near` holds the part's NEAR records, which
-    name kept documents that resemble each other."""
+    name kept documents that resemble each other; the slice names at most _MOST_NEAR of them for a document, the most
+    similar ones."""
     beside: dict[int, list[dict[str, Any]]] = {}
     if near is not None and len(near):
         resembled = zip(near["row"].tolist(), id_texts(near["id_hi"], near["id_lo"]), near["similarity"].tolist())

@@ -12,7 +12,7 @@ punctuation or accents. There are three dialects, which differ in how they find 
                 mixed; the finaliser does that.
 ``datatrove``   Bit-equal to datatrove 0.10.1. Words are spaCy's English words of the simplified text. A shingle is its
                 words joined by a space, hashed by sha1 (first 8 bytes, little-endian) or xxh64 (stages.text.ngrams).
-                The permutations are ``(x * a + b) % (2**61 - 1)`` *after* the product has wrapped modulo 2**64.
+                The permutations are ``(x * a + b) % (2**61 - 1)`` *after* ``x * a + b`` has wrapped modulo 2**64.
                 datatrove's comment calls this a universal hash. It is not one, but FineWeb's signatures were computed
                 with it.
 ``datasketch``  Bit-equal to a `datasketch.MinHash` that is updated with every shingle (scheme "legacy", the only one
@@ -195,7 +195,7 @@ def _minima(shingles, a, b):
 @njit(cache=True)
 def _minima_mersenne(shingles, a, b):
     """Return the smallest value that each of datatrove's functions (x a + b) mod (2**61 - 1) takes over the shingles
-    (hashes of word n-grams). As in datatrove, the product wraps modulo 2**64 first."""
+    (hashes of word n-grams). As in datatrove, x a + b wraps modulo 2**64 first."""
     out = np.full(a.shape[0], _U(0xFFFFFFFFFFFFFFFF))
     for number in range(shingles.shape[0]):
         shingle = shingles[number]
@@ -210,7 +210,8 @@ def _minima_mersenne(shingles, a, b):
 @njit(cache=True)
 def _minima_datasketch(shingles, a, b):
     """Return the smallest value that each of datasketch's functions takes over the shingles (hashes of word n-grams):
-    the low 32 bits of (x a + b) mod (2**61 - 1), where x are the low 32 bits of a hash. The product wraps first."""
+    the low 32 bits of (x a + b) mod (2**61 - 1), where x are the low 32 bits of a hash, and x a + b wraps modulo 2**64
+    first."""
     out = np.full(a.shape[0], _U(0xFFFFFFFF))
     for number in range(shingles.shape[0]):
         shingle = shingles[number] & _U(0xFFFFFFFF)
@@ -374,5 +375,5 @@ class Permutations:
 
     def __call__(self, shingles: Hashes) -> Hashes:
         """Return a MinHash signature, uint64[count]: the smallest value that each hash function takes over the
-        shingles. Without shingles, all bits are ones."""
+        shingles. Without shingles, all bits are ones (for ``datasketch``, the low 32 bits of each value)."""
         return self._minima(shingles, self.a, self.b)

@@ -11,8 +11,9 @@ old datasets first in `priority:`, would remove it. For this, an index needs onl
     document that resembles only an old one that was removed is kept, in one run over all, too.
 
 An index thus belongs to a step of a dataset, not to the dataset, and is made from what the step kept, before later
-steps. It is never changed. Files of an index are ordinary outputs of tasks. They are exchange files, whose buckets have
-checksums of their own, so that a task reads and checks only the buckets that its documents need:
+steps. A run never changes it; `tokenmill dedup forget` takes documents out of an index in a folder of its own.
+Files of an index are ordinary outputs of tasks. They are exchange files, whose buckets have checksums of their own, so
+that a task reads and checks only the buckets that its documents need:
 
     keys.seg       of each range of keys: KEY records (minhash: the band keys of kept documents) or HASH records
                    (exact: hashes of a property), sorted, in buckets of about BUCKET_BYTES
@@ -71,8 +72,8 @@ class DedupIndex:
     `step` is the name of the deduplication, and `settings` are its settings and versions. `ranks` is the number of
     priorities of its documents, which are numbered from 0. `keys` has for each property (of minhash: `bands`) the files
     of keys, one for each range, and the number of buckets in each. `groups` has for each group of documents its
-    priority and its files; it is empty for `exact`. `documents` is the number of documents of `minhash` that have band
-    keys, or of hashes of the first property of `exact`.
+    priority and its files; it is empty for `exact`. `documents` is the number of documents that `minhash` kept and that
+    have band keys, or of hashes of the first property of `exact`.
     """
 
     step: str

@@ -3,9 +3,10 @@ texts.
 
 A file `texts.bin` holds the first `max_chars` characters of the kept texts of one group, as they were compared, in the
 order of the documents. Texts are compressed (zstd) in blocks of about BLOCK bytes, so that one text can be read without
-the others. A block holds the number of its texts and the bytes of all (two u4), the bytes of each text and of its
-language (u4 each, in turn), and then languages and texts, in UTF-8. Only `words: language` stores languages. A DOCUMENT
-record names the offset, the size and the xxh3-64 of the compressed block, and the number of the text in it.
+the others. A block begins with the number of bytes that its content has uncompressed (u4). The content, compressed, is
+the number of texts (u4), for each text the bytes of its language and of the text itself (u4 each), and then, in the
+same order, each language and text in UTF-8. Without `words: language`, languages are empty. A DOCUMENT record names the
+offset, the size and the xxh3-64 of the whole block, and the number of the text in it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pipeline.base.parquet import read_table, write_table
 from stages.dedup.fragment import bucket_of, fixed_bytes, id_texts, ids_to_ints, read_side, write_segments
 from stages.dedup.hashing import distinct
 from stages.dedup.index import KEY, ROWS, document_dtype
-from stages.dedup.minhash import MinHashSignature, beginning
+from stages.dedup.signature import MinHashSignature, beginning
 from stages.dedup.verify import utf8_at
 from stages.task import Counters, Cursor, Inputs, Out
 

@@ -8,7 +8,8 @@ group.
 
 In the second wave, a task handles one range of keys. For each key, it links the first documents of the groups to the
 first of them all. Documents with one key are thus linked to one document, not to each other, so n documents give n - 1
-edges. A file keeps only a spanning forest of its edges, which has at most one edge per document.
+edges. A task of the first wave writes only a spanning forest of its edges, which has at most one edge per document. A
+task of the second wave does so for each block of records that it reads.
 """
 
 from __future__ import annotations
@@ -74,9 +75,10 @@ class BandReduce:
     group), `bucket` (number of the range).
 
     The task writes the exchange file `links.seg` (EDGE records, pairs of linked documents, in one bucket), which
-    numbers parts over all groups. It counts keys, collisions (documents that share a key with others, summed over the
-    keys) and the shared keys by number of documents: bin b holds 2**b <= documents < 2**(b + 1), b >= 1. It holds only
-    one block of records in memory at a time, whatever the size of the bucket.
+    numbers parts over all groups. It counts keys, edges (`linked`), collisions (documents that share a key with others,
+    summed over the keys), the documents of the most frequent shared key (`max_bucket`), and the shared keys by number
+    of documents: bin b holds 2**b <= documents < 2**(b + 1), b >= 1. It holds only one block of records in memory at a
+    time, whatever the size of the bucket.
     """
 
     name = "lsh_reduce"

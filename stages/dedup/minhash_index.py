@@ -86,7 +86,7 @@ def route_tasks(done: Done, plan: Sequence[PartGroup], buckets: int) -> Iterator
 
 def verify_args(done: Done, against: Sequence[DedupIndex], ranks: Sequence[int], signature: dict[str, Any],
                 signature_key: str) -> dict[str, Any]:
-    """Return the arguments of `stages.dedup.against:VerifyAgainst` that `Verify` does not have, or has otherwise.
+    """Return the arguments of `stages.dedup.against:VerifyAgainst` that `Verify` lacks, or has with other values.
     `ranks` are the priorities of the groups of new documents, which come after those of all old ones."""
     before = [sum(index.ranks for index in against[:number]) for number in range(len(against) + 1)]
     return {"touched": files_of(done["routes"], "touched.seg"), "signature": signature, "signature_key": signature_key,

@@ -307,8 +307,8 @@ def _repeated(rows: NDArray[Any], survivors: NDArray[Any]) -> tuple[NDArray[Any]
 
 def _slice(rows: NDArray[Any], kept: NDArray[Any], reason: str) -> pa.Table:
     """Return the removal slice of a part. `rows` are the passages to cut, in the order of the documents and of their
-    places, and `kept` their survivors. Passages of a document that touch or overlap become one passage if the same
-    other document has their survivors."""
+    places, and `kept` their survivors. Passages of a document that touch or overlap become one passage if one document
+    (another one or the same) has their survivors."""
     new = np.ones(len(rows), bool)
     new[1:] = ((rows["row"][1:] != rows["row"][:-1]) | (rows["start"][1:] > rows["end"][:-1])
                | (kept["id_hi"][1:] != kept["id_hi"][:-1]) | (kept["id_lo"][1:] != kept["id_lo"][:-1]))

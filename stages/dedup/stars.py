@@ -65,9 +65,9 @@ class Star:
     Arguments: `edges` (references to the files of ARC records), `bucket` (number of the bucket), `buckets` (number of
     all buckets), `round` (number of the round; odd: large-star, even: small-star, as the module explains).
 
-    The task writes the exchange file `edges.seg` (ARC records). Its counter `moved` is the number of edges that were
-    not yet part of a star (a node with edges to all others of its component). If the counter is 0 in all buckets of a
-    round, every component is a star.
+    The task writes the exchange file `edges.seg` (ARC records). Its counter `moved` is the number of arcs in its bucket
+    that were not yet part of a star (a node with edges to all others of its component). If the counter is 0 in all
+    buckets of a round, every component is a star.
     """
 
     name = "stars_star"

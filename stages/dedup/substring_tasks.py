@@ -171,9 +171,9 @@ def _tokens(args: dict[str, Any]) -> TokenUnits | None:
 
 class FirstWindows:
     """Task that finds the first copy of each repeated window of one range. Arguments: `maps` (the files `windows.seg`,
-    one per group), `bucket` (number of the range), `length` (of a window). Writes the
-    exchange file `repeated.seg` (MATCH records by group). A copy that overlaps the first one, as in a long run of one
-    character, is no repetition."""
+    one per group), `bucket` (number of the range), `length` (of a window). Writes the exchange file `repeated.seg`
+    (MATCH records by group). A copy that overlaps the first one, as in a long run of one character, is no
+    repetition."""
 
     name = "substring_first"
     version = 1

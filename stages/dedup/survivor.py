@@ -1,4 +1,5 @@
-"""Decides which of several duplicates is kept: the setting `prefer` of the steps `exact` and `minhash`.
+"""Decides which of several duplicates is kept: the setting `prefer` of the steps `exact` and `minhash`. Their modules
+`exact` and `verify` sort duplicates by the numbers that are computed here, and keep the first.
 
     prefer: [priority, longest]                         # the default
     prefer: [priority, newest, signal:edu_score, longest]
@@ -37,7 +38,7 @@ COLUMN = pa.field("order", pa.binary())
 
 
 def checked(prefer: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a list of preferences. Raises ValueError if one of them is unknown or occurs twice."""
+    """Return the preferences `prefer` unchanged. Raises ValueError if one of them is unknown or occurs twice."""
     for item in prefer:
         if item not in ("priority", "newest", "longest") and not (item.startswith(_SIGNAL) and item != _SIGNAL):
             raise ValueError(f"{item!r} is no preference: name priority, newest, longest or signal:NAME")

@@ -35,7 +35,7 @@ class TokenUnits:
 
     def tokens(self, data: bytes) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return the tokens of a UTF-8 text, by number, and the places of their first bytes, followed by the place
-        after the last byte. Raises NotBytes if the tokens do not spell the text."""
+        after the last byte. Raises NotBytes if the tokens together have more or fewer bytes than the text."""
         tokens = self._tokenizer.encode(data.decode("utf-8", "surrogatepass"))
         places = np.zeros(len(tokens) + 1, np.int64)
         np.cumsum(self._sizes[tokens], out=places[1:])

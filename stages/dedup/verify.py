@@ -55,8 +55,8 @@ from stages.dedup.fragment import (
     write_segments,
 )
 from stages.dedup.hashing import distinct, jaccard, mix
-from stages.dedup.minhash import MinHashSignature
 from stages.dedup.shingle_sets import ShingleSetReader, ShingleSetWriter
+from stages.dedup.signature import MinHashSignature
 from stages.dedup.survivor import DEFAULT, in_order, order_field, preference
 from stages.document import DuplicateId
 from stages.task import Counters, Cursor, Inputs, Out
@@ -73,8 +73,8 @@ _REMOVAL = np.dtype([("removed", "<i8"), ("code", "<u4"), ("similarity", "<f8"),
 
 def candidate(bands: int, prefer: Sequence[str] = DEFAULT) -> np.dtype[Any]:
     """Return the dtype of the record of a candidate for removal, which is a document in a cluster. `bands` is the
-    number of the document's band keys (hashes of the bands of its MinHash signature). If the preferences `prefer` need
-    more than its length, the record has the field `order` (`stages.dedup.survivor`).
+    number of the document's band keys (hashes of the bands of its MinHash signature). If the preferences `prefer`
+    compare dates or signals, the record has the field `order` (`stages.dedup.survivor`).
 
     `root` identifies the cluster: it is the smallest place (part << 32 | row; a part is a file of documents) of the
     cluster's documents. Then follow the document's part and row within its group of parts, its id, its length in
@@ -153,7 +153,7 @@ def texts_at(path: str, rows: NDArray[Any]) -> Iterator[str]:
 
 def utf8_at(path: str, rows: NDArray[Any]) -> Iterator[NDArray[np.uint8]]:
     """Yield the texts of the given rows (ascending) of a part, a Parquet file of documents at `path`, as UTF-8. Row
-    groups that hold none of these rows are not read."""
+    groups that hold none of these rows are not read. Raises ValueError at the end if the part has fewer rows."""
     first = rows_read = 0
     with open_parquet(path) as file:
         for number in range(file.num_row_groups):
@@ -175,13 +175,14 @@ def utf8_at(path: str, rows: NDArray[Any]) -> Iterator[NDArray[np.uint8]]:
 class Verify:
     """Task that decides, for one bucket of clusters of near-duplicates, which documents are removed.
 
-    Arguments: `candidates` (references to the files `candidates.seg`, one per group of parts), `shingles` (references
-    to the groups' files of shingle sets, or null), `ranks` (priority of each group), `bucket` (number of the bucket),
-    `bands` (number of bands of a signature), `verify` (smallest similarity that removes a document; 0: texts are not
-    compared), `max_comparisons` (most comparisons for one document), and if they are set, `containment`, `prefer` (as
-    in the recipe), `boilerplate` (arguments of `Boilerplate`) and `record` (similarities are computed, but do not
-    decide). `$volatile` holds arguments that do not
-    change the task's key; here this is `cache`, the bytes of shingle sets that are held in memory.
+    Arguments: `candidates` (references to the files `candidates.seg`, one per group of parts), `shingles` (for each
+    group a reference to its file of shingle sets, or null if texts are not compared), `ranks` (priority of each group),
+    `bucket` (number of the bucket), `bands` (number of bands of a signature), `verify` (smallest similarity that
+    removes a document; 0: similarities do not decide, and one document of a cluster stays), `max_comparisons` (most
+    comparisons for one document), and if they are set, `containment`, `prefer` (as in the recipe), `boilerplate`
+    (arguments of `Boilerplate`) and `record` (with `verify` 0, the similarity of each removed document to the kept one
+    is noted). `$volatile` holds arguments that do not change the task's key; here this is `cache`, the bytes of shingle
+    sets that are held in memory.
 
     The task writes two exchange files, both in buckets by number of the group. `verdicts.seg` has a VERDICT record for
     every document of every cluster. `near.seg` is about pairs of kept documents that were compared and whose similarity
@@ -299,7 +300,8 @@ class ClusterJudge:
     def _twin(self, i: int, start: int,
               index: dict[int, list[int]]) -> tuple[int | None, float, list[tuple[int, float]]]:
         """Look for a kept document that is similar enough for document `i` to be removed. `start` is the first document
-        of the cluster, and `index` holds the kept documents by band key.
+        of the cluster, and `index` holds the kept documents by band key. If `verify` is 0, `start` is that document for
+        all others, and the similarity is NaN unless it is to be noted (`record`).
 
         Returns (the kept document, or None if `i` stays; the similarity of the two; the kept documents that `i`
         resembles, with similarities). Documents that share the most bands with `i` are compared first, and of these the
@@ -336,9 +338,10 @@ class ClusterJudge:
         return None, 0.0, near
 
     def _nearest(self, kept: Sequence[int], i: int) -> Iterable[int]:
-        """Choose those documents from `kept` (kept documents with one band key) that are nearest to document `i` in
-        length. At most `cap` documents (rounded up to an even number) are chosen from each priority; twice as many from
-        the priority of `i`."""
+        """Choose those documents from `kept` (kept documents with one band key, by priority and then by length) that
+        are nearest to document `i` in length: around the place that `i` has in its own priority up to `cap` documents
+        on each side, and around the place that it would have in each other priority up to half as many (rounded up).
+        Priorities that come after all kept documents are left out."""
         nearest: dict[int, None] = {}
         rank, length = self.place[i]
         for priority in range((rank if self.by_place else self.last_rank) + 1):

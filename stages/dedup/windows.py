@@ -4,8 +4,9 @@ A *window* is a run of `window` bytes. Two texts share a stretch of at least `wi
 a window. To compare the windows of a whole corpus, one would have to exchange a hash for each byte. Most windows occur
 once, though, and a sample shows which ones: a *seed* is the run of `window` // 2 bytes in a window whose hash is
 smallest (its minimizer, Schleimer et al. 2003, "Winnowing"). If several runs have the smallest hash, the run that is
-the seed of the window before is taken, if it is among them ("robust winnowing"). Otherwise a text of a million equal
-bytes would have a million seeds. Equal windows have seeds of equal hash, and neighbouring windows mostly share their
+the seed of the window before is taken if it is among them ("robust winnowing"), and the last of them if not. Without
+this rule, a text of a million equal bytes would have a million seeds. Equal windows have seeds of equal hash, and
+neighbouring windows mostly share their
 seed, so that a text has about 4 seeds for each `window` bytes. Only windows whose seed's hash occurs more than once
 need be hashed. (Two equal windows that do not overlap have two seeds, because each seed lies within its window.)
 
@@ -184,7 +185,7 @@ def covering(texts, starts, stops):
 
 def merged(spans: list[tuple[int, int]], share: float) -> list[tuple[int, int]]:
     """Join neighbouring spans if the given spans cover at least `share` of the joined span (OLMo 3's fuzzy merge). The
-    spans are in order and do not overlap. With `share` 1, nothing is joined."""
+    spans are in order and neither overlap nor touch. With `share` 1, nothing is joined."""
     out: list[tuple[int, int, int]] = []                       # begin, end, bytes covered
     for begin, end in spans:
         covered = end - begin

@@ -92,9 +92,9 @@ class Book(Stage):
 
 
 def without_gutenberg(text: str) -> tuple[str, dict[str, str]]:
-    """Removes Project Gutenberg's header, licence and credits from a book. Returns (remaining text; facts that the
-    header states, by name, such as `title`). A text that is not from Project Gutenberg is returned unchanged, without
-    facts."""
+    """Removes Project Gutenberg's header, licence and credits from a book, and its lines `[Illustration]`. Returns
+    (remaining text; facts that the header states, by name, such as `title`). A text without marks of Project Gutenberg
+    at either end is returned unchanged, without facts."""
     starts = list(_START.finditer(text, 0, _EDGE))
     first_line = _FIRST.match(text)
     blocks = text.strip("\n").split("\n\n", 1)
@@ -135,9 +135,10 @@ def without_notes(text: str) -> str:
 def without_pages(text: str) -> str:
     """Returns the text of a book without its page numbers.
 
-    They are in brackets (`[Pg 12]`) or on lines of their own. Numbers count as page numbers only if nearly each is a
-    little larger than the one before. Numbers on lines of their own must, in addition, interrupt a sentence in more
-    than a third of all cases, because numbers of chapters, verses and sonnets seldom interrupt one.
+    They are in brackets or braces (`[Pg 12]`, `{12}`) or on lines of their own. Numbers count as page numbers only if
+    there are at least eight and nearly each is a little larger than the one before. Numbers on lines of their own must,
+    in addition, interrupt a sentence in more than a third of all cases, because numbers of chapters, verses and sonnets
+    seldom interrupt one. Form feeds become line breaks.
     """
     text = text.replace("\f", "\n")
     for pattern in (_PAGE, _BRACED):
@@ -160,7 +161,8 @@ def without_pages(text: str) -> str:
 
 
 def _counting(numbers: list[int]) -> bool:
-    """Whether numbers look like page numbers: nearly each is a little larger than the one before."""
+    """Whether numbers look like page numbers: there are at least `_PAGES`, and at least nine in ten are larger than the
+    one before, by at most 4."""
     return len(numbers) >= _PAGES and sum(0 < b - a < 5 for a, b in pairwise(numbers)) * 10 >= 9 * (len(numbers) - 1)
 
 
@@ -172,8 +174,8 @@ def _goes_on(text: str, m: re.Match[str]) -> bool:
 
 
 def wrapped_at(text: str) -> int:
-    """Returns the width, in characters, at which the lines of a text are broken; 0 when lines are not broken at a fixed
-    width."""
+    """Returns the width, in characters, at which the lines of a text are broken. Returns 0 when lines are not broken at
+    a fixed width of 55 to 100 characters, and for a text with fewer than 20 lines that are not blank."""
     lengths = sorted(len(line.rstrip()) for line in text.split("\n") if line and not line.isspace())
     if len(lengths) < 20:
         return 0
@@ -216,8 +218,9 @@ def _begins(before: str, line: str, base: int) -> bool:
 
 
 def unwrapped(text: str, width: int) -> str:
-    """Returns the text with each paragraph on one line. Blocks (stretches between blank lines) that are tables, or
-    whose lines were not broken at `width` characters, stay as they are."""
+    """Returns the text with each paragraph on one line. A block (the lines between two blank lines) stays as it is if
+    it is a table, or if more than a fifth of its line breaks were not caused by a width of `width` characters, as in
+    verse."""
     words = Counter(_WORD.findall(text.lower()))
     out = []
     for block in re.split(r"(\n(?:[ \t]*\n)+)", text):

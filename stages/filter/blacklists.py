@@ -52,7 +52,8 @@ class Blacklists:
 
 
 def split(url: str) -> tuple[str, str]:
-    """Split a URL into (host in lower case, path and query). Scheme, user, port and fragment are left out."""
+    """Split a URL into (host in lower case, path with query). Scheme, user, port, fragment, and full stops at the end
+    of the host are left out."""
     address = _SCHEME.sub("", url, count=1)
     end = min((place for mark in "/?#" if (place := address.find(mark)) >= 0), default=len(address))
     host = address[:end].rpartition("@")[2]
@@ -62,7 +63,8 @@ def split(url: str) -> tuple[str, str]:
 
 
 def host_and_parents(host: str) -> list[str]:
-    """Return a host and its parent domains, except top-level domains. An IP address has no parents."""
+    """Return a host and its parent domains, except top-level domains and names of more than _MOST_LABELS labels. An IP
+    address has no parents."""
     labels = host.split(".")
     if len(labels) < 2 or labels[-1].isdigit():
         return [host] if host else []
@@ -71,7 +73,8 @@ def host_and_parents(host: str) -> list[str]:
 
 def url_and_folders(host: str, path: str) -> list[str]:
     """Return the entries of a list of blocked URLs that would block a URL: the URL itself, with and without its query,
-    and every folder that contains it. For a.com/x/y?z these are a.com/x/y?z, a.com/x/y and a.com/x."""
+    and every folder that contains it, among the first _MOST_FOLDERS of its path. "www." at the beginning of the host is
+    left out. For a.com/x/y?z these are a.com/x/y?z, a.com/x/y and a.com/x."""
     full = host.removeprefix("www.") + path
     without_query = full.partition("?")[0]
     steps = without_query.split("/")[:_MOST_FOLDERS]

@@ -96,8 +96,9 @@ class Edges:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Edges:
-        """Read a file of bucket edges (the scores at which the next bucket begins). Raises ValueError, which names the
-        file, if it has more than MOST_BYTES or is not in the form that `tokenmill buckets fit` writes."""
+        """Read a file of bucket edges (the scores at which the next bucket begins). Raises OSError if the file cannot
+        be read, and ValueError, which names the file, if it has more than MOST_BYTES or is not in the form that
+        `tokenmill buckets fit` writes."""
         try:
             if Path(path).stat().st_size > MOST_BYTES:
                 raise ValueError(f"more than {MOST_BYTES:,} bytes")
@@ -188,7 +189,8 @@ class Fit:
     scores are divided.
 
     `add` takes columns with one value per document: groups (None if `by` is None), {score: float64 values, NaN for a
-    document without the score}, and integer weights. It raises ValueError if there are more than MOST_GROUPS groups.
+    document without the score}, and integer weights. It raises ValueError if there are more than MOST_GROUPS groups, or
+    more than MOST_VALUES different values of a score in one group.
     """
 
     def __init__(self, scores: Sequence[str], by: str | None) -> None:

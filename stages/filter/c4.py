@@ -29,8 +29,8 @@ class C4(Stage):
     off by default, as in FineWeb. A document is dropped when a line that the rules on words and punctuation did not cut
     holds "lorem ipsum" or, without "javascript", a "{". It is also dropped when the lines kept have fewer than 5
     sentences (spaCy's sentencizer). A limit of null switches its rule off. A dropped document keeps its original text.
-    The signals `c4_sentences`, the number of sentences kept, and `c4_lines_kept`, the share of lines kept, are null for
-    a document dropped for "lorem ipsum" or "{".
+    The signals `c4_sentences`, the number of sentences kept, and `c4_lines_kept`, the share of all lines (blank ones
+    included) that are kept, are null for a document dropped for "lorem ipsum" or "{".
     """
 
     name = "c4"

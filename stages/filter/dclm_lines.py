@@ -41,8 +41,9 @@ class DclmLines(Stage):
     words. Then phrases, in upper or lower case, are cut out of lines of up to `short_line` words: "items in cart"
     anywhere, "Read more..." at the end (a regular expression, so each dot matches any character), "Sign-in" at the
     beginning. The text is stripped after each of these cuts except the one by `min_line_words`. An empty line is kept,
-    and a line of white space is cut. The words of a document are counted as by the length rule of `dclm_quality`. A
-    dropped document keeps its original text.
+    and a line of white space is cut. The words of a document are counted as by the length rule of `dclm_quality`.
+    Reasons: `dclm_words_cut` (lost more than `max_words_cut` of the words), `dclm_no_lines` (no text is left),
+    `dclm_no_words` (the text had no words). A dropped document keeps its original text.
     """
 
     name = "dclm_lines"
@@ -112,8 +113,8 @@ class DclmLines(Stage):
         return "\n".join(lines)
 
     def _without(self, line: str, phrase: re.Pattern[str]) -> str | None:
-        """Remove a phrase from a short line. A longer line is returned unchanged. The result is None if nothing is left
-        of the line."""
+        """Remove a phrase from a short line. A longer line and an empty one are returned unchanged. The result is None
+        if nothing but white space is left."""
         if not self._fewer(line, self.config.short_line + 1):
             return line
         edited = phrase.sub("", line)

@@ -28,9 +28,10 @@ class DclmLinks(Stage):
     is a dotted name that ends in a top-level domain in lower case, with the path after it. DCLM's code calls `re.match`
     in place of `re.search`, so it looks for URLs only in pages *whose very first characters* spell a top-level domain,
     in upper or lower case. A page that begins with `The` is searched, because .th is such a domain; a page that begins
-    with `A few` is not. With `everywhere`, all pages are searched. Top-level domains are those of tldextract's snapshot
-    of the public suffix list, unless `tlds` names a file with one per line, like DCLM's `iana_tlds.txt` (of 2020). A
-    document of which no character is left is dropped (`empty`).
+    with `A few` is not. With `everywhere`, all pages are searched. IPv4 addresses are looked for in all pages in either
+    case. Top-level domains are those of tldextract's snapshot of the public suffix list, unless `tlds` names a file
+    with one per line, like DCLM's `iana_tlds.txt` (of 2020). A document of which no character is left is dropped
+    (`empty`).
     """
 
     name = "dclm_links"

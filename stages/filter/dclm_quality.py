@@ -43,7 +43,7 @@ class DclmQuality(Stage):
     without white space, punctuation included; one symbol ratio counts `#` and ellipses together; lines are stripped and
     blank ones ignored; `●`, `•`, `*` and `-` are bullets; stop words count in upper and lower case and at every
     occurrence. The signals of all rules (numbers stored with the document) are computed even if one rule drops the
-    document.
+    document; only a text without any word has no signal but `dclm_words`.
     """
 
     name = "dclm_quality"

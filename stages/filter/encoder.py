@@ -204,8 +204,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: the folder or its config.json is missing. _Unfit: config.json cannot be read, the model has
-        no sequence-classification head, its weights are not in safetensors files, or it can be loaded only by running
-        code that comes with it.
+        no sequence-classification head, its weights are not in safetensors files, or its files name code of its own to
+        be run (`auto_map`).
     """
     path = folder / "config.json"
     if not path.is_file():

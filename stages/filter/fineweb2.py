@@ -187,8 +187,8 @@ class FineWeb2(Stage):
         return repetition.verdict(doc) or lines.verdict(doc) or quality.verdict(doc)
 
     def _language(self, doc: Document) -> str | None:
-        """Return the name under which the table of thresholds has the document's language; None if the table lacks the
-        language."""
+        """Return the name under which `limits` has the document's language; None if documents in the language are not
+        judged, or the document has no language."""
         return _matching_label(tuple(self.limits()), doc.language) if doc.language else None
 
     def rules(self, name: str) -> tuple[GopherRepetition, FineWeb, GopherQuality]:

@@ -45,8 +45,9 @@ class Language(Stage):
     Dolma and DCLM. Three signals describe the lines whose language has a probability above `paragraph_min`: the number
     of these lines (`language_paragraphs`), the number of their languages (`languages`), and the share of their
     characters that is in the document's language (`language_share`, null without such lines). With `drop_foreign`,
-    those of these lines that are in another language are deleted from documents that are kept; `language_cut` is the
-    number of characters deleted. All signals describe the text before the deletion.
+    those of these lines that are in another language are deleted from documents that are kept. `language_cut` is the
+    number of characters of the lines to be deleted, also for documents that are dropped (without `drop_foreign`: 0).
+    All signals describe the text before the deletion.
 
     Reasons: `language` (not in `keep`), `language_score` (not above `min`), `language_script` (not in a script of its
     language), `script_share` (below `min_script_share`), `language_share` (below `min_share`), `languages` (more than
@@ -240,7 +241,7 @@ class Language(Stage):
     def min_score(self, language: str, script: str) -> float:
         """Return the score that a document of this language and script must exceed. If several names in the setting
         `min` fit the language, a name with a script is preferred, then the label `language` itself. If no name fits,
-        the setting's `default` is used."""
+        the setting's `default` is used, or DEFAULT if it has none."""
         thresholds = self.config.min
         if not isinstance(thresholds, dict):
             return thresholds

@@ -21,9 +21,10 @@ class RefinedWebLines(Stage):
     likes"), or when it has fewer than `min_line_words` words (by default, when it is a single word). From a line of up
     to `short_line` words, the phrases given for its beginning, its end or anywhere in it are removed, in upper or lower
     case. If nothing is left of the line, it is cut. The words (by white space) of every line that was cut *or edited*
-    count towards `max_words_flagged`, as the paper says; DCLM counts only the words removed (`dclm_lines`). Empty lines
-    stay. The paper derived its phrases from English pages: give those of your language. A dropped document keeps its
-    original text.
+    count towards `max_words_flagged`, as the paper says; DCLM counts only the words removed (`dclm_lines`). Blank lines
+    stay. The paper derived its phrases from English pages: give those of your language. Reasons:
+    `refinedweb_words_flagged`, and `refinedweb_no_lines` if no word is left. A dropped document keeps its original
+    text.
     """
 
     name = "refinedweb_lines"

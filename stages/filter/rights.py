@@ -64,8 +64,9 @@ class Rights(Stage):
         rights_open          a licence that lets anybody use the work
         rights_restricted    a licence that forbids commercial use or derivatives (Creative Commons' NC and ND)
 
-    `rights_copyright` is the number of copyright notices (a sign with a year or name). Notices and licences are
-    searched for in the first and last 20,000 characters of the text and in the notice of the page's head
+    `rights_copyright` is the number of copyright notices ("©", "(c)", "℗" or "copyright" with a year, or "©" with a
+    name). Notices and licences are searched for in the first and last 20,000 characters of the text and in the notice
+    of the page's head
     (`meta.rights`). Licences found go into `meta.licences` (`cc-by-sa-4.0`, `cc0`, `gfdl` …). They include the licence
     that the page's markup states (`meta.license`). A licence noted by the readers of code (`meta.licence`) counts as
     open.

@@ -30,8 +30,9 @@ class Toxicity(Stage):
     English), and the white space after a sentence is cut with it.
 
     Signals (numbers stored with the document): `toxicity`, the score of the document before any cut, and, with
-    `max_sentence`, `toxicity_cut`, the share of its characters that were cut (1 if only white space is left). Reasons:
-    the signal's name, and `toxicity_all` when nothing is left.
+    `max_sentence`, `toxicity_cut`, the share of its characters that are in sentences to be cut (1 if all but white
+    space is). With another `signal`, its name stands for `toxicity`. Reasons: `toxicity` (above `max`), and
+    `toxicity_all` when nothing is left.
 
     Such classifiers flag dialects and texts about minorities more often than others (Dodge et al., arXiv 2104.08758):
     inspect the dropped samples before you trust a threshold.

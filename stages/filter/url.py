@@ -49,8 +49,9 @@ class Url(Stage):
     words between word boundaries, and soft words. Entries keep their hyphens and other marks, which datatrove removes.
 
     With `integrated` the lists that datatrove ships are used (4.5 million domains by the University of Toulouse, and
-    RefinedWeb's words). Files named in other settings add entries to these lists (one entry per line, # begins a
-    comment, gzip is unpacked). `blacklists` names an archive in the layout of UT1, the University of Toulouse's lists
+    RefinedWeb's words). Files named in other settings add entries to these lists (one entry per line, a line that
+    begins with # is a comment, gzip is unpacked). `blacklists` names an archive in the layout of UT1, the University of
+    Toulouse's lists
     by category. The hosts and URLs in its `categories` are blocked, with all hosts and URLs below them. This rule comes
     after the list of URLs; its reasons are `url_gambling` and so on. The signal `url_category` (a number stored with
     the document) is the number of the category that blocks the URL: 1 for the first, 0 for none, null without

@@ -93,8 +93,9 @@ class Classifier:
 
 
 def kind_of(labels: Sequence[str]) -> tuple[str, str | None]:
-    """Return (kind, target) of a classifier with these labels: ("binary", the label for good texts), ("grades", None)
-    if the labels are three numbers or more, or ("labels", None)."""
+    """Return (kind, target) of a classifier with these labels: ("binary", the label for good texts) if the labels are
+    GOOD and REST (then GOOD is the target) or two numbers (then the greater one is), ("grades", None) if the labels are
+    three numbers or more, otherwise ("labels", None)."""
     if sorted(labels) == sorted((GOOD, REST)):
         return "binary", GOOD
     if all(grade_of(label) is not None for label in labels):

@@ -39,8 +39,10 @@ def profile(texts: Sequence[str], scores: Scores) -> dict[str, Any]:
     later compares other texts with this profile.
 
     Returns {"documents", "bytes", "scores", "lengths", "languages"}; for a classifier that only chooses among labels,
-    "labels" takes the place of "scores". A distribution is {"at": points ascending, "below": share <= point, "bins":
-    edges of ten bins, "counts"}. Scores are in the units of the step `quality`, lengths in characters.
+    "labels" takes the place of "scores". Without the language model there is no "languages". "languages" and "labels"
+    are counts by name; the other two are distributions, {"at": points ascending, "below": share <= point, "bins": edges
+    between ten bins (fewer if values are equal), "counts"}. Scores are in the units of the step `quality`, lengths in
+    characters.
     """
     result: dict[str, Any] = {"documents": len(texts),
                              "bytes": sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)}
@@ -61,9 +63,10 @@ def compare(baseline: dict[str, Any], texts: Sequence[str], scores: Scores) -> d
     """Compare texts with the profile `baseline` of an earlier corpus, to find out whether the data has changed.
 
     Returns:
-        {"verdict": "same", "watch", "drift" (the worst verdict of the parts), or "too_few" if the profile or the texts
-        have fewer than FEWEST_DOCUMENTS documents, "documents", and a part for each of "scores", "lengths", "languages"
-        and "labels" that both the profile and the texts have: {"index", "noise", "verdict"}}. "index" is the population
+        {"verdict": "same", "watch", "drift" (the worst verdict of the parts), or "too_few" (then also in each part) if
+        the profile or the texts have fewer than FEWEST_DOCUMENTS documents, "documents", and a part for each of
+        "scores", "lengths", "languages" and "labels" that both the profile and the texts have: {"index", "noise",
+        "verdict"}}. "index" is the population
         stability index, and "noise" its size by chance. The part "scores" also has the Kolmogorov-Smirnov "distance"
         and its "critical" value; its verdict is "same" if the distance does not exceed this value. The parts "labels"
         and "languages" also have "moved", the names whose shares changed most: [[name, share before, share now], …].
@@ -96,8 +99,9 @@ def compare(baseline: dict[str, Any], texts: Sequence[str], scores: Scores) -> d
 
 
 def _distribution(values: NDArray[np.float64]) -> dict[str, Any]:
-    """Return the distribution of values, as {"at": points ascending, "below": share <= point, "bins": edges of ten
-    bins, "counts"}."""
+    """Return the distribution of values, as {"at": points ascending, "below": share <= point, "bins": edges between ten
+    bins (fewer if values are equal), "counts": values in each bin}. Without values, the lists are empty and there is
+    one bin with the count 0."""
     ordered = np.sort(values)
     if not len(ordered):
         return {"at": [], "below": [], "bins": [], "counts": [0]}

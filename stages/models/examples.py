@@ -140,7 +140,7 @@ def near_duplicates(texts: list[str]) -> NDArray[np.int64]:
     without near-duplicates is a cluster of its own."""
     from stages.dedup.hashing import band_keys
     from stages.dedup.lsh import components
-    from stages.dedup.minhash import MinHashSignature
+    from stages.dedup.signature import MinHashSignature
 
     stage = MinHashSignature(bands=_BANDS, rows=_ROWS)
     roots = np.arange(len(texts))

@@ -73,7 +73,7 @@ class Ranking:
     def curve(self, points: int = 20) -> list[dict[str, float]]:
         """Return the precision-recall curve. For each recall of 1/points, 2/points … 1 it has the highest threshold
         that reaches the recall, with precision, recall, F1 and the share of all documents kept by `score >= threshold`.
-        The list is empty if no document is good."""
+        A threshold that several of these recalls share is listed once. The list is empty if no document is good."""
         good, others = self.steps()
         total, documents = good.sum(), len(self.good)
         if not total:
@@ -109,7 +109,8 @@ def bootstrap(measures: Mapping[str, Callable[[Floats], float]], n: int, seed: i
 
 
 def interval(values: Floats) -> list[float] | None:
-    """Return [low, high], between which the middle 95 % of bootstrap values lie; None if no value is a number."""
+    """Return [low, high], between which the middle 95 % of the finite bootstrap values lie; None if no value is
+    finite."""
     values = values[np.isfinite(values)]
     if not len(values):
         return None
@@ -119,7 +120,8 @@ def interval(values: Floats) -> list[float] | None:
 
 def calibration_error(probabilities: ArrayLike, good: ArrayLike, bins: int = 10) -> float:
     """Return the expected calibration error. It is the mean of |mean probability - share of good documents| over bins
-    of (nearly) equal numbers of documents, weighted by these numbers (Naeini et al. 2015, with equal-mass bins)."""
+    of (nearly) equal numbers of documents, weighted by these numbers (Naeini et al. 2015, with equal-mass bins). It is
+    0 without documents."""
     predicted, observed = np.asarray(probabilities, np.float64), np.asarray(good, np.float64)
     order = np.argsort(predicted, kind="stable")
     parts = [part for part in np.array_split(order, bins) if len(part)]
@@ -137,7 +139,7 @@ def threshold_keeping(scores: ArrayLike, share: float) -> float:
     """Return the lowest score t for which at most a share `share` of the documents have `score >= t`.
 
     If more documents than this share have the highest score, no score meets the condition, and the result is above
-    every score.
+    every score (infinite without documents).
     """
     ordered = np.sort(np.asarray(scores, np.float64))[::-1]
     count = int(np.floor(share * len(ordered) + 1e-9))

@@ -39,7 +39,8 @@ def read(path: str | Path) -> dict[str, Any]:
 
 def features(model: FastText, labels: list[str]) -> dict[str, list[list[Any]]]:
     """For each label of a classifier, return the words that speak most for it: [word, strength, number of occurrences
-    in training], the strongest first.
+    in training], the strongest first, at most MOST_WORDS. Only words of letters that occur at least FEWEST_OCCURRENCES
+    times and have a strength above 0 are returned.
 
     The strength of a word has two factors. One is what an occurrence of the word adds to the logit of the label, minus
     the mean of what it adds to the other labels. The other is ln(1 + number of occurrences), which lowers rare words:

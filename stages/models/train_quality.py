@@ -70,8 +70,8 @@ def train(labelled: Iterable[tuple[str, str]], out: str | os.PathLike[str], *, s
     `intended_use` and `license` go into the card as they are.
 
     Raises:
-        ValueError: there are fewer than two labels, a label has fewer than two training texts, or fastText cannot use a
-            label.
+        ValueError: there are fewer than two labels or more than MOST_LABELS, two labels are the same number, a label
+            has fewer than two training texts, or fastText cannot use a label.
         RuntimeError: fastText failed; the message holds its error output.
     """
     settings = settings or FastTextSettings()
@@ -174,8 +174,9 @@ def _fit(part: list[Example], settings: FastTextSettings, seed: int, model: Path
 
 
 def _calibrated(classifier: Classifier, part: list[Example], sha256: str) -> Classifier:
-    """Return the classifier with a calibration fitted on the examples `part`. If these are too few to fit one for every
-    label, the classifier is returned unchanged. `sha256` is the hash of the model file."""
+    """Return the classifier with a calibration fitted on the examples `part`. If no calibration can be fitted for the
+    grades, or for one of the labels (`calibration.fit`), the classifier is returned unchanged. `sha256` is the hash of
+    the model file."""
     raw = classifier.raw([example.text for example in part])
     steps_of_one = round(1 / Quality.grid)
     tables: dict[str, Any] = {}

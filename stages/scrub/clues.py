@@ -56,7 +56,7 @@ class Clues:
     def none(self) -> bool:
         """Whether the text surely holds no personal data that the repeated finders look for (all except e-mail and IP
         addresses and telephone numbers with a plus). It is True only for a text shorter than SHORT without digits,
-        codes and private keys. A longer text is not examined, and the result is False."""
+        codes and private keys. Any longer text is not examined, and the result is False."""
         return len(self.text) < self.SHORT and not _ANY.search(self.text)
 
     @cached_property

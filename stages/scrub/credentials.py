@@ -129,7 +129,7 @@ def _assigned_secrets(text: str, codes: list[Span]) -> Iterator[tuple[int, int, 
                     _NAME.search(text, max(0, match.start() - 40), match.start()):
                 if name_occurs is None:
                     lower = text.lower()
-                    name_occurs = len(lower) == len(text) and any(hint in lower for hint in _NAME_HINTS)
+                    name_occurs = any(hint in lower for hint in _NAME_HINTS)
                 if name_occurs:
                     yield *match.span(group), "named"
 

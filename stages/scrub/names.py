@@ -143,8 +143,8 @@ def _spacy(folder: Path) -> Entities:
 
 
 def _pieces(text: str, longest: int) -> Iterator[tuple[int, str]]:
-    """Cut a text into pieces of at most `longest` characters, after a line break or else after a space. Yields (offset,
-    piece)."""
+    """Cut a text into pieces of at most `longest` characters: after the last line break in the second half of a piece,
+    or else after the last space there, or else inside a word. Yields (offset, piece)."""
     start = 0
     while start < len(text):
         end = min(start + longest, len(text))

@@ -85,9 +85,10 @@ def _de(v: str) -> bool:
 
 
 def _fr(v: str) -> bool:
-    """Whether `v` (without separators) is a valid French NIR (INSEE). It consists of sex, year, month and place of
-    birth, a serial number, and two check digits. The check digits are 97 - n mod 97, where n is the number before them.
-    In n, Corsica's departments 2A and 2B count as 19 and 18."""
+    """Whether `v` (without separators) is a valid French NIR (INSEE). It consists of sex (1, 2, 3, 7 or 8), year, month
+    (1 to 12, or codes from 20 to 42 or above 49 for an unknown month) and place of birth, a serial number, and two
+    check digits. The check digits are 97 - n mod 97, where n is the number before them. In n, Corsica's departments 2A
+    and 2B count as 19 and 18."""
     month = int(v[3:5])
     if v[0] not in "12378" or not (1 <= month <= 12 or 20 <= month <= 42 or month >= 50):
         return False
@@ -132,7 +133,7 @@ def _pt(v: str) -> bool:
 
 def _nl(v: str) -> bool:
     """Whether `v` (nine digits) is a valid Dutch Burgerservicenummer (RvIG). The sum of the digits, by weights 9 to 2
-    and -1 for the last digit, is a multiple of 11."""
+    and -1 for the last digit, is a multiple of 11. Numbers that begin with 00 are rejected."""
     return v[:2] != "00" and weighted(v, (9, 8, 7, 6, 5, 4, 3, 2, -1)) % 11 == 0
 
 
@@ -240,7 +241,8 @@ def _kr_dated(v: str) -> bool:
 
 
 def _tr(v: str) -> bool:
-    """Whether `v` (eleven digits) is a valid Turkish T.C. kimlik no (NVİ), which has two check digits."""
+    """Whether `v` (eleven digits) is a valid Turkish T.C. kimlik no (NVİ), which has two check digits and does not
+    begin with 0."""
     digits = [int(digit) for digit in v]
     return (digits[0] != 0 and (7 * sum(digits[0:9:2]) - sum(digits[1:8:2])) % 10 == digits[9]
             and sum(digits[:10]) % 10 == digits[10])

@@ -43,8 +43,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Pii(Stage):
-    """Replace personal data in texts by placeholders or pseudonyms. By default, only e-mail and IP addresses are
-    replaced (FineWeb, arXiv 2406.17557, section 3.8).
+    """Replace personal data in texts by placeholders or pseudonyms. By default, only e-mail and public IPv4 addresses
+    are replaced (FineWeb, arXiv 2406.17557, section 3.8).
 
     Dialect (the code it follows): datatrove 0.10.1 (`PIIFormatter`) for e-mail and IP addresses. The text is byte for
     byte what a newly made `PIIFormatter` returns for the document. datatrove cycles through several replacements across
@@ -65,7 +65,7 @@ class Pii(Stage):
     """
 
     name = "pii"
-    version = 3
+    version = 4
     cost_ms, edits = 0.05, True
     scrubs = True
     memory_mb = 20
@@ -327,7 +327,7 @@ def _size(text: str) -> int:
 def scrub_text(text: str) -> str:
     """Replace the personal data in a text by placeholders, for every text that is shown to people. This function finds
     all kinds of data except names and postal addresses: ids of all countries, but telephone numbers in international
-    form only. No model and no library is needed."""
+    form only, and no IP addresses of private and reserved networks. No model and no library is needed."""
     matches = find(text, *_finders_of_all_kinds())
     return "".join(_pieces(text, matches, _placeholder, 0, len(text))) if matches else text
 

@@ -71,9 +71,8 @@ class Pseudonyms:
 
 
 def is_fake(kind: str, value: str) -> bool:
-    """Whether `value` is a fake that replaces personal data, and that would otherwise be found and replaced again. Such
-    fakes are mail and IP addresses reserved for examples, and Person-… or Address-…, which a model may mistake for a
-    name."""
+    """Whether `value` has the form of a fake that would otherwise be found and replaced again: a mail or IP address
+    that is reserved for examples, or Person-… or Address-…, which a model may mistake for a name."""
     if kind == "emails":
         return value.lower().endswith(("@example.com", "@example.org", "@example.net"))
     if kind == "ips":

@@ -40,7 +40,9 @@ CHECKED = 1000
 
 
 def wallets(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """Find addresses of cryptocurrencies in the text of `clues`. Yields (start, end, currency), in no order."""
+    """Find addresses of cryptocurrencies in the text of `clues`. Yields (start, end, currency), in no order. The
+    currency is a name such as "bitcoin", or for Bech32 the prefix of the address ("bc"); for a private key of Bitcoin
+    it is "private_key"."""
     text, words = clues.text, [span for span in clues.words if span[1] - span[0] >= _SHORTEST]
     yield from _ethereum(text, words)
     for begin, stop in words:

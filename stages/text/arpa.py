@@ -29,7 +29,8 @@ def compile_arpa(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
     score it: the back-off weight of its context (all words but the last) plus the log10 probability of its end.
 
     The file `out` also stores `normalize` (how texts are normalised) and `pieces` (a SentencePiece model). Memory:
-    about 150 bytes per n-gram. Raises BadModel, which names the line, if the file is not valid ARPA.
+    about 150 bytes per n-gram. Raises BadModel, which names the file and, for a bad entry, its line, if the file is not
+    valid ARPA, has orders above MOST_ORDER, or lacks the context of one of its n-grams.
     """
     words: list[str] = []
     orders: list[tuple[np.ndarray, np.ndarray]] = []       # ids (n-grams, n), values (n-grams, 2)

@@ -35,7 +35,8 @@ def rules_path(language: str = "en") -> Path:
     such as 'en'. If the file does not exist, the rules are exported from spaCy first.
 
     Raises:
-        RuntimeError: spaCy is missing or the export failed; the message holds its error output.
+        importlib.metadata.PackageNotFoundError: spaCy is missing.
+        RuntimeError: the export failed; the message holds its error output.
     """
     return rules_paths([language])[0]
 
@@ -43,7 +44,7 @@ def rules_path(language: str = "en") -> Path:
 def rules_paths(languages: Iterable[str]) -> list[Path]:
     """Return the paths of the files with spaCy's tokenizer rules for several languages, given as spaCy's codes. All
     files that do not exist yet are made by one process, because importing spaCy takes longer than exporting a language.
-    Raises RuntimeError if spaCy is missing or the export failed."""
+    Raises the errors of `rules_path`."""
     folder = cache_dir() / "words"
     version = f"spacy-{metadata.version('spacy')}-py{sys.version_info.major}.{sys.version_info.minor}-v{FORMAT}"
     paths = {language: folder / f"{language}-{version}.json" for language in languages}

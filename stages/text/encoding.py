@@ -4,20 +4,23 @@ The first of these rules that applies decides:
 
 1. the encoding of a byte-order mark;
 2. UTF-16 without a byte-order mark, recognised by its NUL bytes;
-3. a stateful encoding, whose bytes look like ASCII (ISO-2022-JP, for instance), if the transport, such as HTTP,
-   declares it and the page has an escape character;
+3. ISO-2022-JP, whose bytes look like ASCII, if the transport, such as HTTP, declares it and the page has an escape
+   character;
 4. UTF-8, if the bytes are valid (a page that decodes as UTF-8 by accident practically does not exist, while wrong
    declarations are common);
-5. the first of three guesses by which all bytes decode without error and which the bytes do not contradict (see below):
-   the charset that the transport declares; the charset that the page declares in its own `<meta>`; the result of byte
-   statistics (resiliparse; single-byte results are checked again);
+5. the first of three guesses (other than UTF-8) by which all bytes decode without error and to at most 1 % control
+   characters, and which the bytes do not contradict (see below): the charset that the transport declares; the charset
+   that the page declares in its own `<meta>`; the result of byte statistics (resiliparse; single-byte results are
+   checked again);
 6. UTF-8, if the bytes are *mostly* valid (ten or more sound characters beyond ASCII for each broken place);
-7. the first encoding that rule 5 tried, with its errors replaced, or windows-1252 if it tried none.
+7. the first guess of rule 5, even if the bytes contradict it, with its errors replaced, or windows-1252 if there was no
+   guess.
 
 Labels are read as browsers read them (WHATWG: ISO-8859-1 is windows-1252, GB2312 is GBK, Shift_JIS is code page 932).
-The bytes contradict a label in two cases: bytes beyond ASCII come in long runs although the label is for a Latin
-script, or they come one by one although the label is for another script. If a server declares every page as ISO-8859-1,
-its declaration is therefore ignored on Russian, Greek and Chinese pages.
+The bytes contradict a label in two cases: bytes beyond ASCII come in long runs (more than _LATIN_RUN on average)
+although the label is for a Latin script, or mostly one by one (fewer than _OTHER_RUN on average) although the label is
+for another script. If a server declares every page as ISO-8859-1, its declaration is therefore ignored on Russian,
+Greek and Chinese pages.
 """
 
 from __future__ import annotations

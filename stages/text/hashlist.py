@@ -1,9 +1,9 @@
 """Stores big lists of strings (4.5 million blocked domains, for instance) on disk, as sorted 64-bit hashes in a
 memory-mapped file.
 
-A Python set of that size costs 2 s and 1 GB in every worker. Opening the file takes no time, and all workers share its
-36 MB. Two different strings have the same hash (xxh3_64) with probability 2**-64, so one in 4 * 10**12 look-ups in such
-a list gives a wrong answer.
+A Python set of that size costs 2 s and 0.5 GB in every worker. Opening the file takes no time, and all workers share
+its 36 MB. Two different strings have the same hash (xxh3_64) with probability 2**-64, so one in 4 * 10**12 look-ups in
+such a list gives a wrong answer.
 
 A list may carry labels, a number from 1 to 255 for each string, in the lowest byte of the hash. Two different strings
 then share the other 56 bits with probability 2**-56.

@@ -129,7 +129,7 @@ def short(label: str) -> str:
 def scripts_of(label: str) -> tuple[str, ...]:
     """Return the scripts that texts in a language are written in. If the label has a script, only this one is returned;
     otherwise the usual scripts of the language, which are known for the languages of the model lid.176. () stands for
-    unknown scripts."""
+    unknown scripts, also for a script code that begins with Z (Zxxx: unwritten)."""
     language_tag = tag(label)
     if language_tag is None:
         return ()

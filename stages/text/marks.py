@@ -45,8 +45,9 @@ def copies(text: str, separator: str = "\n") -> list[Span]:
 
 
 def repeated_words(text: str, n: int, *, top: bool) -> list[Span]:
-    """Return the spans of repeated runs of `n` words. With `top`, these are all occurrences of the most frequent run;
-    without, all runs that repeat an earlier run. Spans that overlap are joined."""
+    """Return the spans of repeated runs of `n` words, MOST at most. With `top`, these are all occurrences of the most
+    frequent run (none if it occurs only once); without, all runs that repeat an earlier run. Spans that overlap or
+    follow each other are joined."""
     words = [match.span() for match in _WORD.finditer(text)]
     runs = [tuple(text[a:b] for a, b in words[i:i + n]) for i in range(len(words) - n + 1)]
     if top:

@@ -29,7 +29,8 @@ def repeated(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.nd
 
     Returns a row of four int64 for every n from `low` to `high`: the count of the most frequent n-gram; the characters
     of the first n-gram with that count; the characters of the longest n-gram with that count; and the characters of all
-    words inside an n-gram that occurs at least twice, each word once. Spaces do not count as characters.
+    words inside an n-gram that occurs at least twice, each word once. Spaces do not count as characters. If the text
+    has fewer than n words, the row holds zeros.
     """
     words = ids.shape[0]
     out = np.zeros((high - low + 1, 4), np.int64)

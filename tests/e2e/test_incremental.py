@@ -484,6 +484,11 @@ def test_forgetting_needs_an_index_and_a_takedown(folders, taken, grown, tmp_pat
         assert done.returncode == code
         assert re.search(words, done.stderr) and "Traceback" not in done.stderr
     shutil.copytree(folders / "one", tmp_path / "one")
+    before = {path: path.read_bytes() for path in (tmp_path / "one").rglob("*") if path.is_file()}
+    done = commands.command("pipeline.cli", "dedup", "forget", str(tmp_path / "one"), str(tmp_path / "typo"), "--store",
+                            str(taken[0]))
+    assert done.returncode == 2 and "typo holds no index" in done.stderr and not done.stdout
+    assert {path: path.read_bytes() for path in (tmp_path / "one").rglob("*") if path.is_file()} == before
     _crafted(tmp_path / "one", "documents", _put("size", 2**62))
     done = commands.command("pipeline.cli", "dedup", "forget", str(tmp_path / "one"), "--store", str(taken[0]))
     assert done.returncode == 2

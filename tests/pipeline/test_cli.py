@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import json
 import logging
@@ -16,6 +17,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+import pipeline.cli
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from tests.hurried import HurriedClock
@@ -226,6 +228,29 @@ def test_ctrl_c_before_anything_runs_says_it_too(site, tmp_path, tokenmill, monk
     said = tokenmill("run", site / "recipe.yaml", "--store", tmp_path / "store", "--backend", "inline", "--quiet")
     assert said.code == 1
     assert said.err == "error: stopped by SIGINT; what was committed is kept, run again to go on\n"
+
+
+def test_ctrl_c_while_the_command_is_imported_is_one_line(monkeypatch, capsys):
+    real = builtins.__import__
+
+    def interrupted(name, *rest):
+        if name == "pipeline.cli.app":
+            raise KeyboardInterrupt
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    monkeypatch.setattr(sys, "argv", ["tokenmill", "list"])
+    with pytest.raises(SystemExit) as stop:
+        pipeline.cli.main()
+    assert stop.value.code == 1 and capsys.readouterr().err == "stopped\n"
+
+
+@pytest.mark.parametrize("root", ["s3://", "s3:///", "file://", "gs://"])
+def test_an_address_without_a_bucket_is_no_folder_of_this_machine(root, tokenmill, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = tokenmill("list", "--store", root)
+    assert said.code == 1 and said.err.startswith(f"error: {root}: names no bucket or folder") and not said.out
+    assert said.err.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
 # -- plan ------------------------------------------------------------------------------------------------------------

@@ -37,7 +37,8 @@ from pipeline.store.verify import verify_store
 from tests.corpus import sentences
 
 STAGES = """
-    from stages.dedup.minhash import MinHash, MinHashSignature
+    from stages.dedup.minhash import MinHash
+    from stages.dedup.signature import MinHashSignature
     from stages.stage import Stage
 
     class Idle(Stage):

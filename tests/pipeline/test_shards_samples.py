@@ -23,11 +23,11 @@ from tests.pipeline.cli_site import Said
 from tests.trainer.synthetic import EOS, MODEL, TOKENIZER, VOCAB
 from tokenizer.imports.assemble import Assembly
 from tokenizer.imports.documents import ImportedDocuments
-from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.mixture.curriculum import Curriculum, CurriculumError
 from tokenizer.mixture.order import Order
 from tokenizer.mixture.realised import realised_in
 from tokenizer.mixture.resolve import resolve
-from tokenizer.mixture.steps import step_at
+from tokenizer.mixture.steps import step_at, step_of
 from tokenizer.shards.layout import MANIFEST, Manifest
 from tokenizer.shards.reader import ShardSet, loss_mask
 
@@ -181,6 +181,14 @@ def test_counts_are_those_of_all_samples_one_by_one(store, curriculum, steps):
             at.stream[chosen] == [s.name for s in curriculum.streams].index(row["stream"]))
         assert (row["realised"], row["tokens"]) == (mine.sum(), at.sequence[chosen][mine].sum())
         assert abs(row["realised"] - row["planned"]) <= 2 * len(ranges)
+
+
+def test_a_sample_belongs_to_one_step(curriculum):
+    steps = [step_of(curriculum, sample) for sample in range(curriculum.samples)]
+    assert all((at := step_at(curriculum, step)).first <= sample < at.stop for sample, step in enumerate(steps))
+    for sample in (-1, curriculum.samples):
+        with pytest.raises(CurriculumError, match=str(sample)):
+            step_of(curriculum, sample)
 
 
 def test_a_document_that_is_read_in_several_blocks_is_missing_once(store, curriculum, tmp_path):

@@ -282,11 +282,18 @@ def test_candidates_get_the_tokenizer_of_the_run_and_weights_by_their_tokens(sit
     assert manifest["tokenizer"] == curriculum(store, "base").tokenizer.sha256
 
 
-def test_a_mistake_in_set_is_found_before_data_is_made(site, tmp_path, capfd):
-    words = ["ablate", "--data", f"base={site / 'recipe.yaml'}", "--vary", *VARY[0], "--held-out", "judge", "--store",
-             str(tmp_path / "new"), "--set", "optimizer.lrr=1"]
-    assert forward(words) == 2
-    assert_one_line(capfd.readouterr().err, "did you mean 'lr'")
+@pytest.mark.parametrize(("words", "said"), [
+    (["--set", "optimizer.lrr=1"], "did you mean 'lr'"),
+    (["--by", "tasks"], "--by tasks: the settings have no evaluate.tasks"),
+    (["--set", "evaluate.tasks={every: 200, tasks: [arc_eazy], data: .}"], "did you mean 'arc_easy'"),
+    (["--set", "evaluate.tasks={every: 200, tasks: [arc_easy], data: typo}"], "evaluate.tasks.data: typo is no folder"),
+    (["--set", "checkpoint.every=5", "--set", "evaluate.tasks={every: 7, tasks: [sciq], data: .}"],
+     "let it be a multiple of checkpoint.every")])
+def test_a_mistake_in_the_settings_is_found_before_data_is_made(site, tmp_path, capfd, words, said):
+    base = ["ablate", "--data", f"base={site / 'recipe.yaml'}", "--vary", *VARY[0], "--held-out", "judge", "--store",
+            str(tmp_path / "new")]
+    assert forward([*base, *words]) == 2
+    assert_one_line(capfd.readouterr().err, said)
     assert not (tmp_path / "new").exists()
 
 

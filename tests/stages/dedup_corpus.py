@@ -7,7 +7,8 @@ import re
 from collections import defaultdict
 from collections.abc import Callable
 
-from stages.dedup.minhash import MinHash, MinHashSignature
+from stages.dedup.minhash import MinHash
+from stages.dedup.signature import MinHashSignature
 from stages.text.normalize import simplify
 from tests.stages.dedup_fragment import Doc
 

@@ -13,7 +13,8 @@ import pytest
 from pipeline.store.fs import Store
 from stages.dedup.explain import explain
 from stages.dedup.fragment import Sizes, groups
-from stages.dedup.minhash import MinHash, MinHashSignature
+from stages.dedup.minhash import MinHash
+from stages.dedup.signature import MinHashSignature
 from stages.document import DuplicateId
 from tests.stages.dedup_corpus import corpus, edited, expected, vocabulary
 from tests.stages.dedup_fragment import Doc, run_fragment, write_parts

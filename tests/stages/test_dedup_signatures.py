@@ -19,7 +19,7 @@ from stages.dedup.hashing import (
     split_words,
     word_shingles,
 )
-from stages.dedup.minhash import MinHashSignature
+from stages.dedup.signature import MinHashSignature
 from stages.document import Document
 from stages.text.chunks import utf8
 from stages.text.normalize import simplify

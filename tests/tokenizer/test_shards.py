@@ -299,6 +299,21 @@ def test_a_manifest_of_another_version_names_itself_and_the_remedy(tmp_path):
             ShardSet(tmp_path)
 
 
+@pytest.mark.parametrize(("key", "value"), [("vocab_size", "99"), ("eos", True), ("source", []),
+                                            ("shards.0.index", "0"), ("shards.0.tokens", 3.0)])
+def test_a_value_of_another_type_in_a_manifest_is_refused_although_its_sha256_is_right(tmp_path, key, value):
+    made = write_set(tmp_path, [[np.array([5, 6])]], 99)
+    doc = json.loads(made.dumps())
+    if key.startswith("shards"):
+        doc["shards"][0][key.split(".")[2]] = value
+        made = replace(made, shards=(Shard(**doc["shards"][0]),))
+    else:
+        doc[key] = value
+        made = replace(made, **{key: value})
+    with pytest.raises(ShardError, match=key.split(".")[-1]):
+        Manifest.from_json({**doc, "sha256": made.identity()}, "shards.json")
+
+
 @pytest.mark.parametrize("kind", ["body", "table"])
 def test_a_file_that_is_gone_has_one_remedy(tmp_path, kind):
     shard = write_set(tmp_path, [[np.array([5, 6])]], 99).shards[0]

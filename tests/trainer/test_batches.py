@@ -103,6 +103,18 @@ def test_rows_of_any_length_are_filled_like_one_at_a_time(samples, seed):
             assert_equal(collate(whole, 40), plain_collate(whole, 40))
 
 
+def test_a_loss_mask_that_is_cut_while_it_is_read_is_an_error(tmp_path):
+    """A page beyond the end of a mapped file would end the process by SIGBUS."""
+    write_set(tmp_path, [some_documents(np.random.default_rng(0), 400, 300)], 300, masked=(0,))
+    shards = ShardSet(tmp_path)
+    [info] = shards.manifest.shards
+    windows([shards], [(0, 0)], 32)
+    with open(tmp_path / info.loss, "r+b") as file:
+        file.truncate(100)
+    with pytest.raises(ShardError, match=rf"{info.loss}: 100 bytes, the manifest says {info.tokens}: cut"):
+        windows([shards], [(0, info.tokens // 32 - 1)], 32)
+
+
 @pytest.mark.parametrize("wrong", ["token", "ends"])
 def test_what_is_impossible_in_one_of_many_samples_is_named_as_if_it_were_read_alone(tmp_path, monkeypatch, wrong):
     monkeypatch.setattr(CheckedFile, "check", lambda *_: None)          # as if it had been written like this

@@ -194,9 +194,11 @@ def test_trainings_with_a_common_beginning_are_searched_from_where_they_differ(t
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["24", "--task", "nothing"], "nothing"), (["24", "--task", "next", "--against", "23"], "step_00000023"),
+    (["24", "--task", "nothing"], "--task nothing: unknown"),
+    (["24", "--task", "next", "--against", "23"], "step_00000023"),
     (["12", "--task", "next"], "--against"), (["24", "--data", "x"], "--task"),
-    (["7", "--task", "next"], "step_00000007"), (["24", "--task", "next", "--data", "store"], "--data")])
+    (["7", "--task", "next"], "next.json: no such result (steps that have one: 12, 24)"),
+    (["24", "--task", "next", "--data", "store"], "--data")])
 def test_what_cannot_be_explained_is_said(trained: Path, capsys, monkeypatch, words: list[str], said: str):
     monkeypatch.chdir(trained.parents[2])
     assert main(["explain", str(trained), *words]) == 2

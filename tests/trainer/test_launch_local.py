@@ -85,6 +85,8 @@ def test_ctrl_c_during_set_up_is_no_traceback(tmp_path, monkeypatch, capfd):
     for command in (main, forward):
         assert command(["run", str(tmp_path)]) == 1
         assert capfd.readouterr().err == "stopped: nothing was saved\n"
+    monkeypatch.setattr("trainer.tools.task_eval.run", interrupted)     # saves each task that is scored
+    assert main(["eval", str(tmp_path)]) == 1 and capfd.readouterr().err == "stopped\n"
 
 
 def test_ctrl_c_saves_also_when_it_ends_who_listens(tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from trainer.model.transformer import Transformer
 from trainer.observe.metrics import read
 from trainer.optim import adamw8bit
 from trainer.optim import build as optim
+from trainer.optim.config import kinds
 
 
 def model(**keys):
@@ -51,6 +52,10 @@ def test_groups(kind, tie, alone):
 
 def test_without_a_rate_of_its_own_the_embedding_learns_like_the_rest(alone):
     assert {g["peak"] for g in optim.build(configured(lr=0.5), model().named_parameters(), alone).param_groups} == {0.5}
+
+
+def test_every_optimiser_is_tested():
+    assert KINDS.keys() == kinds().keys()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -128,6 +128,9 @@ def test_results_compare_as_in_one_process():
     assert returns("def f(): return frozenset([1])", {1}) == "passed"
     assert returns("def f(): return [1, 2]", (1, 2)) == "wrong"
     assert returns("def f(): return object()", None) == "error"
+    # arguments are copies
+    in_place = "def check(candidate):\n    x = []\n    candidate(x)\n    assert x == [1]\n"
+    assert run("def f(x): x.append(1)", in_place) == "wrong"
     # a function of the prompt that the tests call, and the tested one by its name
     tests = "def half(n):\n    return n // 2\ndef check(candidate):\n    assert half(candidate(3)) == 3 == f(3) // 2\n"
     assert run("def f(n):\n    return 2 * n", tests) == "passed"

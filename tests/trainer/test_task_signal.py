@@ -142,6 +142,33 @@ def test_a_folder_without_scores_is_one_line(tmp_path: Path, capsys):
     assert main(["signal", str(tmp_path)]) == 2
 
 
+def test_a_training_named_twice_or_a_folder_that_is_missing_is_one_line(tmp_path: Path, capsys):
+    write(tmp_path, runs(good))
+    one = tmp_path / "raw-width10-seed0"
+    for names, said in (([str(one), str(one)], "named twice"), ([str(tmp_path), str(one)], "named twice"),
+                        ([str(tmp_path / "typo")], "typo: no such folder")):
+        assert main(["signal", *names]) == 2
+        (error,) = capsys.readouterr().err.strip().splitlines()
+        assert said in error
+
+
+@pytest.mark.parametrize(("key", "said"), [("shots", "number of examples"), ("sha256", "version of the task")])
+def test_scores_of_a_task_that_were_made_differently_are_refused(tmp_path: Path, capsys, key: str, said: str):
+    made = runs(good)
+    for run in made:
+        for row in run.rows:
+            row.update(shots=0, sha256="a")
+    write(tmp_path, made)
+    assert main(["signal", str(tmp_path)]) == 0
+    made[-1].rows[3][key] = "other"
+    write_one = tmp_path / f"{made[-1].candidate}-width{made[-1].size}-seed{made[-1].seed}" / "tasks.jsonl"
+    write_one.write_text("".join(json.dumps(row) + "\n" for row in made[-1].rows))
+    capsys.readouterr()
+    assert main(["signal", str(tmp_path)]) == 2
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    assert said in error and str(write_one) in error and "step 400" in error
+
+
 def test_data_that_makes_a_model_worse_does_not_speak_against_the_task():
     def bpb(name: str, size: int, done: float, rng: random.Random) -> float:
         return 3 + (done if name == "raw" else -done) + rng.gauss(0, 0.01)

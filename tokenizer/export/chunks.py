@@ -1,4 +1,4 @@
-"""Files of several samples, as MosaicML streaming and litdata write them; all integers are little-endian::
+"""Writes files of several samples in the formats of MosaicML streaming and litdata; all integers are little-endian::
 
     u32            number of samples, N
     (N + 1) × u32  byte of the file at which each sample begins; the last is the size of the file
@@ -52,7 +52,8 @@ def offsets_of(sizes: Sequence[int], config: int) -> np.ndarray:
 
 
 def check_sizes(documents: ShardDocuments, width: int) -> None:
-    """Raise ExportError when a document is too large for offsets of u32. It has `width` bytes for each token."""
+    """Raise ExportError when a document is too large for offsets of u32. Each token of a document takes `width`
+    bytes."""
     if len(documents.tokens) * width < LIMIT:
         return
     sizes = np.diff(documents.ends, prepend=0)

@@ -91,7 +91,8 @@ class PackedSamples(ExportSamples):
 
     def _origins(self, starts: np.ndarray, first: int) -> list[RowOrigin]:
         """Return the origins of rows of one shard, which are numbered from `first` on and begin with the tokens
-        `starts`. A row without an origin of its own is from the set, where it is the window of its number."""
+        `starts`. A row for which the import found no origin gets its own number as sample and window, the stream of the
+        set and epoch 0."""
         rows = range(first, first + len(starts))
         ids = [span.id for span in self.shards.documents_at(starts.tolist())] if self._has_ids else [""] * len(rows)
         return [RowOrigin.of_id(id) or RowOrigin(row, self.streams[0], 0, row) for id, row in zip(ids, rows)]

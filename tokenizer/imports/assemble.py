@@ -41,7 +41,8 @@ class Assembly:
             ids: Sequence[str],
             part: int,
             chosen: np.ndarray | None = None) -> None:
-        """Append the documents, or those for which `chosen` is true. `part` is the number of their file."""
+        """Append the documents, or those for which `chosen` is true. `ids` has an id for each of the documents, `part`
+        is the number of their file."""
         chosen = np.ones(len(ids), bool) if chosen is None else chosen
         rows, targets = documents.first + np.flatnonzero(chosen), documents.targets
         if not len(rows):

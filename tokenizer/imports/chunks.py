@@ -12,7 +12,7 @@ import numpy as np
 from tokenizer.imports.source import AGAIN, ImportLimits, ImportSource, TokenFile, TokenFileError
 
 INDEX = "index.json"
-#: most bytes of an index; the index of 10,000 files has about ten million
+#: most bytes of an index; the entry of a file usually takes less than a kilobyte
 INDEX_BYTES = 1 << 28
 OFFSET = np.dtype("<u4")
 #: offsets that are read at a time
@@ -29,20 +29,20 @@ class Samples(NamedTuple):
 
 
 def read_index(source: ImportSource) -> dict[str, Any]:
-    """Return the contents of index.json. Raises TokenFileError when there is no such file, or when it is no JSON
-    mapping."""
+    """Return the contents of index.json. Raises TokenFileError when there is no such file, when it is no JSON mapping,
+    or when it has more than INDEX_BYTES bytes."""
     if not source.is_folder and source.path.name != INDEX:
         raise TokenFileError(f"{source.path}: is no folder with {INDEX}; name such a folder")
     with source.open(INDEX) as file:
         if file.size > INDEX_BYTES:
             raise TokenFileError(f"{file.path}: has {file.size:,} bytes, more than an index of up to {INDEX_BYTES:,}; "
-                                 f"see that --format is that of the files")
+                                 f"see that the format is that of the files")
         try:
             index = json.loads(file.read(0, file.size))
         except (ValueError, RecursionError) as e:
             raise TokenFileError(f"{file.path}: is no JSON ({e}): {AGAIN}") from e
     if not isinstance(index, dict):
-        raise TokenFileError(f"{file.path}: is no mapping; see that --format is that of the files")
+        raise TokenFileError(f"{file.path}: is no mapping; see that the format is that of the files")
     return index
 
 
@@ -52,7 +52,7 @@ def field(source: ImportSource, entry: Any, key: str, kind: type) -> Any:
     value = entry.get(key) if isinstance(entry, dict) else None
     if type(value) is not kind:
         raise TokenFileError(f"{source.folder / INDEX}: {key} is {str(value)[:80]!r}, not of the type {kind.__name__}: "
-                             f"see that --format is that of the files, or {AGAIN}")
+                             f"see that the format is that of the files, or {AGAIN}")
     return value
 
 

@@ -61,10 +61,11 @@ def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.
                   file_bytes: int = FILE_BYTES, unknown: int | None = None) -> Decoded:
     """Write the texts of the documents in a file or folder `path` to the new folder `out`, in their order, as files
     00000.jsonl and so on. A line has the keys `id` and `text`; the text is without the EOS at its end. The id is the
-    one in the files; if they have no ids, it is FILE#NUMBER. `decode` is the tokenizer's function that turns tokens
-    into a text, and `unknown` is its unknown token. Raises TokenFileError when a file does not have the format
-    `format`, when another tokenizer seems to have made it, or when it has a loss mask by which some tokens are no
-    targets, which texts cannot carry; `out` then stays as it was."""
+    one in the files; if they have no ids, it is FILE#NUMBER. A new file begins after `file_bytes` bytes. `decode` is
+    the tokenizer's function that turns tokens into a text, and `unknown` is its unknown token (None: it has none).
+    Raises TokenFileError when a file does not have the format `format`, when another tokenizer seems to have made it,
+    when there are no documents, or when a file has a loss mask by which some tokens are no targets, which texts cannot
+    carry; `out` then stays as it was."""
     done = total = 0
 
     def read(size: int) -> None:

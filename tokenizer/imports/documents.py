@@ -54,9 +54,11 @@ def cut_at_ends(source: ImportSource,
                 index_path: object,
                 loss: TokenFile | None = None) -> Iterator[ImportedDocuments]:
     """Yield the documents of the file `name`, opened as `body`, which has nothing but tokens of type `dtype`. `index`
-    gives the ends of all documents; error messages name it as `index_path`. `loss` is the file with the loss mask: a u8
-    for each token, 1 if the token is a target and else 0. Raises TokenFileError when these files do not agree, or when
-    a document does not end in EOS (pieces of rows need no EOS)."""
+    gives the ends of all documents of this file, in order; error messages name it as `index_path`. `loss` is the file
+    with the loss mask: a u8 for each token, 1 if the token is a target and else 0. Raises TokenFileError when the index
+    or the loss mask does not fit `body`, when a document is longer than the limits of `source` allow, or when it does
+    not end in EOS. If the files hold training samples (`source.sequence`), a document may be a piece of a sample, and
+    EOS is not demanded."""
     total, begin, number = body.count(dtype), 0, 0
     if loss is not None and loss.size != total:
         raise TokenFileError(f"{loss.path}: {loss.size:,} bytes, one a token would be {total:,}: {AGAIN}")

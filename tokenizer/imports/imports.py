@@ -60,8 +60,9 @@ def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str,
     `out`. For files without ids, `make_id` returns the id of a document from the name of its file and its number in it.
     Documents for whose ids `is_held_out` is true go to the set split=val instead. `progress` gets the bytes read and
     the bytes to read. With `sequence` = L, the files have rows of L + 1 tokens instead of documents; they become packed
-    rows of the set, and none is held out. Raises TokenFileError when a file is not as the format wants it; then
-    nothing is left."""
+    rows of the set, and none is held out. Raises TokenFileError when a file is not as the format wants it, when two
+    documents have the same id, or when there are no documents for training, and ExportError when `out` exists and is
+    not an empty folder; then nothing is left."""
     done = total = 0
 
     def read(size: int) -> None:

@@ -53,7 +53,7 @@ def header(index: TokenFile) -> tuple[np.dtype, int, int]:
     """Return from an .idx file: the dtype of tokens, the number of sequences and the number of documents."""
     data = index.read(0, HEAD)
     if data[:9] != MAGIC:
-        raise TokenFileError(f"{index.path}: byte 0: {data[:9]!r} is not Megatron's {MAGIC!r}; see that --format is "
+        raise TokenFileError(f"{index.path}: byte 0: {data[:9]!r} is not Megatron's {MAGIC!r}; see that the format is "
                              f"that of the files")
     version, code, sequences, documents = struct.unpack("<QBQQ", data[9:])
     if version != 1:

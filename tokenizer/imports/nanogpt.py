@@ -69,8 +69,8 @@ def header(file: TokenFile) -> tuple[np.dtype, int]:
     width = next((width for width, head in HEADS.items() if head[0] == fields[0]), 0)
     if not width:
         raise TokenFileError(f"{file.path}: byte 0: {fields[0]} is no magic number of llm.c "
-                             f"({', '.join(str(magic) for magic, _ in HEADS.values())}); see that --format is that of "
-                             f"the files")
+                             f"({', '.join(str(magic) for magic, _ in HEADS.values())}); see that the format is that "
+                             f"of the files")
     if fields[1] != HEADS[width][1]:
         raise TokenFileError(f"{file.path}: byte 4: version {fields[1]}; with this magic number, Tokenmill reads "
                              f"{HEADS[width][1]}")

@@ -2,11 +2,10 @@
 shard set and into packed rows of it (`tokenizer.shards.packed`).
 
 A row has L + 1 tokens, or L in the formats that leave out the last one: pieces of documents, back to back, and perhaps
-padding. Each piece becomes a document. In a
-shard set every document ends in EOS, so a piece that ends elsewhere, because its row cut it, gets an EOS behind it.
-This EOS is no target and belongs to no row. Padding, which only a loss mask tells from documents, becomes no document:
-a packed row that has fewer tokens is padded when it is read. So the packed rows of the set are the rows of the files,
-token by token.
+padding. Each piece becomes a document. In a shard set every document ends in EOS, so a piece that ends elsewhere,
+because its row cut it, gets an EOS behind it. This EOS is no target and belongs to no row. Padding, which only a loss
+mask tells from documents, becomes no document: a packed row that has fewer tokens is padded when it is read. So the
+packed rows of the set are the rows of the files, token by token.
 """
 
 from __future__ import annotations

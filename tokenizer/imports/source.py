@@ -30,8 +30,8 @@ HELD_OUT = {"val", "valid", "validation", "eval", "test", "heldout"}
 
 
 class TokenFileError(ShardError):
-    """Raised if an import cannot read files of another project. The message names the file, the place in it and the
-    remedy. Nothing is written."""
+    """Raised if an import cannot read files of another project. The message names the file, the place in it (if the
+    error has one) and the remedy."""
 
     permanent = True
 
@@ -51,11 +51,11 @@ class Coding(NamedTuple):
 
 @dataclass(frozen=True)
 class ImportLimits:
-    """How much an import reads at a time, and what it refuses to read. An import reads whole documents in blocks of
-    about `block_tokens` tokens, so memory does not grow with the size of a file, and `index_entries` entries of an
-    index. A document of more than `longest` tokens (1 GiB of four bytes each) probably means that the ends of documents
-    were not found. Of Parquet, at most `rows` rows are read at a time, and they may take `memory` bytes while they are
-    decoded: a row of 611 bytes may decode to 200 million tokens."""
+    """How much an import reads at a time, and what it refuses to read. An import reads whole documents, about
+    `block_tokens` tokens at a time, and `index_entries` entries of an index at a time, so memory does not grow with the
+    size of a file. A document of more than `longest` tokens (1 GiB of four bytes each) is refused, because it probably
+    means that the ends of documents were not found. Of Parquet, at most `rows` rows are read at a time, and they may
+    take `memory` bytes while they are decoded: a row of 611 bytes may decode to 200 million tokens."""
 
     block_tokens: int = 1 << 22
     longest: int = 1 << 28
@@ -160,8 +160,8 @@ class ImportSource:
 
     def files(self, suffix: str) -> list[str]:
         """Return the files whose names end in `suffix`, relative to the folder and sorted. Hidden files and files below
-        hidden folders are left out. Raises TokenFileError when there is no such file, or when only some of the names
-        say that the file is held out from training (such as `val_…`)."""
+        hidden folders are left out. Raises TokenFileError when there is no such file, when only some of the names say
+        that the file is held out from training (such as `val_…`), or when a folder in it is a symbolic link."""
         if self._names is not None:
             names = visible(name for name in self._names if name.endswith(suffix))
         elif not self.path.exists():
@@ -175,7 +175,7 @@ class ImportSource:
             names = visible(path.relative_to(self.path).as_posix() for path in self.path.rglob(f"*{suffix}")
                             if not path.is_dir())
         if not names or not names[0].endswith(suffix):
-            raise TokenFileError(f"{self.path}: no file *{suffix}; see that --format is that of the files")
+            raise TokenFileError(f"{self.path}: no file *{suffix}; see that the format is that of the files")
         held_out = [name for name in names if HELD_OUT & set(re.split(r"[-_./]", name.lower()))]
         if held_out and len(held_out) < len(names):
             raise TokenFileError(f"{self.folder / held_out[0]}: seems to be held out from training, unlike "

@@ -72,7 +72,8 @@ def is_flat(weights: Sequence[int]) -> bool:
 class Apportionment:
     """The order in which samples are drawn from streams. `weights` has an integer weight for each stream. Each list in
     `groups` has the indices of the streams that form one group; no stream is in two groups. Memory and the time of a
-    call are proportional to the number of streams and to the number of samples that the call is about."""
+    call are proportional to the number of streams and to the number of samples in the arrays that the call takes or
+    returns. `counts` takes no time for each sample."""
 
     def __init__(self, weights: Sequence[int], groups: Sequence[Sequence[int]] = ()) -> None:
         check_weights(weights)
@@ -131,7 +132,8 @@ class Apportionment:
     def _counts(self, nodes: np.ndarray, samples: np.ndarray) -> np.ndarray:
         """For each of N nodes of the tree, return how many of the node's first samples go to each of its children.
         `nodes` int64 (N,) are the numbers of the nodes, and `samples` int64 (N,) says how many first samples of each
-        node to count. Returns int64 (largest number of children, N)."""
+        node to count. Returns int64 (largest number of children, N). If the weights sum to BIG or more, samples and
+        counts are Python's integers (dtype object)."""
         weights, totals = self._weights[:, nodes], self._totals[nodes]
         if len(weights) == 2:
             first = (2 * samples * weights[0] + totals) // (2 * totals)       # rounded, a half to the first child
@@ -164,7 +166,8 @@ class Apportionment:
 
     def sample_of(self, stream: int, draws: np.ndarray | int) -> np.ndarray:
         """Return at which samples stream number `stream` is drawn. `draws` is one number or an array, where 0 means the
-        first draw from the stream. Returns the sample number of each draw, as an int64 array."""
+        first draw from the stream. Returns the sample number of each draw, as an int64 array. Raises CurriculumError
+        when the stream has weight 0, or when the numbers are too large for int64 (`check_range`)."""
         numbers = np.array(draws, dtype=np.int64, ndmin=1)
         if not self.weights[stream]:
             raise CurriculumError(f"stream {stream} has weight 0 and gives no samples")
@@ -177,7 +180,7 @@ class Apportionment:
 
     def draws(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Return for each sample of [first, stop) its stream, and the number of the draw (from 0) within that stream:
-        two int64 arrays (stop − first,)."""
+        two int64 arrays (stop − first,). Raises CurriculumError when the numbers are too large for int64."""
         check_range(self._total, stop)
         stream, draw = np.empty((2, stop - first), np.int64)
         nodes = np.array([len(self._nodes) - 1])

@@ -65,8 +65,8 @@ class Curriculum:
 
     @property
     def splits(self) -> dict[str, list[str]]:
-        """Return for shards that are split into streams by labels (such as language): {name of the shards: names of the
-        labels}."""
+        """Return for the split shards (streams made by labels, such as language) that a phase reads: {name of the
+        shards: names of the labels}."""
         return {name: entry["labels"] for phase in self.phases for name, entry in (phase.made or {}).items()}
 
     @property
@@ -83,7 +83,8 @@ class Curriculum:
         return sum(p.steps for p in self.phases)
 
     def phase_at(self, sample: int) -> int:
-        """Index of the phase (stretch of the training) to which sample number `sample` belongs."""
+        """Return the index of the phase (stretch of the training) to which sample number `sample` belongs. Raises
+        CurriculumError if there is no such sample."""
         for i, phase in enumerate(self.phases):
             if phase.start <= sample < phase.stop:
                 return i
@@ -313,8 +314,8 @@ def edit(old: Curriculum, sample: int, phases: Sequence[Phase], streams: Sequenc
 
 def cut(old: Curriculum, sample: int) -> list[Phase]:
     """Return the phases (stretches of the training) of `old` that begin before sample number `sample`; the last of them
-    is shortened to end before this sample. Raises CurriculumError when `sample` is 0, beyond the end of the run, or
-    inside a step."""
+    is shortened to end before this sample. If `sample` is the number of all samples, these are all phases. Raises
+    CurriculumError when `sample` is 0, beyond the end of the run, or inside a step."""
     if not 0 < sample <= old.samples:
         raise CurriculumError(f"an edit at sample {sample} is outside the run's {old.samples} samples")
     if sample == old.samples:

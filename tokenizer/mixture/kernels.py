@@ -20,9 +20,9 @@ _computed = 0
 
 
 def is_compiled(numbers: int) -> bool:
-    """Return whether a kernel should compute these `numbers` numbers. The numbers of all calls are added up, and the
-    answer is no until the sum is above ENOUGH, and always without numba. So a process that computes little does not
-    import numba."""
+    """Return whether a kernel should compute the next `numbers` numbers. The numbers of all calls in this process are
+    added up; the answer is no until their sum is above ENOUGH, so that a process that computes little does not import
+    numba. Where numba is not installed, the answer is always no."""
     global _computed
     _computed += numbers
     return _computed > ENOUGH and has_numba()
@@ -33,8 +33,8 @@ def walk(which: np.ndarray, numbers: np.ndarray, sizes: np.ndarray, halves: np.n
          backward: bool, mapped: np.ndarray) -> int:
     """Map each `numbers[i]` by the keyed permutation number `which[i]` and write the result to `mapped[i]`. With
     `backward`, apply the inverse permutation. If `which` has one entry, it is for all numbers. `sizes`, `halves` and
-    `keys` are those of `permutation.KeyedPermutations`. Returns the index of the first number outside its permutation,
-    or -1."""
+    `keys` are those of `permutation.KeyedPermutations`. Returns -1, or the index of the first number outside its
+    permutation; `mapped` is then incomplete."""
     rounds = keys.shape[0]
     left, right, mask = np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32)
     own, place = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)

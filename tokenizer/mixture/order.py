@@ -189,8 +189,8 @@ class Order:
         stop), in one phase, or in all phases if `phase` is None. This is the inverse of `locate`.
 
         Returns {phase: (sample numbers, windows, epochs)}, int64 arrays sorted by window, then epoch. A window appears
-        once for each epoch in which a sample reads it. `materialize` uses this to read each shard once, in file order,
-        and to write each window to its sample's row.
+        once for each epoch in which a sample reads it. A phase that reads none of the windows is left out.
+        `materialize` uses this to read each shard once, in file order, and to write each window to its sample's row.
         """
         seed, name = self.curriculum.seed, self.names[stream]
         pieces: dict[Piece, list[Extent]] = {}

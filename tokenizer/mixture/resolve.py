@@ -44,7 +44,7 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
     """Turn the curriculum of a recipe into the one that the trainer reads. Returns (curriculum, warnings for the author
     of the recipe).
 
-    `recipe` has the keys `curriculum` and `shards` (for `longest`, `by` and `from_phase`), with plain YAML values.
+    `recipe` has the keys `curriculum` and perhaps `shards` (for `longest`, `by` and `from_phase`), with YAML values.
     `shard_sets` maps the name of a stream to the result of `pipeline.passes.publish_shards.publish_shards` for it.
     `tokenizer` has the keys sha256, vocab_size, eos and path. Streams are sorted by name, so that the order of samples
     does not depend on the order of lines in the recipe. Raises a CurriculumError that names the key of the recipe.
@@ -91,8 +91,8 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
 
 
 def stream_sizes(streams: Sequence[Stream], splits: Mapping[str, list[str]], longest: int) -> dict[str, int]:
-    """Return the number of tokens of each stream. A stream of split shards that does not fill a super-window of
-    `longest` tokens cannot be read, and counts as empty: it was left over when the shards were split."""
+    """Return the number of tokens of each stream. A stream of split shards (`splits`) with at most `longest` tokens
+    counts as empty: it does not fill a super-window, so no sample can read it."""
     return {s.name: 0 if s.tokens <= longest and any(s.name.startswith(f"{name}.") for name in splits) else s.tokens
             for s in streams}
 
@@ -107,7 +107,8 @@ def resolve_phases(entries: Sequence[Mapping[str, Any]], total: int, sizes: Mapp
 
     A key that an entry does not give is inherited from the entry before it (the first entry inherits from the last of
     `existing`), except for `name`, `until`, `extra` and `reset_optimizer`. Of a `batch` that grows, the largest size is
-    inherited. After an entry whose `lr` is a curve of its own, `lr` must be given.
+    inherited. After an entry whose `lr` is a curve of its own, `lr` must be given. Raises CurriculumError if an entry
+    is wrong; the message begins with `where`.
     """
     phases: list[Phase] = []
     previous = existing[-1] if existing else None
@@ -166,10 +167,10 @@ def _batches(value: Any, sequence: int, tokens: int, key: str,
     tokens.
 
     `value` is a number of tokens per step such as '0.5M'. If the batch size grows within the phase, it is a mapping
-    such as {0: 64k, 100M: 128k, 1B: 0.5M}; a key says after how many tokens of the phase the batch size applies. If a
-    batch size is a multiple of the one before it, the larger batches start at a sample number that is a multiple of
-    their size. Then no sample is left over: the phase reads the same samples, in the same order, as with a constant
-    batch size."""
+    such as {0: 64k, 100M: 128k, 1B: 0.5M}; a key says after how many tokens of the phase the batch size applies. This
+    point is rounded to whole steps. If each batch size is a multiple of the one before it, the larger batches start at
+    a sample number of the phase that is a multiple of their size. The number of samples in the phase is then a multiple
+    of its last batch size, as with this size from the beginning, and none is left over."""
     table = value if isinstance(value, Mapping) else {0: value}
     try:
         rows = sorted((quantities.parse_count(begin, least=0), begin) for begin in table)
@@ -234,8 +235,8 @@ def _float(value: Any) -> Any:
 
 def own_rate(value: Any, tokens: int, key: str) -> Any:
     """Convert the recipe's `lr` of a phase with `tokens` tokens into the field `lr` of `Phase`. In a mapping, missing
-    keys other than `peak` get their defaults, and the warm-up becomes a number of tokens. A word such as 'stable' stays
-    as it is."""
+    keys other than `peak` get their defaults (no warm-up, a cosine that falls to 0), and the warm-up becomes a number
+    of tokens. A word such as 'stable' stays as it is. Raises CurriculumError if a value of the mapping is wrong."""
     if not isinstance(value, Mapping):
         return value
     rate = {"warmup": 0, "shape": "cosine", "floor": 0.0, **value}
@@ -263,7 +264,8 @@ def _stream(name: str, info: Mapping[str, Any], tokenizer: Mapping[str, Any]) ->
 
 
 def _until(value: Any, total: int, key: str) -> int:
-    """Convert a share of `total` such as '70%', or a count such as '14B', into a number of tokens."""
+    """Convert a share of `total` such as '70%', or a count such as '14B', into a number of tokens. Raises
+    CurriculumError unless the share is above 0 and at most 100%."""
     text = str(value).strip()
     if not text.endswith("%"):
         return parse_count(value, key)

@@ -29,7 +29,7 @@ import numpy as np
 
 from tokenizer.mixture.apportion import CurriculumError
 
-#: rules of which a group may have one
+#: rules of which a group may have at most one
 RULES = ("alpha", "temperature", "unimax", "weights", "upsample", "curve")
 CURVE_KEYS = ("power", "rate", "cap", "drop", "buckets")
 #: fractions with a larger common denominator are rounded to multiples of 2^-GRID_BITS
@@ -39,9 +39,11 @@ Sizes = Mapping[str, float]
 
 def divide(name: str, spec: Mapping[str, Any], labels: list[str], key: str, sizes: Sizes, budget: float,
            warnings: list[str]) -> dict[str, Fraction]:
-    """Return the share of each stream in what a phase reads from the shards `name`; the shares sum to 1. The shards are
-    split into streams by `labels`. `budget` is the number of tokens that the phase reads from these shards. Streams
-    without tokens are left out. A CurriculumError names `key`, the path of the entry in the recipe."""
+    """Return the share of each stream in what a phase reads from the shards `name`. The shares sum to 1, but for
+    rounding to multiples of 2^-GRID_BITS if their common denominator is larger. `spec` is the entry of the mix.
+    `labels` are the names of the labels by which the shards are split into streams, such as language. `budget` is the
+    number of tokens that the phase reads from these shards. Streams without tokens are left out. Warnings are appended
+    to `warnings`. A CurriculumError names `key`, the path of the entry in the recipe."""
     members = {stream: size for stream, size in sizes.items() if stream.startswith(f"{name}.") and size > 0}
     if not members:
         raise CurriculumError(f"{key}: no stream of '{name}' has enough tokens for a training sample; lower "

@@ -61,10 +61,10 @@ def step_of(curriculum: Curriculum, sample: int) -> int:
     number = 0
     for phase in curriculum.phases:
         for first, stop, batch in phase.stretches:
-            if sample < phase.start + stop:
+            if 0 <= sample < phase.start + stop:
                 return number + (sample - phase.start - first) // batch + 1
             number += (stop - first) // batch
-    raise CurriculumError(f"sample {sample} is beyond the curriculum's {curriculum.samples}")
+    raise CurriculumError(f"sample {sample} is not one of the curriculum's, 0 to {curriculum.samples - 1}")
 
 
 def readers_of(curriculum: Curriculum, stream: str, first: int, last: int, length: int) -> list[dict[str, Any]]:

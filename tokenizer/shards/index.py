@@ -21,7 +21,7 @@ class DocumentSpan(NamedTuple):
     start: int                    # first token, counted over all shards of the stream
     stop: int                     # exclusive end, EOS included
     part: int                     # index in the manifest's `parts` of the part it was encoded from
-    row: int                      # row in that part's kept.parquet
+    row: int                      # row in that part's kept.parquet; GONE_ROW if the document was taken down
     n_bytes: int                  # UTF-8 bytes of its text
 
 
@@ -70,8 +70,8 @@ class ShardIndex:
         return documents
 
     def documents_at(self, positions: list[int]) -> list[DocumentSpan]:
-        """Return the document of each of the tokens `positions`, which are all of one shard. Every row group of the
-        document table is read at most once."""
+        """Return the document of each of the tokens `positions`, of which there is at least one, and which are all of
+        one shard. Every row group of the document table is read at most once."""
         shard = bisect.bisect_right(self.offsets, min(positions)) - 1
         offset, begin, spans = self.offsets[shard], 0, {}
         with self.table(shard) as table:

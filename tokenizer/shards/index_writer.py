@@ -1,5 +1,6 @@
-"""Writes the lookup index of a shard set (`tokenizer.shards.lookup`). Memory does not grow with the number of
-documents: keys are sorted in runs of a fixed size, and the runs are merged from a temporary file."""
+"""Writes the lookup index of a shard set (`tokenizer.shards.lookup`). Memory hardly grows with the number of documents:
+keys are sorted in runs of a fixed size, the runs are merged from a temporary file, and of each page of the index only
+an entry is kept."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ def write_index(shards: ShardIndex, folder: Path, datasets: Iterable[tuple[str, 
     """Write the lookup index of a shard set to the folder `folder`, and return its path. The URLs of the documents are
     read from the published datasets `datasets`, pairs (name, {key of a part: its path}); `open_part` opens a part. The
     index of a set whose documents have no texts in the store (such as an imported one) has no URLs. About `run` entries
-    of each column are sorted in memory at a time, and a page of the index has `page` entries. Raises ShardError when a
-    part of a dataset is missing or has changed."""
+    of each column are sorted in memory at a time, and a page of the index has `page` entries. Raises ShardError when
+    documents of the set are no longer in the part of a dataset from which they were encoded."""
     with ExitStack() as stack:
         columns = {name: EntrySorter(folder, run) for name in (COLUMNS if shards.manifest.has_texts else COLUMNS[:1])}
         for sorter in columns.values():
@@ -73,7 +74,7 @@ def write_index(shards: ShardIndex, folder: Path, datasets: Iterable[tuple[str, 
 
 def hex_keys(ids: Sequence[str]) -> np.ndarray | None:
     """Return the keys of all ids as u64 (n,), as `lookup.key_of_id` computes them. Returns None when some id is not 32
-    hex digits."""
+    hex digits (in lower case)."""
     digits = _DIGITS[np.frombuffer("".join(ids).encode(), np.uint8)]
     if any(len(id) != 32 for id in ids) or len(digits) != 32 * len(ids) or (digits == 255).any():
         return None
@@ -83,8 +84,9 @@ def hex_keys(ids: Sequence[str]) -> np.ndarray | None:
 
 def write_tree(file: BinaryIO, blocks: Iterator[np.ndarray], size: int) -> dict[str, object]:
     """Write the tree of a column to `file`, from its position on. `blocks` are its sorted entries, arrays [n, 2]; a
-    page has `size` entries. Returns {levels: the [offset, number of entries] of each level, leaves first; root:
-    checksum of the page of the last level}."""
+    page has `size` entries, the last of a level perhaps fewer. Returns {levels: the [offset, number of entries] of each
+    level, leaves first; root: checksum of the page of the last level}. A column without entries has no levels, and the
+    root 0."""
     levels: list[list[int]] = []
     while True:
         above: list[tuple[int, int]] = []
@@ -144,7 +146,7 @@ class EntrySorter:
             self._pending, self._waiting = [], 0
 
     def sorted(self) -> Iterator[np.ndarray]:
-        """Yield all entries in order, as arrays [n, 2] of at most as many entries as are held in memory."""
+        """Yield all entries in order, as arrays [n, 2] of about `run` entries at most."""
         self._spill()
         size = max(1, self._run // len(self._ends))
         runs = [_IndexRun(self._file.fileno(), first, stop, size) for first, stop in zip(self._ends, self._ends[1:])]

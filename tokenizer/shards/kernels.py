@@ -15,10 +15,11 @@ ENDS_PER_BLOCK = BLOCK // ENDS.itemsize
 @njit(cache=True, nogil=True)
 def gather(body: np.ndarray, ends: np.ndarray, known: np.ndarray, firsts: np.ndarray, rows: np.ndarray,
            tokens: np.ndarray, found: np.ndarray) -> None:
-    """Copy windows from the tokens of a shard, `body`: the one that begins at token firsts[i] to tokens[rows[i]]. Find
-    the document ends e in it, firsts[i] < e <= firsts[i] + L, and write the range [low, high) of their numbers in
-    `ends` to found[i]. It is (-1, -1) if the ends do not increase there, or are in a block that is not `known` to be
-    sound."""
+    """Copy windows from the tokens of a shard, `body`: the one that begins at token firsts[i] to tokens[rows[i]].
+    `tokens` has L + 1 columns. Find the document ends e with firsts[i] < e <= firsts[i] + L, and write the range
+    [low, high) of their numbers in `ends` to found[i]. The range is (-1, -1) if these ends and the two next to them do
+    not increase, or if one of them is in a block of `ends` whose entry in `known` is 0 (not compared with its checksum
+    yet)."""
     width = tokens.shape[1]
     for i in range(firsts.size):
         first = firsts[i]
@@ -50,7 +51,7 @@ def gather(body: np.ndarray, ends: np.ndarray, known: np.ndarray, firsts: np.nda
 @njit(cache=True, nogil=True)
 def positions(ends: np.ndarray, firsts: np.ndarray, found: np.ndarray, places: np.ndarray) -> None:
     """Write the document ends that `gather` has found to `places`, those of one window after those of another, as
-    positions in their window."""
+    positions in their window, 1 to L."""
     place = 0
     for i in range(firsts.size):
         for number in range(found[i, 0], found[i, 1]):

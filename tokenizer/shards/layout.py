@@ -1,4 +1,5 @@
-"""Defines the shard format, version 1: the files of a shard set and their names.
+"""Defines the shard format, version 1: the files of a shard set and their names. `tokenizer.shards.writer` writes the
+files.
 
 A shard is a file of tokens, with some smaller files about it. A shard set is an immutable list of shards. It holds one
 split (train or val) of one stream (the tokens of one source, language or bucket)::
@@ -202,7 +203,7 @@ class Manifest:
 
 def _check_fields(kind: type[Manifest | Shard], doc: Mapping[str, Any], where: str) -> None:
     """Raise ShardError when the mapping `doc`, a manifest or the entry of a shard in it, does not have the fields that
-    this version of the format defines."""
+    this version of the format defines, or when a number or text in it is of another type."""
     required = {spec.name: spec.default is MISSING and spec.default_factory is MISSING for spec in fields(kind)}
     differences = [f"lacks {name!r}" for name, needed in required.items() if needed and name not in doc]
     differences += [f"has {name!r}" for name in doc if name not in required]
@@ -210,3 +211,7 @@ def _check_fields(kind: type[Manifest | Shard], doc: Mapping[str, Any], where: s
         owner = " of a shard" if kind is Shard else ""
         raise ShardError(f"{where}: written by another version of Tokenmill ({', '.join(differences)}{owner}); run the "
                          f"recipe again")
+    types: dict[object, type] = {"int": int, "str": str, "dict[str, Any]": dict}
+    for spec in fields(kind):                          # a hostile manifest may have any value, with a right sha256
+        if spec.type in types and type(doc.get(spec.name, types[spec.type]())) is not types[spec.type]:
+            raise ShardError(f"{where}: damaged ({spec.name} is {str(doc[spec.name])[:80]!r}): {REMEDY}")

@@ -11,10 +11,11 @@ is cut into pages of equal length, which the header gives; the last page may be 
 the leaves, stands for a document. Its value is the number of the document in the set, and entries with equal keys are
 in the order of their documents. Every other level has one entry for each page of the level below it: the first key of
 that page, and its checksum (blake2b, 8 bytes). The highest level is one page, whose checksum is in the header. So every
-page that is read is verified, and a column of 4 · 10¹² documents has three levels.
+page that is read is verified, and a column of up to 4 · 10¹² documents has at most three levels. A column without
+entries has none.
 
-The key of an id that is 32 hex digits is its first 16 digits as a number. Of other ids, of URLs and of domains it is
-the blake2b of the UTF-8 text, 8 bytes. Two texts have the same hash with a probability of 2⁻⁶⁴.
+The key of an id that is 32 hex digits in lower case is its first 16 digits as a number. Of other ids, of URLs and of
+domains it is the blake2b of the UTF-8 text, 8 bytes. Two texts have the same hash with a probability of 2⁻⁶⁴.
 """
 
 from __future__ import annotations

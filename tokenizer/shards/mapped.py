@@ -16,7 +16,8 @@ from tokenizer.shards.layout import REMEDY, ShardError
 
 def mapped_file(path: Path, dtype: np.dtype, items: int, shards: int) -> tuple[np.ndarray, mmap.mmap | None]:
     """Map a file of a set of `shards` shards. Returns (read-only array of the file's `items` items, memory map). The
-    memory map is None if the file is empty. Raises ShardError when it is missing or has another size."""
+    memory map is None if the file is empty. Raises ShardError when the file is missing, has another size or cannot be
+    mapped."""
     try:
         size = path.stat().st_size
         if size != items * dtype.itemsize:

@@ -25,10 +25,11 @@ OpenPart = Callable[[str], AbstractContextManager[pq.ParquetFile]]
 
 def add_origins(documents: Sequence[dict[str, Any]], datasets: Iterable[tuple[str, dict[str, str]]],
                 open_part: OpenPart, columns: Sequence[str], chars: int, pool: Executor) -> int:
-    """Add to each document (a mapping from `window_documents`) what the published datasets say about it: `dataset` and
-    the given columns. Of the text, `chars` characters are added; they begin at about the first token in the window.
-    `datasets` yields (name, {key of a part: its path}), where a part is a file of a dataset. Returns how many documents
-    were found in no dataset."""
+    """Add to each document (a mapping from `window_documents`) what the published datasets say about it: `dataset`, the
+    given columns, and `verdict` = kept. Of the text, at most `chars` characters are added; they begin at about the
+    first token in the window. `datasets` yields (name, {key of a part: its path}), where a part is a file of a dataset.
+    The threads of `pool` read the parts. Returns how many documents were found in no dataset; nothing is added to
+    these."""
     by_key: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for d in documents:
         by_key[d["key"]].append(d)

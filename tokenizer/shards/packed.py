@@ -46,7 +46,7 @@ class PackedShard:
     rows: int
     pieces: int
     tokens: int                   # in all rows, without padding
-    documents: int
+    documents: int                # of the shard, also those of one token, which are in no row
     longer: int                   # documents that do not fit into a row, and are cut
     file: str
     sha256: str                   # of the file
@@ -131,9 +131,10 @@ def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest) ->
 
 def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest,
                  sha256: str | None = None) -> Packing | None:
-    """Read the manifest of the packed rows that have the given sha256, beside the shard set `manifest` in `folder`.
-    Without `sha256`, it is the manifest that was published last, or None if there is none. Raises ShardError if it is
-    missing, damaged, or of another shard set."""
+    """Read a manifest of packed rows, which lies in `folder` beside the shard set `manifest`: the one whose own sha256
+    is `sha256`; without `sha256`, the one published last, or None if none was published. Raises ShardError if the
+    manifest with this `sha256` is missing, or if the manifest cannot be read, is damaged, or belongs to another shard
+    set."""
     path = folder / (MANIFEST if sha256 is None else f"packed-{sha256[:16]}.json")
     try:
         with filesystem.open_input_stream(str(path)) as file:
@@ -185,14 +186,16 @@ class PackedRows:
         return self.firsts[-1]
 
     def shard_of(self, row: int) -> int:
-        """Return the place in the set of the shard that holds row number `row`."""
+        """Return the index in the set of the shard that holds row number `row`. Raises IndexError when there is no such
+        row."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)} packed rows")
         return bisect.bisect_right(self.firsts, row) - 1
 
     def row(self, row: int) -> list[tuple[int, int]]:
         """Return the pieces of row number `row`, in order: the first token and the exclusive end of each, counted over
-        all shards. Raises ShardError if they are impossible. It is `pieces` for one row, in a fraction of the time."""
+        all shards. Raises ShardError if they are impossible, and IndexError if there is no such row. It is
+        `pieces` for one row, in a fraction of the time."""
         shard = self.shard_of(row)
         file, offset = self.packing.files[shard], self._offsets[shard]
         index = 2 * file.pieces + row - self.firsts[shard]
@@ -208,7 +211,8 @@ class PackedRows:
     def pieces(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Return of which tokens the rows [first, stop), all of one shard, consist: (pieces, number of pieces of each
         row). The pieces are int64 (pieces, 2), the first token and the exclusive end of each, counted over all shards,
-        in the order of the rows. Raises ShardError if they are impossible."""
+        in the order of the rows. Raises ShardError if they are impossible, and IndexError if the rows are of several
+        shards."""
         shard = self.shard_of(first)
         file, before = self.packing.files[shard], self.firsts[shard]
         if stop - before > file.rows:

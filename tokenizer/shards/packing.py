@@ -5,12 +5,12 @@ Truncations Improve Language Modeling", arXiv 2404.10830) puts whole documents i
 each into the row with the least room that suffices, or into a new row. The room that is left in a row is padding.
 
 A row of L targets has L + 1 tokens, like a window. A document of more than L + 1 tokens is cut as windows cut it: into
-full rows, each of which begins with the last token of the one before, and a rest that is packed like a document. So
-every token of a document but its first is a target exactly once. A document of one token (an empty text) has no target
-and is in no row.
+full rows, and a rest that is packed like a document. Each of these pieces but the first begins with the last token of
+the one before. So every token of a document but its first is a target exactly once. A document of one token (an empty
+text) has no target and is in no row.
 
-Documents are packed block by block, so memory is bounded, and the rows of a block read neighbouring tokens. The result
-is a function of the ends of the documents and of L alone.
+Documents are packed block by block. So only one block, and a number for each row, are in memory, and the rows of a
+block read neighbouring tokens. The result is a function of the ends of the documents and of L alone.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import numpy as np
 
 from tokenizer.shards.packed import NUMBERS
 
-#: tokens that are packed together at least, and rows that these tokens make at least. The last rows of a block are
-#: partly empty, which is noticeable only if a block makes few rows
+#: a block of documents that are packed together has at most BLOCK_TOKENS tokens, or those of BLOCK_ROWS full rows if
+#: these are more; a longer document is a block of its own. The last rows of a block are partly empty, which is
+#: noticeable only if a block makes few rows
 BLOCK_TOKENS, BLOCK_ROWS = 1 << 22, 256
 #: most documents that are packed together, which bounds memory where documents are very short
 BLOCK_DOCUMENTS = 1 << 20
@@ -70,7 +71,7 @@ def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
 
 def pieces_of(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the pieces, as (first tokens, exclusive ends), of documents that have the tokens [start, end). A document
-    of up to `longest` + 1 tokens is one piece."""
+    of one token has no piece, and one of 2 to `longest` + 1 tokens is one piece."""
     whole, rest = np.divmod(ends - starts - 1, longest)
     counts = whole + (rest > 0)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -63,8 +63,9 @@ class ShardSet(ShardIndex):
     read if there is one, else `shards.json`.
 
     Tokens are counted over all shards, as if they were one file. If `filesystem` is given (a pyarrow filesystem, for
-    example of object storage), `path` is a path in it. Then only the manifest and the document tables can be read,
-    which is enough for `documents`; tokens are memory-mapped and need local files.
+    example of object storage), `path` is a path in it. If it is not the local one, only the manifest, the document
+    tables and packed rows can be read, which is enough for `documents`: tokens and document ends are memory-mapped and
+    need local files.
 
     If `packing` is given (the sha256 of packed rows of the set), samples are these rows instead of windows, and the
     attribute `packed` describes them.
@@ -143,8 +144,9 @@ class ShardSet(ShardIndex):
     def samples(self, windows: Sequence[int], length: int, tokens: np.ndarray, rows: np.ndarray,
                 compiled: bool = False) -> list[WindowBounds]:
         """Read many windows of L = `length` targets into rows `rows` of the array `tokens`, which has L + 1 columns.
-        With `compiled`, which needs numba, windows of the same shard are read together, in less time. Returns the
-        bounds of all windows, in any order."""
+        With `compiled`, which needs numba, windows that lie in the same shard are read together if they are TOGETHER or
+        more, in less time. Returns the bounds of all windows; each window is in one of the WindowBounds. Raises
+        IndexError when the set has no such window, and ShardError when what is read is damaged."""
         if not compiled or len(windows) < TOGETHER:
             return [self._one_by_one(windows, length, tokens, rows)]
         starts = np.array(windows, np.int64) * length
@@ -353,7 +355,7 @@ class ShardSet(ShardIndex):
 
         A loader calls this for all samples of a batch before it reads the first one. The system then fetches exactly
         these samples, in parallel. Without the call, page faults would fetch the samples one after the other, each with
-        megabytes of unneeded read-ahead.
+        read-ahead that is not needed.
         """
         size, memories = self.dtype.itemsize, self._memories
         for start, stop in ranges:

@@ -5,18 +5,18 @@ Row n of a set is sample n of its curriculum. A row has the L + 1 tokens of the 
 In the format `bytes`, these are three or four plain files::
 
     p0-00000.SHA.tokens   (rows, L + 1) u8, u16 or u32, little-endian
-    p0-00000.SHA.bounds   (rows, ceil(L / 8)) u8: bit p - 1 is set where a document ends at position p in [1, L], LSB
-                          first
+    p0-00000.SHA.bounds   (rows, ceil(L / 8)) u8: bit p - 1 is set where a document begins at position p in [1, L]
+                          after the end of another, LSB first; in packed rows also where a piece or padding begins
     p0-00000.SHA.loss     (rows, ceil(L / 8)) u8: bit p - 1 is set where the token at position p in [1, L] counts for
                           the loss; written only when some token of the file does not count
     p0-00000.SHA.origin   (rows,) ORIGIN: stream, epoch and window of each row
 
 SHA is the first 12 hex characters of the file's sha256, so that files of an older set are never mistaken for new ones.
 In the format `parquet`, a range of rows is one file with the columns `sample u64, stream string, epoch u32, window u64,
-input_ids list<u8|u16|u32>, ends list<u32>`. If the set has a stream in which only spans of documents count in the loss
-(`loss_spans`), all its files also have the column `loss list<bool>`. It says whether the tokens at positions 1 to L
-count, and is null for a row in which all count. The first token of a document after the end of another (`bounds`,
-`ends`) never counts.
+input_ids list<u8|u16|u32>, ends list<u32>`; `ends` has the positions p that `bounds` marks. If the set has a stream in
+which only spans of documents count in the loss (`loss_spans`), or a packed one, all its files also have the column
+`loss list<bool>`. It says whether the tokens at positions 1 to L count, and is null for a row in which all count. The
+first token of a document after the end of another (`bounds`, `ends`) never counts, whatever `loss` says.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class RowOrigin(NamedTuple):
 
     @classmethod
     def of_id(cls, id: str) -> RowOrigin | None:
-        """Return the origin that the id of a piece holds, or None."""
+        """Return the origin that the id of a piece holds, or None if the id is not one that `id` makes."""
         match = ORIGIN_ID.fullmatch(id)
         return None if match is None else cls(int(match[1]), match[4], *(
             None if value is None else int(value) for value in match.group(2, 3)))
@@ -168,7 +168,8 @@ class RowSet:
         return self.manifest.rows
 
     def row(self, number: int) -> Row:
-        """Read row number `number` of the set, which is the sample of the training with this number."""
+        """Read row number `number` of the set, which is the sample of the training with this number. Raises IndexError
+        when there is no such row, and ShardError when its file is damaged."""
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
         file_number = bisect.bisect_right(self._firsts, number) - 1
@@ -178,8 +179,8 @@ class RowSet:
 
     def maps(self, file_number: int) -> dict[str, np.ndarray]:
         """Return the files of a range of rows as read-only memory maps {kind: array}, in the shapes that the docstring
-        of this module gives. The file numbers are those of the manifest. Raises ShardError for a set in the format
-        `parquet`."""
+        of this module gives. `file_number` is the place of the range in `manifest.files`. Raises ShardError for a set
+        in the format `parquet`, and when a file is damaged."""
         file = self.manifest.files[file_number]
         if self.manifest.format != "bytes":
             raise ShardError(f"{self.folder}: the rows are in the format {self.manifest.format}; materialise the run "

@@ -19,8 +19,8 @@ _BLOCK = 1 << 22
 
 
 def verify(path: str | Path, sha256: str | None = None) -> list[str]:
-    """Return the faults of the shard set at `path`, one line each; [] when it is intact. Every byte is read, in blocks
-    of a few MB. Raises ShardError when the manifest cannot be read or does not have the given `sha256`."""
+    """Return the faults of the shard set at `path`, one line each; [] when it is intact. Every byte is read.
+    Raises ShardError when the manifest cannot be read or does not have the given `sha256`."""
     shards = ShardSet(path, sha256)
     problems: list[str] = []
     for number, info in enumerate(shards.manifest.shards):

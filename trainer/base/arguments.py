@@ -39,6 +39,7 @@ def positive(text: str, least: int = 1) -> int:
 
 def say(text: str, stream: TextIO | None = None) -> None:
     """Print `text` to `stream` (default: stdout) and flush it, so that the reader of a pipe gets the line at once.
+    Characters that are unsafe in a terminal are shown as escapes (see `visible`).
 
     If the pipe or terminal behind the stream is closed, output goes to /dev/null from then on. Otherwise an error would
     be raised, and would end the training. A pipe is closed, for instance, when the Ctrl-C that asks the training for a

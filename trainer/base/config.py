@@ -170,8 +170,8 @@ class Variant(Protocol):
 
 def by_kind(cls: type[Variants], value: Any, where: str) -> Any:
     """Build a config from the mapping `value`, whose key `kind` chooses one of several variants, for instance an
-    optimiser. If a key of the mapping belongs only to another variant, the error message names the `kind` of that
-    variant."""
+    optimiser. Without `kind`, the variant is `cls.DEFAULT`. Raises ConfigError as `build` does; if a key of the mapping
+    belongs only to other variants, the message names their kinds."""
     kinds = cls.variants()
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: expected a mapping with kind: {', '.join(kinds)}, got {shown(value)}")
@@ -230,7 +230,9 @@ def names(cls: type) -> list[str]:
 
 
 def override(mapping: dict[str, Any], assignment: str) -> None:
-    """Apply one assignment `a.b=value`, as given with `--set`, to the nested `mapping`, in place. The value is YAML."""
+    """Apply one assignment `a.b=value`, as given with `--set`, to the nested `mapping` (a recipe's `train:` section),
+    in place. The value is YAML. Mappings on the way that are missing are made, and `train.` before the key is ignored.
+    Raises ConfigError if the assignment cannot be applied."""
     key, sign, text = assignment.partition("=")
     if not sign or not key:
         raise ConfigError(f"--set {assignment}: write it as key=value, e.g. --set optimizer.lr=0.001")
@@ -247,7 +249,8 @@ def override(mapping: dict[str, Any], assignment: str) -> None:
 
 
 def read_train(recipe: Path) -> dict[str, Any]:
-    """Read the `train:` mapping of a run's recipe.yaml, the only part of the recipe that the trainer reads."""
+    """Read the `train:` mapping of a run's recipe.yaml, the only part of the recipe that the trainer reads. Raises
+    ConfigError if the file or the mapping is missing, or is not YAML."""
     try:
         document = yaml.safe_load(recipe.read_text(encoding="utf-8"))
     except FileNotFoundError:

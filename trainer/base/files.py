@@ -1,5 +1,6 @@
-"""Writes the small text files beside a training's checkpoints: a file is replaced whole, or lines are appended to it.
-Neither a kill nor a full disk can damage these files. `alone` keeps two processes from training in the same folder."""
+"""Writes the small text files beside a training's checkpoints: a file is replaced whole, or lines are appended to it. A
+kill or a full disk can at most cut off the line that is being appended. `alone` keeps two processes from training in
+the same folder."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class DamagedCheckpoint:
 
 def put_absent(path: Path, data: bytes) -> bool:
     """Create the file `path` with the contents `data` if and only if it does not exist. Returns whether this call
-    created the file. When the call returns, the file is on disk and survives a crash of the machine (POSIX)."""
+    created the file. When it returns True, the file is on disk and survives a crash of the machine (POSIX)."""
     part = path.parent / f".{path.name}.{secrets.token_hex(8)}"
     try:
         write_synced(part, data)
@@ -110,7 +110,8 @@ def survey(folder: Path) -> tuple[list[Checkpoint], list[DamagedCheckpoint]]:
 
 def commit(marker: Path) -> tuple[Path, dict[str, int], dict[str, str]]:
     """Read the file `marker` (COMPLETE), which says which attempt to write a checkpoint is valid. Returns (folder of
-    this attempt, {file: size in bytes}, {file: sha256}). Raises CheckpointError when the marker file is damaged."""
+    this attempt, {file: size in bytes}, {file: sha256}). Raises CheckpointError when the marker file is damaged,
+    FileNotFoundError when it is missing. The files that it lists are not looked at."""
     try:
         record = json.loads(marker.read_bytes())
         attempt, files, sums = marker.parent / record["attempt"], record["files"], record["sha256"]
@@ -123,7 +124,8 @@ def commit(marker: Path) -> tuple[Path, dict[str, int], dict[str, str]]:
 
 def _committed(marker: Path) -> Checkpoint:
     """Read the checkpoint whose files the file `marker` (COMPLETE) lists. Raises CheckpointError when a file is missing
-    or damaged, and FileNotFoundError when the checkpoint is deleted during the call."""
+    or has another size, or when meta.json is damaged, and FileNotFoundError when the checkpoint is deleted during the
+    call. The contents of the other files are not checked."""
     attempt, files, sums = commit(marker)
     for name, size in files.items():
         if not (attempt / name).is_file() or (attempt / name).stat().st_size != size:
@@ -138,7 +140,7 @@ def _committed(marker: Path) -> Checkpoint:
 
 def complete(folder: Path) -> list[Checkpoint]:
     """Return the committed checkpoints of a run (those whose files were all written), oldest first. Raises
-    CheckpointError when one is damaged."""
+    CheckpointError when one is damaged, as far as `survey` checks it."""
     sound, damaged = survey(folder)
     if damaged:
         raise CheckpointError(f"{damaged[0].why}; restore it from a copy, or delete "
@@ -171,8 +173,9 @@ def at(folder: Path, step: int) -> Checkpoint | None:
 
 def tensors(model: nn.Module, optimizer: torch.optim.Optimizer, moments: str = "fp32") -> dict[str, torch.Tensor]:
     """Return all tensors that a checkpoint stores, by name: the parameters (`model.NAME`) and the optimiser's state
-    (`optimizer.NAME.KEY`). Only tensors are stored, so nothing is pickled. Hyperparameters are not stored, because they
-    follow from the configuration. With `moments` bf16, float32 moments are converted to bfloat16."""
+    (`optimizer.NAME.KEY`). Only tensors are stored, because torch would pickle other values. Hyperparameters are not
+    stored, because they follow from the configuration. With `moments` bf16, float32 moments are converted to
+    bfloat16."""
     reshard(model)
     state = {}
     for name, parameter in model.named_parameters():
@@ -192,7 +195,8 @@ def reset(optimizer: torch.optim.Optimizer) -> None:
 
 
 def materialise_state(optimizer: torch.optim.Optimizer) -> None:
-    """Make the optimiser allocate its state, by a step that changes nothing (zero gradient, zero learning rate)."""
+    """Make the optimiser allocate its state, by a step with zero gradients and zero learning rate. Parameters do not
+    change, but step counters count this step, and gradients are discarded."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
@@ -376,11 +380,11 @@ def steps_to_keep(checkpoints: Sequence[Checkpoint], config: CheckpointConfig) -
 
 def retain(folder: Path, config: CheckpointConfig,
            awaits: Callable[[Checkpoint], bool] = lambda _checkpoint: False) -> list[int]:
-    """Delete the checkpoints of a run that the settings `config` do not keep (see `steps_to_keep`). Files of
-    checkpoints that have no COMPLETE, because they were never completed or were set aside as damaged, are deleted too,
-    if their step is not after that of the latest checkpoint. Other damaged checkpoints stay, and so do those that
-    another process reads (`trainer.checkpoint.in_use`). The latest AWAITING of the others for which `awaits` returns
-    True stay, too; returns the steps of those that are deleted although `awaits` returned True."""
+    """Delete the checkpoints of a run that the settings `config` do not keep (see `steps_to_keep`). Files that no
+    COMPLETE lists, because their checkpoint was never completed or was set aside as damaged, are deleted too, if their
+    step is not after that of the latest checkpoint. Other damaged checkpoints stay, and so do those that another
+    process reads (`trainer.checkpoint.in_use`). The latest AWAITING of the others for which `awaits` returns True stay,
+    too; returns the steps of those that are deleted although `awaits` returned True."""
     checkpoints, damaged = survey(folder)
     steps = steps_to_keep(checkpoints, config) | {c.step for c in checkpoints if in_use.in_use(c.folder.parent)}
     awaiting = [c.step for c in checkpoints if c.step not in steps and awaits(c)]

@@ -91,8 +91,8 @@ def choose(folder: Path, world: World, say: Callable[[str], None],
     If the chosen checkpoint turns out to be damaged, this is reported, and `pick` is called again without it. Once a
     checkpoint that will be loaded is chosen, damaged checkpoints of later steps are set aside (see `set_aside`),
     because the training will write these steps again. Raises CheckpointError when there are checkpoints and all are
-    damaged, or when the storage of a rank fails. If `pick` raises TrainingError, rank 0 raises it, and the other ranks
-    raise CheckpointError.
+    damaged, when the storage of a rank fails, or when a rank does not see the chosen checkpoint. If `pick` raises
+    TrainingError, rank 0 raises it, and the other ranks raise CheckpointError.
     """
     wrong: dict[int, str] = {}                   # step → its damage; only the first rank knows all
     while True:

@@ -111,13 +111,14 @@ def factor(name: str, factors: Mapping[str, float]) -> float:
 
 # -- out ---------------------------------------------------------------------------------------------------------------
 def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None, shard: int = SHARD) -> list[str]:
-    """Write the model of `checkpoint` into the new folder `out`. Returns lines to print about the export.
+    """Write the model of `checkpoint` into the new folder `out`. `dtype` is a key of DTYPES, and `shard` the largest
+    size of a safetensors file in bytes (a larger tensor has one of its own). Returns lines to print about the export.
 
     Every file of the checkpoint is first compared with its sha256. The optimiser's state is not exported. The RoPE
     settings are those of the training phase in which the checkpoint was written. `tokenizer` (the file with which the
     shards were encoded) is copied if it exists. config.json is written last, because a folder without it is not
-    recognised as a model. Raises ConfigError when `out` is not empty, and CheckpointError when a file of the checkpoint
-    is damaged.
+    recognised as a model. Raises ConfigError when `out` is not empty or no architecture of transformers has the model's
+    features, and CheckpointError when a file of the checkpoint is damaged.
     """
     save_file = safetensors().torch.save_file
     if out.exists() and any(out.iterdir()):
@@ -224,8 +225,9 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def files_of(folder: Path) -> dict[str, Path]:
-    """Return {name of a tensor in `folder`: the safetensors file that holds it}. Raises ConfigError when there is no
-    such file, or when a file or their index is damaged."""
+    """Return {name of a tensor in `folder`: the safetensors file that holds it}. If the folder has an index (`INDEX`),
+    only this is read; the files that it names may be missing. Raises ConfigError when there is neither an index nor a
+    safetensors file, or when what is read is damaged."""
     index = folder / INDEX
     if index.is_file():
         try:
@@ -245,7 +247,8 @@ def files_of(folder: Path) -> dict[str, Path]:
 def check(folder: Path, config: ModelConfig, vocab: int) -> dict[str, Path]:
     """Check that the tensors in `folder` are those of a model with settings `config`. Returns {name of a tensor: its
     file}. Raises ConfigError for a tensor that is missing, unknown or of another shape, and for a damaged file.
-    Embedding and output may have more rows than `vocab` (padding)."""
+    Embedding and output may have more rows than `vocab` (padding). Two unknown tensors are permitted, and are in the
+    result: an output matrix beside tied embeddings, and RoPE's `inv_freq`."""
     files, sizes = files_of(folder), shapes(config, vocab)
     tensors = layout(config)
     spare = {"lm_head.weight"} if config.tie else set()
@@ -284,9 +287,11 @@ def differing(config: ModelConfig, folder: Path) -> list[str]:
 def load(model: nn.Module, config: ModelConfig, vocab: int, folder: Path, tokenizer: Path | None = None) -> None:
     """Fill all parameters of `model`, sharded or not, with the weights in `folder`.
 
-    Each rank reads the weights one by one. Rows of embedding and output beyond `vocab` are left out. Raises ConfigError
-    when `folder` holds a model with other settings than `config` (see `differing`) or other tensors, or when its
-    tokenizer.json has another vocabulary than `tokenizer`, the file with which the shards were encoded."""
+    Each rank reads one tensor at a time, so that only one is in memory. The files' embedding and output may have more
+    rows than `vocab` (padding); these rows are not read into the model. Raises ConfigError when the settings of the
+    model in `folder` differ from `config` (see `differing`), when its tensors do not fit (see `check`), or when its
+    tokenizer.json has another vocabulary than `tokenizer`, the file with which the shards were encoded. The
+    vocabularies are compared only if both files exist and `tokenizer` is a .json file, too."""
     wrong = differing(config, folder)
     if wrong:
         raise ConfigError(f"train.init.from {folder}: is another model than train.model:\n  " + "\n  ".join(wrong)

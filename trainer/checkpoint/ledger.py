@@ -64,7 +64,7 @@ class Ledger:
     def open(cls, out: Path, world: World) -> Ledger:
         """Open the ledger of a run (the list of skipped steps) for training. Every rank must call this; rank 0 reads
         the file, and every rank gets the same lines. If a kill cut off the last line, this line is removed from the
-        file."""
+        file. Raises CheckpointError when another line is damaged."""
         path, data = out / NAME, b""
         if world.first and path.exists():
             data = path.read_bytes()

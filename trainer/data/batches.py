@@ -73,8 +73,8 @@ class Batch:
         return self.tokens, self.targets, self.positions, self.stream
 
     def padded(self, rows: int) -> Batch:
-        """Return this batch with padding rows added, so that it has `rows` rows. The targets of padding rows do not
-        count in the loss."""
+        """Return this batch with padding rows added, so that it has `rows` rows; a batch that has as many already is
+        returned as it is. The targets of padding rows do not count in the loss."""
         if self.rows >= rows:
             return self
         blank = padding(rows - self.rows, self.tokens.shape[1])
@@ -82,8 +82,8 @@ class Batch:
         return Batch(tokens, targets, positions, stream, self.attended, self.repeated)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """Return a batch with `change` applied to every tensor. In the result, `attended` (from which MFU is computed)
-        is 0, so that only the original batch counts for MFU."""
+        """Return a batch with `change` applied to tokens, targets, positions and stream. In the result, `attended`
+        (from which MFU is computed) and `repeated` are 0, so that only the original batch counts in metrics."""
         return Batch(change(self.tokens), change(self.targets), change(self.positions), change(self.stream), attended=0)
 
     def valid(self) -> int:
@@ -109,9 +109,9 @@ class Batch:
     def mask(self, dtype: torch.dtype, masking: Masking) -> DocMask:
         """Return the attention mask of this (micro-)batch, for activations of `dtype`.
 
-        If every row is one document, as is common with long contexts, no mask is needed, and faster kernels for causal
-        attention are used. On an H100 cuDNN's kernel takes 4.9 ms forward and backward, FlashAttention 2 takes 8.3 ms
-        (8 × 4,096 tokens, 32 heads of width 64)."""
+        If every row of a micro-batch on CUDA is one document, as is common with long contexts, no mask is needed, and
+        faster kernels for causal attention are used. On an H100 cuDNN's kernel takes 4.9 ms forward and backward,
+        FlashAttention 2 takes 8.3 ms (8 × 4,096 tokens, 32 heads of width 64)."""
         return document_mask(self.positions, dtype, "none" if self.one_document else masking, starts=self.starts)
 
 
@@ -126,10 +126,11 @@ def padding(rows: int, length: int) -> Batch:
 def collate(rows: Sequence[Row], length: int) -> Batch:
     """Make a batch from samples; each becomes a row of `length` tokens.
 
-    A sample is a tuple (tokens, bounds, index of the stream, optionally which targets count in the loss). `bounds` are
-    the positions at which documents begin inside the sample (see `ShardSet.bounds`). Positions restart at each bound.
-    The first token of a document does not count as a target, because it would be predicted from the end of an unrelated
-    document.
+    A sample is a tuple (tokens, bounds, index of the stream, optionally which targets count in the loss). It has one
+    token more than inputs; if it has fewer than `length` inputs, its row is filled up with padding, which does not
+    count in the loss. `bounds` are the positions at which documents begin inside the sample (see `ShardSet.bounds`).
+    Positions restart at each bound. The first token of a document does not count as a target, because it would be
+    predicted from the end of an unrelated document.
     """
     # one piece of memory, because the system hands out a large piece faster than small ones
     tokens, targets, positions = np.empty((3, len(rows), length), np.int64)
@@ -184,7 +185,8 @@ class Data:
     """Reads the training data and the held-out data that a curriculum names. The paths of shards in the curriculum are
     relative to the folder `store`. If this is a copy of a store in object storage, `source` is that store's URL: tokens
     that have not been copied are read from there. If `repeats` is given, targets inside repetitions do not count in the
-    loss of training batches (method `step`). They count in batches made by `samples` and in held-out data."""
+    loss of training batches (method `step`). They count in batches made by `samples` and in held-out data. Raises
+    ConfigError when shards have another tokenizer or other packed rows than the curriculum says."""
 
     def __init__(self, curriculum: Curriculum, store: Path, repeats: RepeatsConfig | None = None,
                  source: str | None = None) -> None:
@@ -263,7 +265,8 @@ class Data:
     def heldout_rows(self, stream: int, length: int, most: int) -> list[Row]:
         """Read samples of `length` tokens from the held-out data of a stream (data source), as input of `collate`. At
         most `most` samples are read. If the data has no more, all are read, and the last one may be shorter; if it has
-        more, `most` evenly spaced samples are read. The choice depends only on the data and the arguments."""
+        more, `most` evenly spaced samples are read. If the stream has no held-out data, the result is []. Raises
+        ShardError for damaged data. The choice depends only on the data and the arguments."""
         shards, places = self.heldout[stream], self.heldout_windows(stream, length, most)
         if shards is None:
             return []

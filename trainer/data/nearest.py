@@ -23,7 +23,8 @@ from trainer.data.rows import Row, windows
 #: tokens of an n-gram: three or four words of English. Fewer are mostly grammar; more are seldom shared by a question
 #: of a benchmark and a text that is not a copy of it
 LENGTH = 5
-#: an n-gram that more than this many items of a task have, or more than a tenth of them, belongs to its template
+#: an n-gram belongs to the template of a task if more than this many items have it, or more than a tenth of them (and
+#: at least two)
 COMMON = 10
 #: tokens that are hashed at a time, and samples that are located at a time
 TOKENS, SAMPLES = 1 << 20, 1 << 12
@@ -34,8 +35,8 @@ _BORDER = (1 << 63) - 1
 
 class SharedPassage(NamedTuple):
     """A passage that shares n-grams with a text: the sum of their weights, their number, the sample and step (from 1)
-    that read it, its stream (an index) and window, and where the first and the last of the n-grams begin in the
-    window."""
+    that read it, its stream (an index), its window and sequence length in tokens, and where the first and the last of
+    the n-grams begin in the window."""
 
     score: float
     shared: int
@@ -82,7 +83,8 @@ def nearest(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tuple[int
     """Return for each of `texts` (hashes of n-grams) the `keep` passages of the samples [first, stop) with the highest
     score; of equal ones, those that were read first. `sets` are the shard sets of the curriculum's streams. Steps for
     which `skipped` returns something true were not learnt from, and are left out. So are later epochs of a stream,
-    because their passages have been read before."""
+    which repeat the passages of the first; a passage whose step in the first epoch was skipped is therefore not
+    found."""
     keys = np.unique(np.concatenate([np.empty(0, np.uint64), *texts]))
     if not len(keys):
         return [[] for _ in texts]
@@ -111,7 +113,8 @@ def nearest(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tuple[int
 
 def read_samples(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tuple[int, int],
                  skipped: Callable[[int], object]) -> Iterator[ReadSamples]:
-    """Yield what a training reads with the samples [first, stop), at most about TOKENS tokens at a time."""
+    """Yield what a training reads with the samples [first, stop), except in skipped steps and in later epochs of a
+    stream; at most about TOKENS tokens at a time."""
     order = Order(curriculum)
     for first, stop, numbers in spans(curriculum, samples, skipped):
         at = order.locate(first, stop)

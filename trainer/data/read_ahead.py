@@ -38,8 +38,9 @@ STEPS = 16
 
 
 def request_threads() -> ThreadPoolExecutor:
-    """Return threads that make REQUESTS requests at the same time. Call this before the filesystem is opened. When
-    pyarrow opens it, its S3 client gets as many connections as pyarrow has threads, but at least 25."""
+    """Return threads that make REQUESTS requests at the same time. Also raise the number of pyarrow's own threads to
+    REQUESTS. Call this before the filesystem is opened, because pyarrow's S3 client then gets as many connections as
+    pyarrow has threads (but at least 25)."""
     pa.set_io_thread_count(max(pa.io_thread_count(), REQUESTS))
     return ThreadPoolExecutor(REQUESTS, thread_name_prefix="bucket")
 

@@ -63,7 +63,8 @@ def is_url(place: str | None) -> bool:
 
 def split_run(run: str, store: str | None) -> tuple[str, str]:
     """Split the address of a run in object storage into (URL of the store, name of the run). The address is
-    STORE/runs/RUN, or the name of the run with the URL `store`."""
+    STORE/runs/RUN, or the name of the run with the URL `store`. Raises ConfigError for another form, and if the URL has
+    a user name or password."""
     for address in (run, store):
         scheme, _, location = (address or "").partition("://")
         # the message does not show the URL, because messages end up in logs
@@ -100,7 +101,7 @@ def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None], 
     """Fetch the shards that a training reads: those of all shard sets for which the curriculum has a sha256. `fetch` is
     `train.fetch` of the recipe: with `ahead`, the tokens to train on stay in object storage; with `auto`, they stay
     there if the disk is too small. Returns the folder of the local copy of the store. Raises ConfigError when shards
-    are missing, damaged, or too large for the disk."""
+    are missing, damaged, or too large for the disk, and when the storage cannot be read."""
     remote, top = _open(root)
     store = _local(root)
     try:
@@ -165,7 +166,8 @@ def shard_set(run: Stored, stream: Stream) -> ShardSet:
 
 @contextlib.contextmanager
 def reading(run: Stored) -> Iterator[None]:
-    """Within this context, an OSError while object storage is read becomes a ConfigError that names the remedy."""
+    """Within this context, an OSError becomes a ConfigError that names the remedy if the run is in object storage. For
+    a local run, it is raised unchanged."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
 """Reads samples from shards. Each sample becomes a row of a batch (`trainer.data.batches`): its tokens, the positions
-at which documents begin, and which tokens are targets. All data is checked before use, so that damaged data raises an
-error that names the file."""
+at which documents begin, and which tokens are targets. Tokens and document bounds are checked before use, so that
+damage raises an error that names the file."""
 
 from __future__ import annotations
 
@@ -155,12 +155,15 @@ def touched(shards: ShardSet, start: int, count: int) -> range:
 
 
 def refuse_short(shards: ShardSet, shard: int) -> None:
-    """Raise ShardError when a file of shard number `shard` has become shorter since it was memory-mapped. Reading such
-    a file would kill the process with SIGBUS, without a message."""
+    """Raise ShardError when a file of shard number `shard` (tokens, loss mask, document ends or packed rows) is gone or
+    shorter than the manifest says. Reading a memory map of a file that has become shorter would kill the process with
+    SIGBUS, without a message."""
     info = shards.manifest.shards[shard]
     files = [(info.ends, info.documents * ENDS.itemsize)]
     if shards.has_local_tokens:
         files.append((info.body, info.tokens * shards.dtype.itemsize))
+        if info.loss:
+            files.append((info.loss, info.tokens))
     if shards.packed is not None:
         rows = shards.packed.packing.files[shard]
         files.append((rows.file, rows.numbers * NUMBERS.itemsize))

@@ -55,12 +55,12 @@ class PromptReader:
 @dataclass(frozen=True)
 class PreparedTask:
     """A task that is ready to be scored. `files` has the sha256 of each file of its data, by path. `sizes` has for each
-    item (bytes, characters) of those answers whose likelihood is asked for. `rows` are the rows of tokens of all items,
-    and `owners` has for each of them (number of the item, kind of prompt: cloze, letters or prior). `prompts` are the
-    prompts that are continued, with the right answers whose likelihood is not asked for by `rows`; it is empty if the
-    task generates nothing. `programs` are the beginnings of the programs that are to be continued, with their tests; it
-    is empty if the task has not the form code. `truncated` is the number of items of which a prompt was cut at its
-    beginning, because it is longer than the model's context."""
+    item (bytes, characters) of those answers whose likelihood is asked for. `rows` are the rows of tokens with the
+    queries of all items, and `owners` has for each query (number of its item, kind of prompt: cloze, letters or prior,
+    number of the answer). `prompts` are the prompts that are continued, with the right answers whose likelihood is not
+    asked for by `rows`; it is empty if the task generates nothing. `programs` are the beginnings of the programs that
+    are to be continued, with their tests; it is empty if the task has not the form code. `truncated` is the number of
+    items of which a prompt was cut at its beginning, because it is longer than the model's context."""
 
     task: EvalTask
     files: Mapping[str, str]
@@ -114,7 +114,8 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
     """Read the data of a task from the folder `data`, and tokenise its prompts with `shots` examples each (None: as the
     task file says). Raises ConfigError when the data is missing or does not fit, when there are too few rows for the
     examples, when an answer is empty, when the tokenizer merges a context with its answer, and when it gives an id that
-    the model does not know; ContextTooShort when an answer does not fit into the model's context."""
+    the model does not know; ContextTooShort when an answer, or what is to be generated, does not fit into the model's
+    context."""
     file = task.file
     shots = file.shots if shots is None else shots
     paths = find_files(data, task.name, file.files)

@@ -39,9 +39,9 @@ class Continuation:
 def continuations(model: Transformer, prompts: Sequence[OpenPrompt], config: GenerateConfig, coder: TextCoder,
                   eos: int, most: int, progress: Callable[[int], None] = lambda _rows: None) -> list[Continuation]:
     """Return the greedy continuation of each prompt, which ends before EOS, before a stop text, or after the largest
-    number of tokens. A batch has at most `most` tokens, with those to be generated or of the answers, or is a single
-    prompt. `progress` is called with the number of prompts of every finished batch. Raises NotFinite when the
-    likelihood of an answer is NaN or infinite."""
+    number of tokens. A batch has at most `most` tokens, or is a single prompt; for each prompt, the tokens to be
+    generated or those of its answer are counted, too, whichever are more. `progress` is called with the number of
+    prompts of every finished batch. Raises NotFinite when the likelihood of an answer is NaN or infinite."""
     results: dict[int, Continuation] = {}
     for batch in batches([len(p.tokens) + max(config.tokens, len(p.answer)) for p in prompts], most):
         results |= zip(batch, _batch(model, [prompts[i] for i in batch], config, coder, eos))

@@ -66,8 +66,11 @@ def read_result(folder: Path, task: EvalTask) -> tuple[dict[str, Any], list[dict
         sha256, items = result["sha256"], result["items"]
         result["data"], result["shots"], result["seed"], result["main"], result["measures"], result["model"]["step"]
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such result; score the checkpoint first with `tokenmill train eval RUN --tasks "
-                          f"{task.name} --steps N`") from None
+        scored = sorted(int(other.parent.name.removeprefix("step_"))
+                        for other in folder.parent.glob(f"step_*/{task.name}.json"))
+        there = f" (steps that have one: {', '.join(map(str, scored))})" if scored else ""
+        raise ConfigError(f"{path}: no such result{there}; score the checkpoint first with `tokenmill train eval RUN "
+                          f"--tasks {task.name} --steps N`") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error!r}); score the checkpoint again with `tokenmill train "
                           f"eval`") from None
@@ -80,8 +83,8 @@ def read_result(folder: Path, task: EvalTask) -> tuple[dict[str, Any], list[dict
 
 
 def read_items(task: EvalTask, data: Path, results: Sequence[Mapping[str, Any]]) -> list[Item]:
-    """Read the items of a task from the folder `data`. Raises ConfigError when the results are not of these items with
-    the same examples before them, or have different main measures."""
+    """Read the items of a task from the folder `data`. Raises ConfigError when there is no data, and when the results
+    are not of these items with the same examples before them, or have different main measures."""
     paths = find_files(data, task.name, task.file.files)
     if not paths:
         raise ConfigError(f"{data}: no data of the task {task.name}; give the folder of the evaluation as --data")

@@ -30,8 +30,8 @@ class NoResult(Exception):
 
 def main(role: str, calls: str, answers: str, parent: str) -> None:
     """Run as the process `role`, `program` or `tests`. The others are the numbers of the pipes' file descriptors, and
-    of the process that started this one. Stdin is JSON: the name of the function, the limits of memory and
-    CPU time, and the program or the tests."""
+    of the process that started this one. Stdin is JSON: the name of the function, the limits of memory and CPU time,
+    and the program or the tests."""
     process.die_with_parent(int(parent))
     job = json.load(sys.stdin)
     if role == "program":

@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +31,8 @@ from trainer.evaluation.program_process import PASSED, WRONG
 #: passed: all tests did; wrong: an assertion failed; error: the program or the tests raised another error, ended, or
 #: needed more memory than they may; timeout: they needed more time than they may
 Outcome = Literal["passed", "wrong", "error", "timeout"]
+#: seconds that a program's process has to end after its tests have: it then reads that there are no more calls
+ENDING_S = 1.0
 #: the code of both processes. Python starts without site packages and without the working folder among its imports. It
 #: is not started with -I, which would ignore PYTHONHASHSEED, and with it the order of sets would differ between runs
 _COMMAND = [sys.executable, "-P", "-s", "-S", "-c",
@@ -51,7 +53,7 @@ class WrittenProgram:
 @dataclass(frozen=True)
 class ProgramLimits:
     """How many bytes of address space and seconds of CPU time each of the two processes may use, and how many seconds
-    both may take."""
+    both together may take."""
 
     memory: int = 512 << 20
     cpu_s: int = 10
@@ -92,9 +94,10 @@ def outcome(program: WrittenProgram, limits: ProgramLimits = ProgramLimits()) ->
             return "timeout"
         if code in (PASSED, WRONG):
             return "passed" if code == PASSED else "wrong"
-        # the kernel kills a process that has used up its CPU time
-        killed = -signal.SIGKILL in (code, tested.poll())
-        return "timeout" if killed else "error"
+        # the kernel kills a process that has used up its CPU time; the program's may end a little after its tests
+        with suppress(subprocess.TimeoutExpired):
+            tested.wait(ENDING_S)
+        return "timeout" if -signal.SIGKILL in (code, tested.returncode) else "error"
 
 
 def _start(stack: ExitStack, role: str, folder: str, calls: int, answers: int,

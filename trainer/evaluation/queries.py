@@ -81,7 +81,8 @@ class SharedRow:
     nothing) is a path from the root. `ends` has for each token the place after the last of its descendants. A token
     attends to itself and to its ancestors: to those tokens before it whose `ends` is after it. Its position is the one
     that it has in its queries. So the model computes for each query what it would compute for the query alone. `asked`
-    has a line (place in the row, token that is to be predicted there, number of the query) for each predicted token.
+    has a line (place in the row, token that is to be predicted there, number of the query) for each predicted token,
+    [M, 3]. All arrays are int32.
     """
 
     tokens: np.ndarray

@@ -35,7 +35,8 @@ MOST_ROWS, MOST_TOTAL_BYTES = 1_000_000, 1 << 30
 
 @dataclass(frozen=True)
 class DataRow:
-    """A row of a benchmark: its number over all files of the task, its place for error messages, and its fields."""
+    """A row of a benchmark: its number over all files of the task (from 0), its place for error messages, and its
+    fields."""
 
     number: int
     where: str

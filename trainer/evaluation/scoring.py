@@ -1,6 +1,6 @@
 """Computes log-likelihoods. Rows of similar length form a batch, and a batch has a largest number of tokens, so the
-memory that scoring takes does not grow with the number of items. Logits are computed only at the places that predict a
-token of a continuation."""
+memory that the model's computation takes does not grow with the number of items. Logits are computed only at the places
+that predict a token of a continuation."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Likelihood:
 
 def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
     """Divide rows of these lengths into batches of similar length, longest first. Yields the numbers of the rows of a
-    batch. Padded to its longest row, a batch has at most `most` tokens, or is a single row. A batch of an eighth of
-    this size, which keeps a processor busy, ends before its padding exceeds a 32nd of it."""
+    batch. Padded to its longest row, a batch has at most `most` tokens, or is a single row. A batch of more than an
+    eighth of this size, which keeps a processor busy, ends before its padding exceeds a 32nd of it."""
     batch: list[int] = []
     padding = 0
     for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

@@ -64,7 +64,7 @@ class TaskFile:
     """The contents of a task file. Texts with braces are templates (`trainer.evaluation.template`).
 
     `files` are patterns of paths below the data folder; the files of the first pattern that matches any are read, if no
-    file is named after the task (`trainer.evaluation.rows.find_files`).
+    file is named after the task (`trainer.evaluation.rows.find_files`). `forms` says how the task is scored (`Form`).
     `fields` adds fields to a row. `choices` are the answers to choose from; `choices_from` names a field with a list of
     them. `choice` is applied to each of them, for instance to clean it. `gold` is the label of the right answer. The
     labels of the answers are `labels`, those in the field `labels_from`, or 0, 1, 2, …. `context` and `answer` make the
@@ -179,9 +179,9 @@ def read_task(path: Path) -> EvalTask:
     return EvalTask(path.stem, build(TaskFile, content, str(path)), hashlib.sha256(data).hexdigest())
 
 
-def tasks_named(names: Sequence[str]) -> list[EvalTask]:
+def tasks_named(names: Sequence[str], option: str = "--tasks") -> list[EvalTask]:
     """Return the tasks with these names; a name that ends in .yaml or .yml is the path of a task file. Raises
-    ConfigError for an unknown name, and for two tasks of the same name."""
+    ConfigError for an unknown name, and for two tasks of the same name; the message names `option`."""
     known, tasks = built_in(), []
     for name in names:
         if name.endswith((".yaml", ".yml")):
@@ -189,9 +189,9 @@ def tasks_named(names: Sequence[str]) -> list[EvalTask]:
         elif name in known:
             tasks.append(read_task(known[name]))
         else:
-            raise ConfigError(f"--tasks {name}: unknown task{suggestion(name, known)}; there are {', '.join(known)}, "
+            raise ConfigError(f"{option} {name}: unknown task{suggestion(name, known)}; there are {', '.join(known)}, "
                               f"or give the path of a task file (.yaml)")
     for task in tasks:
         if sum(task.name == other.name for other in tasks) > 1:
-            raise ConfigError(f"--tasks: {task.name} is given twice; results are named after tasks")
+            raise ConfigError(f"{option}: {task.name} is given twice; results are named after tasks")
     return tasks

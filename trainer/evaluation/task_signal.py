@@ -176,8 +176,8 @@ def means(curves: Iterable[tuple[ScoredRun, Curve]]) -> dict[int, dict[str, dict
 
 def early_and_late(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
     """Return how well the order of candidates at each step of the later half agrees with that at the last step: the
-    mean of Kendall's tau over steps and sizes. None if at no size two candidates have three steps in common, or if all
-    scores are equal."""
+    mean of Kendall's tau over steps and sizes. None if at no size there are several candidates that all have three
+    steps in common, or if all scores are equal."""
     taus = []
     for candidates in means(curves).values():
         steps = sorted(set.intersection(*(set(of) for of in candidates.values()))) if len(candidates) > 1 else []

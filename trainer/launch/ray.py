@@ -100,8 +100,9 @@ class Pause(Exception):
 def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship_code: bool, least: int, restarts: int,
            possible: Callable[[int], bool], progress: Callable[[], int]) -> int:
     """Run `python -m trainer ARGUMENTS` in `size` actors of the cluster at `address` ('host:port', as from
-    `pipeline.cluster.connect.check_cluster`). Each actor has a GPU of its own or, if `gpu` is False, a CPU. Returns the
-    first exit code that is not 0, or 0. The folder of the run must be on storage that every node sees.
+    `pipeline.cluster.connect.check_cluster`). Each actor has a GPU of its own or, if `gpu` is False, a CPU. Returns 0,
+    the first exit code of a rank that is not 0, 1 when ranks were lost too often, or 130 after Ctrl-C. The folder of
+    the run must be on storage that every node sees.
 
     After a rank is lost, the training is started again from the latest checkpoint. `progress()` returns the step of
     that checkpoint; if it does not advance in `restarts` consecutive restarts, the training ends. A start needs at
@@ -225,13 +226,13 @@ def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int]
 
 def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
            nodes: AbstractSet[str] = frozenset()) -> int:
-    """Wait until all ranks end. Returns an exit code. `members` are the actors of the ranks, `waiting` the results of
-    their runs. Raises RankLost when a rank dies. If a rank fails or dies, the other ranks are not waited for, because
-    they hang in a collective.
+    """Wait until all ranks end. Returns 0, or the first exit code of a rank that is not 0. `members` are the actors of
+    the ranks, `waiting` the results of their runs. Raises RankLost when a rank dies. If a rank fails or dies, the other
+    ranks are not waited for, because they hang in a collective.
 
     In two cases all ranks are asked to stop, and Pause is raised: when one of `nodes` (ids of nodes) is about to be
     taken away, and when the cluster has room again for ranks that could not start. `missing` are the placement groups
-    that wait for that room."""
+    that wait for that room. Ctrl-C asks all ranks to stop, too; a second Ctrl-C raises KeyboardInterrupt at once."""
     stop_requested, reason = False, ""
     while waiting:
         ended: list[Any] = []

@@ -51,10 +51,11 @@ class TaskScoringConfig:
 @dataclass(frozen=True)
 class EvaluateConfig:
     """Settings of the evaluation on held-out data. `every` is the number of steps between two evaluations. There is
-    also one before the first step and one after the last. `windows` is the largest number of held-out samples that are
-    used from each stream (the data of one source, language or bucket). These have the sequence length of the first
-    phase; in a phase with another one, the model is also evaluated on about as many tokens in samples of that length.
-    `tasks` says on which benchmark tasks checkpoints are scored (null: on none)."""
+    also one before the first step of a new training, and one after the last step or that of `--stop-at`. `windows` is
+    the largest number of held-out samples that are used from each stream (the data of one source, language or bucket).
+    These have the sequence length of the first phase; in a phase with another one, the model is also evaluated on about
+    as many tokens in samples of that length. `tasks` says on which benchmark tasks checkpoints are scored (null: on
+    none)."""
 
     every: int = 100
     windows: int = 64
@@ -86,7 +87,7 @@ class TriggerConfig:
     """Settings of what triggers a rewind (training goes back to a checkpoint and skips data). One trigger is `skips`
     skipped updates within `within` steps. The other trigger is a loss that is too high for `for` steps in a row: more
     than `loss_above` nats above the mean loss of the steps with which StabilityConfig compares (never before `warm`
-    steps of the phase). The first trigger is off if `skips` is null, the second if `loss_above` is null."""
+    accepted steps of the phase). The first trigger is off if `skips` is null, the second if `loss_above` is null."""
 
     skips: int | None = None
     within: int = 50
@@ -111,9 +112,10 @@ class TriggerConfig:
 @dataclass(frozen=True)
 class RewindConfig:
     """Settings of rewinds. When `trigger` fires, training goes back to a checkpoint. It then skips the data of `skip`
-    steps; the first suspect step is in the middle of these. If no checkpoint lies before these steps, only those after
-    the oldest checkpoint are skipped. A run may have at most `budget` rewinds; if it needs another one, it ends with an
-    error."""
+    steps; the first suspect step is in the middle of these. If no checkpoint lies before these steps, training goes
+    back to the oldest one, and only the steps after it are skipped; if that one is not before the first suspect step
+    either, training ends with an error. A run may have at most `budget` rewinds; if it needs another one, it ends with
+    an error."""
 
     trigger: TriggerConfig = field(default_factory=lambda: TriggerConfig(skips=3))
     skip: int = 200
@@ -162,11 +164,11 @@ class TrainConfig:
     `micro_batch` is the largest number of tokens that a rank computes at once, but at least one sample is computed; a
     smaller number needs less memory. `precision` is the dtype of matrix products (`auto`: bf16 on CUDA, fp32 on CPU).
     `compile` says whether each layer is compiled (`auto`: on CUDA, if Triton is installed). `log_every` is the number
-    of steps between two printed lines and, on CUDA, between two synchronisations (metrics.jsonl has a line for every
-    step). `fetch` says how a run in object storage gets its tokens: `all` copies them to the disk before the first
-    step, `ahead` reads each sample from object storage a few steps before it is needed, and `auto` copies them if the
-    disk has room for them. `skip` lists ranges [first, stop) of steps, numbered as printed, that are skipped; when a
-    training resumes, it may be changed for the steps that are still to come.
+    of steps between two printed lines and, on CUDA, the largest number between two synchronisations (metrics.jsonl has
+    a line for every step). `fetch` says how a run in object storage gets its tokens: `all` copies them to the disk
+    before the first step, `ahead` reads each sample from object storage a few steps before it is needed, and `auto`
+    copies them if the disk has room for them. `skip` lists ranges [first, stop) of steps, numbered as printed, that are
+    skipped; when a training resumes, it may be changed for the steps that are still to come.
     """
 
     model: ModelConfig

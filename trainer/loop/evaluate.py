@@ -104,8 +104,8 @@ class Heldout:
     def evaluate(self, model: Transformer, micro_rows: int, dtype: torch.dtype, chunk: int,
                  world: World) -> dict[str, Any]:
         """Evaluate the model on the held-out samples. Returns {"loss", "unigram_entropy", "targets", "streams"}; {} if
-        there is no held-out data. The first three values are over all streams (data sources) together. "streams" has
-        for each stream's name the three values of that stream, and "bits_per_byte".
+        there is no held-out target that counts in the loss. The first three values are over all streams (data sources)
+        together. "streams" has for each stream's name the three values of that stream, and "bits_per_byte".
 
         Losses and entropies are in nats per token. Bits per byte, which is comparable between tokenizers, is the loss
         in bits divided by the UTF-8 bytes that the targets encode. It is None for a stream in which only spans of

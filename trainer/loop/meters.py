@@ -159,7 +159,8 @@ class Meters:
 
     def progress_text(self, number: int, line: Mapping[str, Any]) -> str:
         """Return the last part of the line to print for step `number`: speed, MFU and notable waits. Also updates the
-        file trainer.prom and checks the alert rules. `line` is the step's metrics line."""
+        file trainer.prom and, if the speed was measured, checks the alert rules about speed, waits for data and
+        checkpoints. `line` is the step's metrics line."""
         wait = line["data_wait_ms"]
         self.metrics.export(step=number, **line, wall={cause: line["goodput"][cause] for cause in CAUSES},
                             data_wait_s={"0.5": wait["p50"] / 1e3, "0.99": wait["p99"] / 1e3})

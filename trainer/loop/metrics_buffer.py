@@ -58,8 +58,8 @@ class MetricsBuffer:
         self.rows.append(row)
 
     def skipped(self, step: TrainingStep, tokens: int, why: str) -> None:
-        """Write the metrics line of a step that is skipped without being computed, and print it when a line is due.
-        `why` is the reason."""
+        """Write the metrics line of a step that is skipped without being computed, and print it if the step's number is
+        a multiple of `log_every`. `why` is the reason."""
         self.metrics.write("step", step.number + 1, phase=self.run.curriculum.phases[step.phase].name,
                            samples=step.stop, tokens=tokens, targets=0, loss=None, grad_norm=None, streams={},
                            skipped=True, why=why)
@@ -72,9 +72,10 @@ class MetricsBuffer:
         return self.trained / self.busy if self.busy else None
 
     def flush(self, interrupted: int) -> tuple[int, list[StepRecord]]:
-        """Copy the numbers of all steps in the buffer to the host, write a metrics line for each step, and empty the
-        buffer. `interrupted` is the number of a signal that this rank has received, or 0. Returns the largest
-        `interrupted` of all ranks, and the records of the steps in the buffer. Every rank must call this."""
+        """Copy the numbers of all steps in the buffer to the host, write a metrics line for each step (`write` also
+        prints some), and empty the buffer. `interrupted` is the number of a signal that this rank has received, or 0.
+        Returns the largest `interrupted` of all ranks, and the records of the steps in the buffer. Every rank must call
+        this."""
         waiting, self.rows, self.took = self.rows, [], None
         signalled = int(self.world.max(torch.tensor(interrupted, device=self.world.device)))
         if not waiting:

@@ -44,9 +44,9 @@ class SpikeDetector:
         self.slots = torch.arange(config.window, device=device)
 
     def judge(self, phase: int, sums: Tensor, norm: Tensor) -> Tensor:
-        """Decide whether to skip the update of a step of the phase with index `phase`. `sums` [2 · streams], over all
-        ranks, holds the summed loss of each stream, then the number of counted targets of each stream. `norm` is the
-        gradient norm, 0-d.
+        """Decide whether to skip the update of a step of the phase with index `phase`: if its loss or gradient norm is
+        not finite or above its limit. `sums` [2 · streams], over all ranks, holds the summed loss of each stream, then
+        the number of counted targets of each stream. `norm` is the gradient norm, 0-d.
 
         Returns [4] float64: 1 to skip the update, else 0; the mean loss of the last `window` accepted steps (those not
         skipped) of the phase; the limit above which a loss is an outlier; and the limit above which a norm is an
@@ -189,10 +189,10 @@ class StabilityMonitor:
 def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, world: World,
             say: Callable[[str], None] = lambda _text: None) -> Checkpoint | None:
     """Choose the checkpoint to which training goes back, record the decision in the ledger (the list of skipped steps),
-    and delete all later checkpoints. Every rank must call this. Returns the checkpoint, or None for the start of the
-    training. Damaged checkpoints are not chosen; if there are only such, CheckpointError is raised. Raises
-    TrainingError when there is no suitable checkpoint, or when the run has already gone back as often as
-    `rewind.budget` allows."""
+    and delete all later checkpoints (damaged ones are set aside, see `choose`). Every rank must call this. Returns the
+    checkpoint, or None for the start of the training. Damaged checkpoints are not chosen; if there are only such,
+    CheckpointError is raised. Raises TrainingError when there is no suitable checkpoint, or when the run has already
+    gone back as often as `rewind.budget` allows."""
     if len(ledger.rewinds) >= rewind.budget:
         past = ", ".join(f"{line['steps'][0]} to {line['steps'][1] - 1}" for line in ledger.rewinds)
         raise TrainingError(f"step {rewind.step}: {rewind.why}, since step {rewind.first}; the steps {past} "

@@ -42,7 +42,8 @@ def summarise(run: Run, before: dict[str, Any], after: dict[str, Any], gap: dict
               seconds: float, speed: float | None, goodput: Goodput) -> dict[str, Any]:
     """Return the contents of summary.json. `before` and `after` are the results of the first and the last evaluation,
     and `gap` is the result of `Heldout.gap`. `text` is a text that the model has generated, or None; `why` is the
-    reason if it is None. `seconds` is how long the steps of this process took, and `speed` is in tokens per second."""
+    reason if it is None. `seconds` is how long the steps of this process took, with the evaluations and checkpoints
+    between them, and `speed` is in tokens per second."""
     story = story_of(run.out / "metrics.jsonl")
     steps = [loss for loss in story.loss if not math.isnan(loss)]
     before = before or (story.evals[0] if story.evals else {})

@@ -160,8 +160,9 @@ class TaskWatcher:
         return self.clock.now() - self.looked >= POLL_S
 
     def look(self) -> list[dict[str, Any]]:
-        """Return the rows of tasks.jsonl if the file has changed since the last call, else []. If the process was
-        killed, start it again."""
+        """Return the rows of tasks.jsonl if the file has changed since the last call, else []. If the process has
+        failed, start it again, but at most RESTARTS times without a new score, and not if it has found the tasks or
+        their settings unusable (exit code 2)."""
         self.looked, rows = self.clock.now(), list[dict[str, Any]]()
         with suppress(FileNotFoundError):
             modified = (self.out / score_rows.NAME).stat().st_mtime_ns
@@ -184,7 +185,7 @@ class TaskWatcher:
 
     def wait(self, interrupted: Callable[[], int]) -> None:
         """Let the process score all that is left at the end of a training, and wait for it. Returns early if the
-        process fails, or when `interrupted` returns the number of a signal."""
+        process fails and is not started again (see `look`), or when `interrupted` returns the number of a signal."""
         self.let(True)
         if self.process is not None and self.process.poll() is None:
             self.say("scoring the last checkpoints on tasks")

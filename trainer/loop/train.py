@@ -52,10 +52,10 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
     """Train `run` from its latest undamaged checkpoint (or from the start) to the end of its curriculum, or to step
     `stop_at` (included).
 
-    Every rank must call this. Rank 0 writes to `run.out`: metrics.jsonl, tensorboard/, loss.svg, checkpoints/,
-    ledger.jsonl, worst_rows.jsonl, summary.json. Returns the summary on rank 0 once the curriculum is at its end, else
-    {}. Raises TrainingError, CheckpointError or ConfigError. After signal n, writes a checkpoint and raises
-    SystemExit(128 + n).
+    Every rank must call this. Each rank writes its part of the checkpoints to `run.out`; rank 0 also writes
+    metrics.jsonl, loss.svg, summary.json and the other files there. Returns the summary on rank 0 once the curriculum
+    is at its end, else {}. Raises TrainingError, CheckpointError or ConfigError. After signal n, writes a checkpoint
+    and raises SystemExit(128 + n).
     """
     goodput = Goodput()
     say = say if world.first else (lambda _text: None)
@@ -222,8 +222,8 @@ class Trainer:
 
     def perform(self, step: TrainingStep, batch: Batch, waited: float) -> None:
         """Learn from one batch: compute loss and gradients, decide whether the loss or the gradient norm is an outlier
-        (then the update is skipped), step the optimiser. `waited` is how long training waited for the batch, in
-        seconds. This method never waits for the device."""
+        or not finite (then the update is skipped), step the optimiser. `waited` is how long training waited for the
+        batch, in seconds. This method waits for the device only if parameters are offloaded to the CPU."""
         factor = self.schedule.factor((step.tokens + self.tokens) / 2)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * factor
@@ -291,7 +291,8 @@ class Trainer:
     def save(self, step: TrainingStep, heldout: float | None) -> None:
         """Write a checkpoint after `step`; with the setting `async`, only start to write it in the background.
         `heldout` is the held-out loss at this step, or None. Before the checkpoint is written, the loss on some samples
-        of the step is computed, so that a resume can compare it. Raises TrainingError when this loss is not finite."""
+        of the step is computed, so that a resume can compare it. Raises TrainingError when this loss is not finite, and
+        CheckpointError as `Saver.save` does."""
         run, phase = self.run, self.run.curriculum.phases[step.phase]
         self.high_loss.write()
         self.meters.saving(self.number)
@@ -323,7 +324,7 @@ class Trainer:
         and the summary, and wait until all checkpoints are scored on tasks. If the training stops earlier, only close
         its metrics. `before` is the first evaluation; `seconds` is how long the steps of this process took, with the
         evaluations and checkpoints between them. Returns the summary on rank 0, {} on other ranks and if the training
-        stops earlier."""
+        stops earlier. If signal n arrives while checkpoints are scored, raises SystemExit(128 + n)."""
         run, config, world = self.run, self.run.config, self.world
         self.goodput.enter("evaluation")
         summary: dict[str, Any] = {}

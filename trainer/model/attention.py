@@ -8,9 +8,12 @@ restart.
 * `varlen` is for CUDA from Ampere on, in half precision. It is `torch.nn.attention.varlen.varlen_attn` over the
   flattened batch with cumulative lengths (FlashAttention 2; version 3 where its package is installed and the device is
   a Hopper).
-* `flex` is for other uses of CUDA (float32, older devices). It is compiled `flex_attention` with a block mask.
+* `flex` is for other uses of CUDA (float32, older devices or torch). It is compiled `flex_attention` with a block mask.
 * `dense` is for other devices. It is `scaled_dot_product_attention` with a dense additive mask. It is not used on CUDA,
   because the flash kernels do not accept such a mask.
+
+With `masking: none`, and on CUDA also for rows of a single document each, no mask is needed; attention is then causal
+`scaled_dot_product_attention`.
 """
 
 from __future__ import annotations

@@ -82,8 +82,9 @@ def terms(logits: Tensor, target: Tensor, scale: Tensor, z: float, cap: float,
           learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute the loss terms of a chunk of n tokens from their raw logits [n, V]. Returns the negative log-likelihoods
     [n]; Σ log²Z, where Z is the denominator of a token's softmax; and a gradient. If `learning`, the gradient is that
-    of the training objective with respect to the raw logits, in their dtype; otherwise it is None. If the logits are
-    float32, they may be overwritten."""
+    of the training objective with respect to the raw logits, in their dtype; otherwise it is None. Tokens whose target
+    is IGNORE have the negative log-likelihood 0 and the gradient 0, and are not in the sum. If the logits are float32,
+    they may be overwritten."""
     dtype = logits.dtype
     logits = logits.float()
     slope = None

@@ -6,7 +6,7 @@ tensors. Heads and hidden units are divided among the ranks of a tensor group (t
 residual stream is whole and equal on all of them. `enter` and `leave` are Megatron's f and g. The embedding is split
 along its width, so the vocabulary size need not be divisible. For the loss each rank has the whole output matrix and a
 share of the tokens, so that any loss function works unchanged and no token's loss is computed twice. Without tensor
-parallelism parameters are plain tensors in forward, and the functions of this module return their input.
+parallelism parameters are plain tensors in forward, and the functions that forward calls return their input.
 
 No rank draws random numbers for its shard alone (trainer.model.init draws whole values and slices them), so a shared
 seed cannot give two ranks the same shard.
@@ -45,7 +45,8 @@ def placement(name: str) -> Placement:
 
 def split(model: nn.Module, mesh: DeviceMesh) -> None:
     """Divide every parameter of `model` among the ranks of `mesh`, as the table PLAN says: each becomes a DTensor over
-    this one-dimensional mesh. The model must be on the meta device."""
+    this one-dimensional mesh. The model must be on the meta device. Raises ValueError if a dimension does not divide by
+    the number of ranks."""
     for name, parameter in list(model.named_parameters()):
         owner = model.get_submodule(name.rpartition(".")[0])
         how = placement(name)

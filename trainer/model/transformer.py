@@ -152,7 +152,7 @@ class Transformer(nn.Module):
         return x / self.config.width_ratio if self.config.mup else x
 
     def logits(self, x: Tensor, tokens: slice = slice(None)) -> Tensor:
-        """Compute the logits [..., V] of vectors [..., d] that `hidden` has computed; with `tokens` only those of these
-        tokens."""
+        """Compute the logits [..., V] of vectors [..., d] that `hidden` has computed; with `tokens`, a slice of the
+        vocabulary, only the logits of its tokens."""
         output = self.embed.weight if self.head is None else self.head.weight
         return soft_cap(x @ replicated(output)[tokens].t(), self.config.softcap)

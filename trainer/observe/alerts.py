@@ -33,10 +33,10 @@ class AlertsConfig:
     `throughput` is a relative drop of tokens/s below the median of the last 50 intervals between printed lines, within
     one phase and once there are 8 of them. `evaluation` is by how many nats the held-out loss of a stream (data source)
     exceeds its lowest value so far. `tasks` is by how many standard errors (of the difference) the score of a
-    checkpoint on a task is worse than the best so far. `spikes` is the share of the last 1,000 steps whose loss or
-    gradient norm was not finite or more than `stability.sigma` standard deviations above the mean. `data_wait` is the
-    share of the time since the last printed line that was spent waiting for batches. `checkpoint` is the number of
-    minutes without a checkpoint.
+    checkpoint on a task is worse than the best so far (never if the standard errors are 0 or unknown). `spikes` is the
+    share of the last 1,000 steps whose loss or gradient norm was not finite or more than `stability.sigma` standard
+    deviations above the mean. `data_wait` is the share of the time since the last printed line that was spent waiting
+    for batches (not checked at the first line of a phase). `checkpoint` is the number of minutes without a checkpoint.
     """
 
     throughput: float | None = 0.2
@@ -65,9 +65,9 @@ class Alert:
 
 
 class Alerts:
-    """Checks the alert rules of a training. The methods `step`, `interval` and `evaluation` take new observations, and
-    return the alerts that begin or end because of them. `lines` are the lines of metrics.jsonl from former processes of
-    this training; the lowest held-out losses so far are taken from them."""
+    """Checks the alert rules of a training. The methods `step`, `interval`, `evaluation` and `tasks` take new
+    observations, and return the alerts that begin or end because of them. `lines` are the lines of metrics.jsonl from
+    former processes of this training; the lowest held-out losses and the best scores so far are taken from them."""
 
     def __init__(self, config: AlertsConfig, lines: Sequence[Mapping[str, Any]] = ()) -> None:
         self.config = config

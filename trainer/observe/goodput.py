@@ -1,4 +1,5 @@
-"""Accounts for wall time: every second since the first start of a training belongs to exactly one cause.
+"""Accounts for wall time: every second since the first start of a training belongs to exactly one cause. (If a training
+is killed before its first checkpoint, counting begins anew.)
 
 Goodput is the share of the wall time that was spent on steps whose result is kept (Google Cloud's ML Productivity
 Goodput). A stop watch always runs for one cause, so that the causes sum to the wall time. The seconds by cause are

@@ -46,8 +46,8 @@ class Hardware:
         self.matrix = torch.ones(size, size, dtype=dtype, device=world.device)
 
     def read(self) -> dict[str, float]:
-        """Return the readings that are available on this machine, as {name: value}; the names are in FIELDS. The GPU
-        memory is the peak since the last call."""
+        """Return the readings that are available on this machine, as {name: value}; the names are in FIELDS.
+        `gpu_memory_bytes` is the peak since the last call."""
         result = {"host_memory_bytes": float(host_memory()), "probe_s": self.probe()}
         if self.cuda:
             result["gpu_memory_bytes"] = float(torch.cuda.max_memory_allocated(self.world.device))

@@ -64,7 +64,7 @@ class View(Protocol):
 class Metrics:
     """Writes the metrics of a training to `folder`/metrics.jsonl and sends the numbers to the views (TensorBoard, W&B,
     trainer.prom). `enabled` is True on rank 0; on other ranks nothing is written. The views show the run under `name`,
-    with the settings `about`."""
+    W&B also its settings `about`. Raises ConfigError when `folder` cannot be written."""
 
     def __init__(self, folder: Path, enabled: bool, config: MetricsConfig | None = None, name: str = "",
                  about: Mapping[str, Any] | None = None, say: Callable[[str], None] | None = None) -> None:

@@ -32,8 +32,8 @@ class MicroNorms:
     """Measures the squared gradient norms of single micro-batches of a model that is sharded by `fully_shard`.
 
     Call `start` before a step, `add` after every backward, and `take` at the end. All values stay on the device. While
-    nothing is measured, the cost is one Python call per parameter. `shared` is the number of ranks that compute the
-    same micro-batch together (tensor parallelism).
+    nothing is measured, the cost is one Python call per parameter and backward. `shared` is the number of ranks that
+    compute the same micro-batch together (tensor parallelism).
     """
 
     def __init__(self, model: nn.Module, device: torch.device, shared: int = 1) -> None:

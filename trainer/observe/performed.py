@@ -17,7 +17,7 @@ class Performed:
     last: int                            # number of the last step
     skipped: list[tuple[int, int]]       # ranges [first, stop) of steps up to `last` whose data was not read
     unchanged: int                       # number of steps that were computed, but whose update was skipped
-    abandoned: int                       # number of steps undone because training went back to a checkpoint
+    abandoned: int                       # number of steps undone by a rewind, or by a restart from an earlier step
 
     @property
     def ranges(self) -> list[tuple[int, int]]:

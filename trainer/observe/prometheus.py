@@ -80,8 +80,8 @@ METRICS = (
 
 
 def render(run: str, values: Mapping[str, Any]) -> str:
-    """Return the text of the Prometheus file of a run, with the latest values. A metric whose value is missing, None or
-    not a number is left out, with its HELP and TYPE lines."""
+    """Return the text of the Prometheus file of a run, with the latest values. A metric whose value is missing or not a
+    finite number is left out, with its HELP and TYPE lines."""
     lines = []
     for metric in METRICS:
         samples = list(labelled_numbers(metric, values))

@@ -1,5 +1,5 @@
 """Draws the scores of a training's checkpoints on benchmark tasks over tokens, as one SVG file: a chart for each form
-of each task, with standard errors, and with chance as a dashed line."""
+of each task (the first MOST of them, by name), with standard errors, and with chance as a dashed line."""
 
 from __future__ import annotations
 

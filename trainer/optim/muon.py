@@ -7,7 +7,8 @@ all-to-all sends the owners their matrices, a batched Newton–Schulz iteration 
 second all-to-all sends the rows back. That is two collectives per shape and step, whatever the number of matrices;
 torch.optim.Muon on sharded parameters needs more than ten per matrix. The work is divided among the ranks, and the
 momentum stays sharded. With hybrid sharding, the copies of the model have equal gradients, and each copy does the same
-work. With tensor parallelism there are no owners: every rank gathers the whole matrices and does all the work.
+work. If tensor parallelism splits a matrix by columns, or both it and FSDP2 split it, there is no owner: every rank
+gathers the whole matrix and does all the work.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def check_device(device: str) -> None:
 def world(device: str) -> Iterator[World]:
     """Make this process a member of the process group of a training (gloo on CPU, NCCL on CUDA) within a context.
     `device` is auto, cpu or cuda. Yields a World in which the model is divided over all ranks; `arrange` makes a World
-    with another arrangement."""
+    with another arrangement. Raises ConfigError when torch sees no GPU for this rank."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     check_device(device)

@@ -1,9 +1,8 @@
 """`tokenmill train ablate`: which setting, or which data, is better?
 
 Variations of a training (arms) are compared by their held-out losses. All arms read the same number of tokens, or of
-bytes if their tokenizers differ. A seed
-changes the initial values and the order of the data in all arms alike, so that neither affects the differences between
-arms of one seed.
+bytes if their tokenizers differ. A seed changes the initial values and the order of the data in all arms alike, so that
+neither affects the differences between arms of one seed.
 
 * `ablate RUN --arm NAME KEY=VALUE …`: an arm is the training of the run with some settings under `train:` changed. The
   first arm, `base`, is the unchanged run, with which the other arms are compared.

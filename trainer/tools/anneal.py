@@ -210,8 +210,8 @@ def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name:
            rate: float) -> Curriculum:
     """Return the curriculum of the run `base`, changed from sample number `sample` on: the data mixture is `name`, and
     within `tokens` tokens the learning rate decays linearly from `rate` to 0, after `seed` steps in which it stays
-    `rate`. The curriculum has the streams (data sources) of
-    all of `mixes`, so that trainings with different mixtures are evaluated on the same held-out data."""
+    `rate`. The curriculum has the streams (data sources) of all of `mixes`, so that trainings with different mixtures
+    are evaluated on the same held-out data."""
     from tokenizer.mixture.curriculum import CurriculumError, cut, edit
     from tokenizer.mixture.resolve import resolve_phases, stream_sizes
     from trainer.tools.curriculum_edit import new_streams
@@ -235,8 +235,8 @@ def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name:
 
 def plant(checkpoint: Checkpoint, base: Run, run: Run) -> None:
     """Put `checkpoint` of the run `base` into the folder of `run`, a short training that is to begin with this
-    checkpoint. The checkpoint's files are linked where possible. Its metadata gets the configuration and curriculum of
-    `run`. Does nothing when `run` already has a checkpoint."""
+    checkpoint. The checkpoint's files are linked where possible, and the ledger of `base` is copied. The metadata gets
+    the configuration and curriculum of `run`. Does nothing when `run` already has a checkpoint."""
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.checkpoint.ledger import NAME
 

@@ -38,10 +38,10 @@ def table(losses: Losses, unit: str = NATS) -> dict[str, Any]:
     {source: {"noise", "seeds_needed": {difference: seeds}, "arms": {name: {"loss", "delta", "p", "beyond_noise",
     "seeds_needed"}}}}}. Only sources that all arms have are included. `delta` is the difference to the first arm;
     negative is better. `noise` is half the width of the 95 % interval of a difference, and `p` is corrected for the
-    number of arms (Holm); both are None if there is one seed or one arm. `beyond_noise` is whether `p` is below 5 %.
-    `seeds_needed` says how many seeds a study of these arms needs to show the difference; None if that is more than
-    MOST_SEEDS, or unknown, or if there is no difference. Of the first arm, `p`, `beyond_noise` and `seeds_needed` are
-    None."""
+    number of arms (Holm); both are None if there is one seed or one arm. `beyond_noise` is whether `p` is below 5 %
+    (None if `p` is None). `seeds_needed` says how many seeds a study of these arms needs to show the difference; None
+    if that is more than MOST_SEEDS, or unknown, or if there is no difference. Of the first arm, `p`, `beyond_noise` and
+    `seeds_needed` are None."""
     first, *others = losses
     seeds, sources = len(losses[first]), {}
     for source in losses[first][0]:

@@ -42,8 +42,8 @@ def check_settings(config: TaskScoringConfig | None, by: str) -> None:
 
 def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None]) -> bool:
     """Return whether the arms score their checkpoints on tasks. Raises ConfigError when the tasks differ between arms,
-    and when tasks are to decide (`by`) but the settings have none, or too few checkpoints are
-    scored to judge them. If tasks are not to decide, too few checkpoints are only announced."""
+    and when tasks are to decide (`by`) but the settings have none, or too few checkpoints are scored to judge them. If
+    tasks are not to decide, too few checkpoints are only announced."""
     from trainer.base.config import ConfigError
     from trainer.evaluation.task_signal import LEAST_STEPS
 
@@ -78,8 +78,8 @@ def check_data(arms: Sequence[Arm]) -> None:
 
 
 def scored_steps(arm: Arm) -> list[int]:
-    """Return the steps of an arm whose checkpoints are scored: every `evaluate.tasks.every`-th and the ends of
-    phases."""
+    """Return the steps of an arm whose checkpoints are scored: every `evaluate.tasks.every`-th and the ends of phases,
+    from the step with which the arm begins."""
     config = arm.run.config.evaluate.tasks
     assert config is not None
     ends = list(accumulate(phase.steps for phase in arm.run.curriculum.phases))

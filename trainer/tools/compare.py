@@ -39,7 +39,8 @@ def run(options: argparse.Namespace) -> int:
 def compare(folders: Sequence[Path]) -> dict[str, Any]:
     """Compare the trainings in `folders` at the number of tokens that all of them have reached. Returns {"tokens",
     "trainings": [{"name", "steps", "loss", "streams", "heldout", "heldout_streams", "heldout_tokens", "tokens_per_s",
-    "mfu", "world", "device"}], "differences": {key of a setting: [a value for each training]}}."""
+    "mfu", "world", "device"}], "differences": {key of a setting: [a value for each training]}}. Raises ConfigError when
+    a folder has no training that has performed a step."""
     from trainer.base.config import ConfigError
     from trainer.observe.metrics import scan, standing
 
@@ -72,7 +73,7 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
 def at(history: Sequence[Mapping[str, Any]], tokens: int, judged_at: int) -> dict[str, Any]:
     """Return the numbers of one training after `tokens` tokens: losses, speed, MFU. `history` has the lines of the
     training's metrics.jsonl. The held-out losses are from the last evaluation within the first `judged_at` tokens, or
-    from the first evaluation if none is that early."""
+    from the first evaluation if none is that early. What the lines do not have is None."""
     steps = [line for line in history if line["event"] == "step" and line["tokens"] <= tokens]
     tail = [line for line in steps if line["tokens"] > (1 - TAIL) * tokens] or steps[-1:]
     losses = [line["loss"] for line in tail if line.get("loss") is not None]

@@ -119,7 +119,8 @@ def edited(old: Run, step: int, path: Path, warnings: list[str]) -> tuple[Curric
 def at_step(text: str, reached: int, steps: int) -> int:
     """Parse the value of `--at`, a step number or `now`. Returns the number of steps after which the new phases begin.
     `reached` is the step of the latest checkpoint (0: none), and `steps` is the number of steps of the curriculum.
-    Raises ConfigError for any other text, and for a step that is not possible."""
+    Raises ConfigError for any other text, for a step before `reached` or beyond the curriculum, and for `now` without a
+    checkpoint."""
     from trainer.base.config import ConfigError
 
     if text == "now":
@@ -167,7 +168,7 @@ def read_phases(path: Path) -> dict[str, Any]:
 def new_streams(phases: Sequence[Mapping[str, Any]], curriculum: Curriculum, store: Path) -> list[Stream]:
     """Return the streams (data sources) that `phases` name and that the curriculum does not have yet, sorted by name.
     Their sizes and hashes are read from the folders shards/NAME of the store. Raises ConfigError when a stream has no
-    such folder."""
+    such folder, has another tokenizer, or is packed into rows of another length than the run's `longest`."""
     from tokenizer.mixture.curriculum import Stream
     from tokenizer.mixture.mix import streams_in
     from tokenizer.shards.layout import ShardError

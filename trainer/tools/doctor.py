@@ -182,9 +182,10 @@ def memory(checks: Checks, run: Run, ranks: int, device: str) -> None:
 
 
 def compare(checks: Checks, options: argparse.Namespace, folder: Path, device: str, precision: str) -> None:
-    """Train a small version of the run (see `examine`) with several ranks and with one rank, and compare the results:
-    initial values, batches, losses, and whether one rank can resume from the checkpoint of several. The ranks write
-    their results to `folder`."""
+    """Train a small version of the run (see `examine`) with `options.ranks` ranks and with one rank, and report to
+    `checks` whether the results agree: initial values, copies, batches, losses, gradient norms, and the loss after one
+    rank has resumed from the checkpoint of the others. The ranks write their results to `folder`. If a training fails,
+    only this is reported."""
     from trainer.launch.local import launch
 
     n = options.ranks

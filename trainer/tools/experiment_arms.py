@@ -67,9 +67,9 @@ def add_data_arguments(parser: argparse.ArgumentParser, purpose: str) -> Any:
 
 def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[[Arm], None] = lambda _arm: None,
             on: str | None = None, unit: str = NATS) -> int:
-    """Train all arms and print the table of results, in the unit `unit`. Returns the exit code. `prepare` is called for
-    each arm before it is trained. Arms are judged by the held-out data of the stream `on`, or of all streams whose
-    held-out data is the same in all arms."""
+    """Train all arms, write the results to the folder that holds the arms' folders, and print their table, in the unit
+    `unit`. Returns the exit code. `prepare` is called for each arm before the first is trained. Arms are judged by the
+    held-out data of the stream `on`, or of all streams whose held-out data is the same in all arms."""
     from trainer.base.files import alone, replace
     from trainer.data.remote import fetch_shards
     from trainer.tools.arm_plot import write_plots
@@ -112,7 +112,8 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
 
 
 def refuse_contradictions(options: argparse.Namespace) -> None:
-    """Raise ConfigError when options exclude each other, and inside torchrun."""
+    """Raise ConfigError when options exclude each other or lack one that they need, and when this process is a rank of
+    torchrun."""
     from trainer.base.config import ConfigError
 
     if "RANK" in os.environ:
@@ -133,8 +134,8 @@ def refuse_contradictions(options: argparse.Namespace) -> None:
 def judged_by(arms: Sequence[Arm], on: str | None, unit: str) -> list[str]:
     """Return the streams by whose held-out data arms are compared. Unless `on` names one, these are the streams whose
     held-out data is the same in all arms: the loss on other data would differ because the data does. If that is all
-    streams, and losses are in nats per token, the first of the list stands for all of them together. Raises ConfigError
-    when there is no such stream, or when an arm has no held-out data of the stream `on`."""
+    streams, and losses are in nats per token, the first of the list is ALL, which stands for all of them together.
+    Raises ConfigError when there is no such stream, or when an arm has no held-out data of the stream `on`."""
     from trainer.base.config import ConfigError
 
     held_out = [{s.name: s.val_sha256 for s in arm.run.curriculum.streams if s.val and s.val_tokens > 1}
@@ -171,9 +172,9 @@ def refuse_masked(arms: Sequence[Arm], sources: Sequence[str]) -> None:
 
 def results(arms: Sequence[Arm], sources: Sequence[str], unit: str, by: str, scored: bool) -> dict[str, Any]:
     """Read the results of trained arms. Returns the content of table.json: the `table` of the arms (with several
-    widths, of the widest models), `costs` by arm (sums over its seeds), and, with several widths, `widths`: {width:
-    table}. If the arms are `scored` on tasks, each table also has `tasks` (see `task_results`) and `by`, which says
-    what decides."""
+    widths, of the widest models), `costs` by arm (tokens, FLOPs and wall time are sums over its seeds), and, with
+    several widths, `widths`: {width: table}. If the arms are `scored` on tasks, each table also has `tasks` (see
+    `task_results`) and `by`, which says what decides."""
     losses: dict[int | None, dict[str, list[dict[str, float]]]] = {}
     costs: dict[str, dict[str, Any]] = {}
     for arm in arms:

@@ -65,8 +65,8 @@ def run(options: argparse.Namespace) -> int:
 
 def explain(run: Run, number: int, row: int | None = None, worst: int | None = None) -> dict[str, Any]:
     """Return everything about step `number` (from 1) that the command prints. With `row`, only that row (sample) of the
-    step is included; with `worst`, only the `worst` rows with the highest loss. Raises ConfigError for a step or row
-    that does not exist."""
+    step is included; with `worst`, only the `worst` rows with the highest recorded loss, or its first rows if none is
+    recorded. Raises ConfigError for a step or row that does not exist."""
     from tokenizer.shards.find import window_documents
     from tokenizer.shards.origin import EXCERPT, LIGHT, WHOLE, add_origins
     from trainer.data.remote import place, shard_set

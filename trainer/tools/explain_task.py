@@ -108,7 +108,7 @@ def task_of(name: str, run: Run) -> EvalTask:
 
     config = run.config.evaluate.tasks
     named = [own for own in (config.tasks if config else ()) if Path(own).stem == name]
-    return tasks_named([named[0] if named else name])[0]
+    return tasks_named([named[0] if named else name], "--task")[0]
 
 
 def against(options: argparse.Namespace, run: Run, task: EvalTask) -> tuple[Run, int]:
@@ -141,8 +141,9 @@ def steps_samples(curriculum: Curriculum, step: int) -> int:
 
 
 def common_samples(first: Curriculum, second: Curriculum) -> int:
-    """Return the number of the samples with which two curricula begin alike, 0 if they are alike as a whole: then no
-    document tells the trainings apart, and all are searched."""
+    """Return how many samples the phases have with which two curricula begin alike; 0 if already the seeds, the streams
+    or the first phases differ. The result is also 0 if all phases are alike: then no document tells the trainings
+    apart, and all are searched."""
     start = 0
     if (first.seed, first.streams) == (second.seed, second.streams):
         for mine, others in zip(first.phases, second.phases):

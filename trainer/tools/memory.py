@@ -60,7 +60,8 @@ def number_bytes(run: Run, device: str) -> int:
 def activation_bytes(model: ModelConfig, how: str | Every, size: int, tensor: int, kernels: Kernels) -> float:
     """Return the bytes of activations that a layer keeps per token from forward to backward, on average over the
     layers. `how` is the setting `parallel.checkpointing`, `size` the bytes of a number in the compute dtype, and
-    `tensor` the number of ranks among which heads and hidden units are divided."""
+    `tensor` the number of ranks among which heads and hidden units are divided. `kernels` says what computes the layer
+    (see `Kernels`)."""
     width, query, key = model.width, model.heads * model.dim / tensor, model.kv_heads * model.dim / tensor
     hidden = model.ffn / tensor
     upcast = _upcast(size, kernels)
@@ -98,7 +99,7 @@ def _upcast(size: int, kernels: Kernels) -> int:
 def grouped() -> bool:
     """Whether the attention kernels in this version of torch support grouped-query attention, i.e. fewer heads of keys
     and values than of queries. varlen_attn supports it from torch 2.13 on. If it is not supported, keys and values are
-    repeated for all heads."""
+    repeated for all heads. A torch without varlen_attn uses other kernels, which support it."""
     from trainer.model import attention
 
     return attention.VARLEN_GQA or attention.varlen_attn is None
@@ -184,10 +185,11 @@ def accumulated_bytes(config: TrainConfig, vocab: int, ranks: int) -> float:
 
 def measure(config: TrainConfig, vocab: int, ranks: int, rows: int, length: int, size: int,
             accumulate: bool = False) -> float:
-    """Measure the peak memory of one of `ranks` ranks on fake tensors, in bytes: parameters, gradients, optimiser
-    state, forward and backward. A micro-batch has `rows` rows of `length` tokens, and a number in matrix products has
-    `size` bytes. A large model is not run whole: smaller models with MEASURED layers are run instead, and the result is
-    extrapolated to all layers. With `accumulate`, two micro-batches of a step are run.
+    """Measure the peak memory of one of `ranks` ranks on fake tensors, in bytes: parameters, gradients, forward and
+    backward; the optimiser's state is added by the formula. `parallel.fp8` and `offload` are ignored. A micro-batch has
+    `rows` rows of `length` tokens, and a number in matrix products has `size` bytes. A large model is not run whole:
+    smaller models with MEASURED layers are run instead, and the result is extrapolated to all layers. With
+    `accumulate`, two micro-batches of a step are run.
 
     No process group may exist. Raises RuntimeError when torch's memory tracker, a private part of torch, fails.
     """
@@ -247,9 +249,10 @@ def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: in
 def table(config: TrainConfig, vocab: int, ranks: int, length: int, size: int, capacity: float | None,
           rows: int) -> tuple[list[str], str]:
     """Return (lines, advice). The lines are a table of the estimated memory in GB: a row for each size of micro-batch
-    and each kind of activation checkpointing, a column for each way to divide the model among ranks. The advice names
-    settings that need at most the share FILL of `capacity` (bytes), with the run's own way to divide the model. It
-    prefers the least recomputation that fits, and with it the largest micro-batch. `rows` is the number of samples of
+    (`rows` and powers of two below it, at most six) and each kind of activation checkpointing, a column for each way to
+    divide the model among ranks. The advice names settings that need at most the share FILL of `capacity` (bytes), with
+    the run's own way to divide the model. It prefers the least recomputation that fits, and with it the largest
+    micro-batch. It says so if nothing fits, or if `capacity` is None (unknown). `rows` is the number of samples of
     `length` tokens that a rank has in a step, so it is the largest possible micro-batch."""
     own, data = config.parallel.shard, ranks // config.parallel.tensor
     ways: dict[Sharding, tuple[str, int]] = {"full": ("full", 0)}

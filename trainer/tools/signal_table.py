@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,25 +39,60 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     from trainer.evaluation.task_signal import signals
 
-    result = signals([scored for name in options.runs for scored in scored_runs(name, options.store)])
+    result = signals(read_runs(options.runs, options.store))
     print(json_text([s.to_json() for s in result], indent=1) if options.json else visible("\n".join(table(result))))
     return 0
 
 
-def scored_runs(name: str, store: str | None) -> list[ScoredRun]:
-    """Return the trainings that an argument names. Raises ConfigError if none of them has scores."""
+def read_runs(names: Sequence[str], store: str | None) -> list[ScoredRun]:
+    """Return the trainings that the arguments name. Raises ConfigError if one has no scores or is named twice, and if
+    the scores of a task differ in the number of examples or in the version of the task."""
+    from trainer.base.config import ConfigError
+
+    runs: dict[Path, ScoredRun] = {}
+    for named, place in [found for name in names for found in scored_folders(name, store)]:
+        if place.resolve() in runs:
+            raise ConfigError(f"{place}: is named twice, and would count as two seeds; name each training once")
+        runs[place.resolve()] = read(named, place)
+    check_alike(runs)
+    return list(runs.values())
+
+
+def check_alike(runs: Mapping[Path, ScoredRun]) -> None:
+    """Raise ConfigError if the scores of a task differ in the number of examples or in the version of the task; they
+    cannot be compared. The keys of `runs` are the folders with the scores."""
+    from trainer.base.config import ConfigError
+    from trainer.evaluation.score_rows import NAME
+
+    first: dict[str, Mapping[str, Any]] = {}
+    for place, run in runs.items():
+        for row in run.rows:
+            other = first.setdefault(row["task"], row)
+            for key, what in (("shots", "another number of examples"), ("sha256", "another version of the task")):
+                if row.get(key) != other.get(key):
+                    raise ConfigError(f"{place / NAME}: {row['task']} at step {row['step']} was scored with {what} "
+                                      f"than other steps or trainings; score all alike: `tokenmill train eval RUN "
+                                      f"--steps all --shots N`")
+
+
+def scored_folders(name: str, store: str | None) -> list[tuple[Path, Path]]:
+    """Return the trainings that an argument names, each as (folder whose name counts, folder with the scores). Raises
+    ConfigError if there is no such folder, and if no training has scores."""
     from trainer.base.config import ConfigError
     from trainer.evaluation.score_rows import NAME
 
     folder = Path(name)
     if store and not folder.is_dir():
         folder = Path(store) / "runs" / name
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder; give that of a run or a training, or --store STORE and the name "
+                          f"of a run")
     found = [(folder, place) for place in (folder / "train", folder) if (place / NAME).is_file()][:1]
     found = found or [(place, place) for place in sorted(folder.glob("*/")) if (place / NAME).is_file()]
     if not found:
         raise ConfigError(f"{folder}: no {NAME} there; score checkpoints with train.evaluate.tasks, or with `tokenmill "
                           f"train eval RUN --steps all`")
-    return [read(named, place) for named, place in found]
+    return found
 
 
 def read(named: Path, place: Path) -> ScoredRun:

@@ -112,8 +112,9 @@ def checked(options: argparse.Namespace) -> tuple[list[EvalTask], Path]:
 
 
 def runnable(tasks: Sequence[EvalTask], options: argparse.Namespace) -> list[EvalTask]:
-    """Return the tasks, without --allow-code those without the form code, and say so. Raises ConfigError when programs
-    cannot be isolated on this machine, and when a task has no other form."""
+    """Return the tasks. Without --allow-code, the form code is taken out of those that have it, and a line says so.
+    Raises ConfigError when, with --allow-code, programs cannot be isolated on this machine, or when, without it, a task
+    has no other form."""
     from trainer.base.config import ConfigError
     from trainer.evaluation.programs import check_isolation
     from trainer.evaluation.task_file import without_code

@@ -62,7 +62,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def settings(options: argparse.Namespace) -> None:
-    """Without --data, take the options from the recipe's `evaluate.tasks`."""
+    """Without --data, take it and the options that are not given (--tasks, --every, --shots) from the recipe's
+    `evaluate.tasks`. Raises ConfigError if the recipe has no such section."""
     from trainer.base.config import ConfigError
     from trainer.loop.run import open_run
 
@@ -154,8 +155,8 @@ def due(checkpoint: Checkpoint, every: int | None) -> bool:
 def absent(checkpoints: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpoint], every: int | None, after: int,
            out: Path, tasks: Sequence[EvalTask]) -> str:
     """Return the steps after step `after` and before the latest checkpoint that are due and have neither a checkpoint
-    nor results of all tasks, with commas between them; at most ten are named. Without `every` it is not known which are
-    due."""
+    nor results of all tasks, with commas between them; at most ten are named, and further ones counted. Without `every`
+    it is not known which are due, and the result is empty."""
     from trainer.evaluation.score_rows import step_folder
 
     there = {c.step for c in checkpoints} | {c.step for c in damaged}
@@ -176,8 +177,8 @@ def samples(run: Path) -> int:
 
 def unscored(prepared: Sequence[PreparedTask], checkpoint: Checkpoint, folder: Path, seed: int) -> list[PreparedTask]:
     """Return the tasks that have no result for this checkpoint in `folder`. A result of another attempt to write the
-    checkpoint, of another version of the task or of other data does not count, nor one without --allow-code if
-    programs are now to be run."""
+    checkpoint, of another version of the task, of other data, or with another seed or number of examples does not
+    count, nor one without --allow-code if programs are now to be run."""
     missing = []
     for task in prepared:
         try:

@@ -65,7 +65,7 @@ from pipeline.store.disk import WITNESS
 from pipeline.store.fs import Store
 
 POLL_S = 1.0             # longest time in seconds that a supervisor holds a poll
-MESSAGES_PER_S = 100     # answers of all supervisors together; each costs the driver 0.35 ms of CPU
+MESSAGES_PER_S = 100     # answers of all supervisors together; each costs the driver CPU time
 GROW_S = 2.0             # seconds between two inspections of the cluster
 LATE_S = 10.0            # a supervisor whose answer is this late (s, beyond POLL_S) gets no new work until it answers
 LONGEST_WHY = 600        # characters of an error of Ray in a message

@@ -12,7 +12,9 @@ that `CrashTriage` chooses.
 2. If a < b, only rows a to b are *replayed* in a fresh child, one by one. The results are discarded.
 3. The row at which that child dies (or row a, if a = b) is the suspect. It is *probed*, which means run alone in a
    fresh child. The row is quarantined only if this child dies, too. The other rows of a to b are then replayed again,
-   and the partition (all documents of the task) runs again without the row.
+   and the partition (all documents of the task) runs again without the row. Triage only decides this. The supervisor
+   reports the row, the scheduler notes it in the commit log, and the next child writes it to quarantine.parquet
+   (`pipeline.passes.partition`).
 4. If the child of step 2 or that of step 3 does not die, nothing is proved. The partition then runs again in a fresh
    child, one document at a time. After four crashes without proof, the attempt fails.
 

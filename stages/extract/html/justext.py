@@ -121,7 +121,9 @@ def _stoplist(language: str) -> frozenset[str]:
 
 
 def language_of(paragraphs: Sequence[Paragraph]) -> str:
-    """Returns the name of the language whose stop words occur most often in the paragraphs, e.g. 'English'."""
+    """Returns the name of the language whose stop words occur most often in the paragraphs, 'English' when no stop word
+    occurs. Only the first 20,000 words are read. Of several languages with equal counts, the first in alphabetical
+    order is returned."""
     table, remaining = stop_words(), _WORDS
     result: Counter[str] = Counter()
     words: Counter[str] = Counter()

@@ -150,8 +150,8 @@ class _Writer:
             self.out.append(f"{'#' * level} {text}" if self.markup else text)
 
     def inline(self, e: Any, mark: str) -> None:
-        """Write an inline element with its Markdown mark, such as `**`. The mark is left out when the element is empty
-        or when a block begins inside it."""
+        """Write an inline element with its Markdown mark, such as `**`. The mark is left out when the element is empty,
+        when a block begins inside it, inside code, inside the same mark, and in plain text."""
         blocks, begin = len(self.out), len(self.run)
         set_mark = bool(mark) and self.markup and mark not in self.open and "`" not in self.open
         if not set_mark:
@@ -246,8 +246,9 @@ class _Writer:
 
     def table(self, e: Any) -> None:
         """Write a table as rows of cells if it holds data, otherwise as the blocks in its cells. A table counts as data
-        if it has at least two rows, 2 to `COLUMNS` columns, not too many missing cells, text only in its cells, and no
-        tables, lists, headings or code inside. Any other table serves for layout."""
+        if it has at least two rows, 2 to `COLUMNS` columns, at most four times as many places (rows × columns) as
+        cells, plus 200, text only in its cells, and no tables, lists, headings or code inside. Any other table serves
+        for layout."""
         self.flush()
         rows = [[c for c in row if c.tag in ("td", "th", "cell")] for row in e.iter("tr", "row")]
         rows = [row for row in rows if row]

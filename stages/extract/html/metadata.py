@@ -340,7 +340,8 @@ def _person(name: str) -> str:
 
 def _title(full: str, heading: str) -> str:
     """Returns the title of a page: its heading (`heading`) if the words of the heading occur in the content of the
-    <title> tag (`full`). Otherwise returns `full` without the name of the site after a bar or dash."""
+    <title> tag (`full`). Otherwise returns `full`, without the name of the site after a bar or dash if at least 8
+    characters precede it. If `full` is empty, the result is `heading`."""
     if heading and " ".join(_WORD.findall(heading.lower())) in " ".join(_WORD.findall(full.lower())):
         return heading
     first = _SITE.split(full, maxsplit=1)[0].strip()

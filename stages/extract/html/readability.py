@@ -84,8 +84,8 @@ class Bounded(private.readability_lxml.Document):
 
 
 class Gentle(Bounded):
-    """A variant of `Bounded` that keeps elements whose class suggests that they are not main text. It is used for a
-    second try when the first one extracts little, as in readability-lxml. (trafilatura's copy of readability-lxml has
+    """A variant of `Bounded` that keeps elements whose class or id suggests that they are not main text. It is used for
+    a second try when the first one extracts little, as in readability-lxml. (trafilatura's copy of readability-lxml has
     no second try.)"""
 
     __slots__ = ()

@@ -208,9 +208,10 @@ class Html(Stage):
 def is_page(page: str, mime: str) -> bool:
     """Whether a text is HTML. `mime` is the content type that the server declared.
 
-    A text declared as HTML counts as HTML if it holds a tag and does not begin like a feed or JSON. A text declared as
-    plain text does not count. A text with any other declaration counts if it begins like a page, because some pages are
-    declared as `application/xml`.
+    A text declared as HTML counts as HTML if it holds a `<` and does not begin like a feed or JSON. A text declared as
+    plain text does not count. A text with any other declaration, or with none, counts if it begins with `<` and has a
+    tag of a page (`_PAGE`) among its first 1,024 characters, because some pages are declared as `application/xml`. If
+    it begins with an XML declaration, that tag must be `<html`.
     """
     start = page[:1024].lstrip("\ufeff \t\r\n\f\x00")
     if mime in _DECLARED:

@@ -115,8 +115,9 @@ def _url(word: str, text: str, at: int, keep: Callable[[str], str]) -> tuple[str
 
 
 def _end_of_false(text: str, at: int) -> int:
-    """Returns the position after the \\fi or \\else that ends an \\iffalse, or -1. `at` is the position after
-    \\iffalse."""
+    """Returns the position after the \\fi or \\else that ends an \\iffalse, and after the blanks that follow it (at
+    most one line break); -1 if nothing ends it. Conditionals inside are skipped. `at` is the position after \\iffalse.
+    """
     depth = 1
     while (m := _CONDITIONAL.search(text, at)) is not None:
         at = m.end()

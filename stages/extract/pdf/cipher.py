@@ -49,7 +49,8 @@ _LETTERS = str.maketrans({"ß": "ss", "ø": "o", "đ": "d", "ł": "l", "æ": "ae
 def is_shifted(stretches: Sequence[str]) -> bool:
     """Whether letters of a page's extracted text are shifted: every letter is moved by the same number of places in the
     alphabet. All letters may be shifted, or only the letters of some stretches, if only one font is at fault. These
-    stretches must have at least a tenth of the page's pairs of letters.
+    stretches must have at least a tenth of the page's pairs of letters. False for fewer than 80 pairs, and if the
+    letters do not read like a language after they were moved back.
 
     `stretches` are parts of the page's lines. Only Latin letters count.
     """

@@ -17,7 +17,7 @@ _BELOW = ("\u0327", "\u0328")
 _IS_ACCENT = np.zeros(0x300, np.bool_)
 _IS_ACCENT[list(_ACCENTS)] = True
 _DOTLESS = {"ı": "i", "ȷ": "j"}
-#: most accents of a page whose letters are searched for on the whole page
+#: for at most so many accents of a page, the letter below is searched for on the whole page
 _FAR = 500
 #: stands for a space found before a combining mark; only the positions of the letters decide whether it is a real space
 _ABOUT = 3

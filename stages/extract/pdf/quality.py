@@ -52,10 +52,12 @@ def quality_of(page: PageChars) -> TextQuality:
 
     Confidence, an integer, is 99 for text without garbled characters in which at least six in ten words look like
     words. It falls to 0 when a tenth of the characters are garbled, and is 0 for fewer than 16 characters. Words are
-    judged only if there are 20 or more. The value is multiplied by four tenths if at least one of four cases applies:
+    judged only if there are 20 or more. The value is multiplied by four tenths if at least one of the four cases below
+    applies. Neither the words nor these cases count on a page of which more than half is text in scripts without spaces
+    between words, such as Chinese.
 
-    - Fewer than 3 % of the characters are spaces though the script uses them (200 characters or more).
-    - Many letters stand alone, separated by spaces.
+    - Fewer than 3 % of the characters are spaces (200 characters or more).
+    - Many letters stand alone, separated by spaces: more than 40, and more than two for each judged word.
     - Fewer than 22 % of the Latin letters (100 or more) are vowels. Languages have 33 to 50 %; a font whose encoding is
       lost leaves "7KLV LV QRW".
     - More than half of the Latin letters (100 or more) are not ASCII. Of all languages, Vietnamese has the most, 28 %;

@@ -30,7 +30,8 @@ def choose(blocks: np.ndarray, chances: np.ndarray, shifts: np.ndarray, recall: 
 
     `blocks` are the rows of `PageArrays.blocks`, and `chances` holds the probability that each block is main text, in
     1/1000. `shifts` (int[shifts, 1001]) maps a chance to a shifted chance, both in 1/1000. `recall` is β² in 1/1000,
-    the weight of recall in F_β. Blocks in the page's <title> are never chosen.
+    the weight of recall in F_β. Blocks in the page's <title> and blocks whose chance is below
+    LEAST are never chosen. If no block reaches LEAST, none is chosen, and the expected F1 is 0.
 
     The choice maximises an approximate F_β. If w are the numbers of words of the blocks, p their chances and S the
     chosen blocks, F_β is about (1 + β²) Σ_S wp / (Σ_S w + β² Σ wp). The best S holds all blocks above some chance
