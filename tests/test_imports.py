@@ -46,9 +46,6 @@ EXCEPTIONS = {
     ("trainer/loop/generate.py", "tokenizer.load"),
     # `tokenmill train …` is `python -m trainer …`: one command hands over to the other, and no more
     ("pipeline/cli/training.py", "trainer.__main__"),
-    # a study finds mistakes about benchmark tasks before it makes data
-    ("pipeline/cli/studies.py", "trainer.tools.arm_tasks"),
-    ("pipeline/cli/studies.py", "trainer.tools.arm_tasks.check_tasks_given"),
     # `--address`: which clusters are to be trusted is decided in one place
     ("trainer/launch/start.py", "pipeline.cluster.connect"),
     # DCP keeps its metadata as a pickle; it is read by an unpickler that admits a list of classes and nothing else

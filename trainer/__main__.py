@@ -13,6 +13,7 @@ import errno
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 #: command → (its module, its help text). A new command needs a line in this table
 COMMANDS = {
@@ -79,6 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except SystemExit as stop:
         return int(stop.code or 0)
+
+
+def check_before_data(options: argparse.Namespace, known: Any) -> None:
+    """Check the options of `ablate --data` or `anneal --data` before the data is made. `known` is what the command's
+    own `check_before_data` takes. Raises ConfigError, or one of `failures`."""
+    importlib.import_module(COMMANDS[options.command][0]).check_before_data(options, known)
 
 
 def failures() -> tuple[type[Exception], ...]:

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import yaml
 from pipeline.base.visible import visible
 from pipeline.cli.errors import BadUsage, stoppable
 from pipeline.cli.options import check_root, resolve_run
+from pipeline.recipe.model import Recipe
+from pipeline.recipe.token_models import PhaseSettings
 from pipeline.run import RunSummary, default_workers, make_backend
 from pipeline.store.fs import Store
 from pipeline.study.data import StudyData, candidate_data, make_data, study_data
@@ -23,8 +25,10 @@ from pipeline.study.variants import HELD_OUT, DataVariant, load_variant, named_v
 from tokenizer.mixture.curriculum import Curriculum
 
 
-def ablate_data(options: Namespace) -> list[str]:
-    """Make the runs of the variants of a study, and return the arguments of `train ablate` that compare them."""
+def ablate_data(options: Namespace, check: Callable[[tuple[Any, int]], None]) -> list[str]:
+    """Make the runs of the variants of a study, and return the arguments of `train ablate` that compare them. Before
+    that, `check` gets the section `train:` of the recipe and the number of tokens of a first step; it raises an error
+    when the options do not fit them."""
     if options.runs or options.arms or options.on:
         raise BadUsage("--data compares recipes: leave out RUN, --arm and --on")
     root = options.store or os.environ.get("TOKENMILL_STORE", "store")
@@ -34,16 +38,19 @@ def ablate_data(options: Namespace) -> list[str]:
                        "with --out")
     study = study_data(named_variants(options.data or [], options.vary), options.held_out or [], name=options.name,
                        tokens=options.tokens, tokenizers=options.tokenizers, allow_custom=options.allow_custom_stages)
-    check_settings(study.variants[0], options)
+    first = check_settings(study.variants[0], options)
+    assert first.curriculum is not None
+    check((first.train, first_step(first.curriculum.phases[0])))
     summaries = made_runs(study, root, options)
     return ["ablate", *(f"{summary.store}/runs/{summary.run}" for summary in summaries), "--on", HELD_OUT,
             "--out", options.out or f"{summaries[0].store}/studies/{study.name}",
-            *passed_on(options, ("tokens", "widths"))]
+            *passed_on(options, ("widths",))]        # the curricula of the runs have the number of tokens already
 
 
-def anneal_data(options: Namespace) -> list[str]:
+def anneal_data(options: Namespace, check: Callable[[tuple[str, list[str]]], None]) -> list[str]:
     """Make the shards of recipes with the tokenizer of a run, and return the arguments of `train anneal` that mix each
-    of them with what the run reads."""
+    of them with what the run reads. Before that, `check` gets the folder of the run and the names of the variants; it
+    raises an error when the options do not fit them."""
     if options.mixes or options.candidates:
         raise BadUsage("--data makes the candidates: leave out --mixes and --candidates")
     store, name = resolve_run(options.run, options.store or os.environ.get("TOKENMILL_STORE", "store"))
@@ -52,6 +59,7 @@ def anneal_data(options: Namespace) -> list[str]:
                        f"object storage")
     study = candidate_data(named_variants(options.data or [], options.vary), tokenizer_of(store, store.local, name),
                            name=options.name, allow_custom=options.allow_custom_stages)
+    check((f"{store.root}/runs/{name}", [variant.name for variant in study.variants]))
     summaries = made_runs(study, store.root, options)
     candidates = []
     for variant, summary in zip(study.variants, summaries):
@@ -64,17 +72,18 @@ def anneal_data(options: Namespace) -> list[str]:
             *passed_on(options, ("tokens", "share", "out"))]
 
 
-def check_settings(first: DataVariant, options: Namespace) -> None:
-    """Raise RecipeError or ConfigError, before the data is made, when `--set` names a setting of the training that does
-    not exist, when a setting has a wrong value, and when benchmark tasks that are to be scored do not exist."""
-    from trainer.base.config import build
-    from trainer.loop.config import TrainConfig
-    from trainer.tools.arm_tasks import check_tasks_given
+def check_settings(first: DataVariant, options: Namespace) -> Recipe:
+    """Return the recipe of the first variant with the settings of `--set`. Raises RecipeError when `--set` names a
+    setting of the training that does not exist, or a wrong value."""
+    return load_variant(first, [f"train.{change.removeprefix('train.')}" for change in options.overrides],
+                        options.allow_custom_stages)
 
-    recipe = load_variant(first, [f"train.{change.removeprefix('train.')}" for change in options.overrides],
-                          options.allow_custom_stages)
-    config = build(TrainConfig, recipe.train, f"{first.file}: train")
-    check_tasks_given(config.evaluate.tasks, options.by)
+
+def first_step(phase: PhaseSettings) -> int:
+    """Return the number of tokens of the first step of a curriculum that begins with `phase`; 0 if the phase does not
+    say how long its windows are or how large its batch is."""
+    batch = min(phase.batch.values()) if isinstance(phase.batch, dict) else phase.batch
+    return batch if batch and phase.sequence else 0
 
 
 def tokenizer_of(store: Store, folder: Path, run: str) -> dict[str, Any]:

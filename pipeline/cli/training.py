@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 
 def forward(arguments: Sequence[str]) -> int:
@@ -67,8 +68,10 @@ def with_data(arguments: list[str]) -> list[str]:
     """Make the data that `train ablate --data` and `train anneal --data` compare. Return the command line with which
     the trainer compares it. Any other command line is returned as it is.
 
-    An error in making the data is printed as one line; then SystemExit is raised with the exit code of the command."""
-    from trainer.__main__ import parser
+    The options about the trainings are checked before the data is made, as far as they can be. An error in them, or in
+    making the data, is printed as one line; then SystemExit is raised with the exit code of the command. Raises
+    ModuleNotFoundError when torch is not installed."""
+    from trainer.__main__ import check_before_data, parser
 
     if arguments[:1] not in (["ablate"], ["anneal"]) or {"-h", "--help"} & set(arguments):
         return arguments
@@ -79,6 +82,9 @@ def with_data(arguments: list[str]) -> list[str]:
     from pipeline.cli.studies import ablate_data, anneal_data
 
     try:
-        return ablate_data(options) if arguments[0] == "ablate" else anneal_data(options)
+        make = ablate_data if arguments[0] == "ablate" else anneal_data
+        return make(options, partial(check_before_data, options))
     except Exception as e:
+        if isinstance(e, ModuleNotFoundError) and e.name == "torch":
+            raise
         raise SystemExit(report_error(e)) from None

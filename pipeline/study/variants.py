@@ -84,16 +84,34 @@ def _checked(name: str, option: str) -> str:
 def load_variant(variant: DataVariant, added: Sequence[str], allow_custom: bool,
                  needs: Sequence[str] = ("tokenizer", "shards", "curriculum", "train")) -> Recipe:
     """Load the recipe of a variant, with the assignments `added` after its own changes. A mistake in a change is
-    reported as one of `--vary`. Raises StudyError if the recipe lacks a section of `needs`."""
+    reported as one of `--vary`. Raises StudyError if the recipe lacks a section of `needs`, or if a change adds a
+    source or dataset that nothing reads."""
     try:
         recipe = load_recipe(variant.file, [*variant.changes, *added], allow_custom=allow_custom)
     except RecipeError as e:
         raise RecipeError(replace(problem, mark=_mark(problem.mark, variant)) for problem in e.problems) from None
+    if variant.changes:
+        _refuse_unread(variant, recipe, load_recipe(variant.file, allow_custom=allow_custom))
     for section, given in (("tokenizer", recipe.tokenizer), ("shards", recipe.shards),
                            ("curriculum", recipe.curriculum), ("train", recipe.train)):
         if not given and section in needs:
             raise StudyError(f"{variant.file}: a study trains on its data, so the recipe needs `{section}:` too")
     return recipe
+
+
+def _refuse_unread(variant: DataVariant, recipe: Recipe, unchanged: Recipe) -> None:
+    """Raise StudyError if a change of `variant` adds a source or dataset to the recipe `unchanged` that no dataset and
+    no entry of `shards:` in its own `recipe` reads. Such a variant would train on the data of the unchanged recipe."""
+    read = {name for dataset in recipe.datasets.values() for name in dataset.inputs}
+    read |= {name for shards in recipe.shards.values() for name in shards.inputs}
+    names = {"sources": list(unchanged.sources), "datasets": list(unchanged.datasets)}
+    for change in variant.changes:
+        section, _, rest = change.partition("=")[0].partition(".")
+        name = rest.partition(".")[0]
+        known = names.get(section, [])
+        if known and name and name not in known and name not in read:
+            raise StudyError(f"--vary {change}: the recipe has no {section}.{name}, and nothing would read it; "
+                             f"{nearest(name, known)}")
 
 
 def refuse_changed(variants: Iterable[DataVariant], section: str, why: str) -> None:

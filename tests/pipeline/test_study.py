@@ -192,6 +192,11 @@ def test_variants_are_named_by_file_or_by_change(site):
                                                  ("n", "a.yaml")]
 
 
+def test_a_variant_may_add_a_dataset_that_is_read(site):
+    made = study(site, [["x", "datasets.more={from: raw, steps: []}", "shards.text.from=more"]])
+    assert "more" in made.recipes[1].datasets and "more" not in made.recipes[0].datasets
+
+
 def test_an_unknown_key_of_a_variant_names_the_nearest_one(site):
     with pytest.raises(RecipeError) as caught:
         study(site, [["x", "datasets.clean.steps.gopher_quality.min_words=3"]])
@@ -206,6 +211,7 @@ def test_an_unknown_key_of_a_variant_names_the_nearest_one(site):
     ([["a/b", "run.partition=8MB"]], ("judge",), "name of a variant"),
     ([["base", "run.partition=8MB"]], ("judge",), "two variants"),
     ([["x", "train="]], ("judge",), "--arm"), ([["x", "curriculum.total=2k"]], ("judge",), "--tokens"),
+    ([["x", "datasets.claen.from=raw"]], ("judge",), "nothing would read it.*'clean'"),
     ([["x", "tokenizer.train.vocab=280"]], ("judge",), "--tokenizers")])
 def test_what_cannot_be_compared_is_refused_before_anything_runs(site, vary, held_out, said):
     with pytest.raises((StudyError, RecipeError), match=said) as caught:
@@ -218,19 +224,57 @@ def test_the_trainer_gets_the_runs_and_the_options_about_trainings(site, made, c
     store, _ = made
     words = ["ablate", "--data", f"base={site / 'recipe.yaml'}", "--vary", *VARY[0], "--held-out", "judge", "--store",
              str(store), "--name", "s", "--workers", "1", "--seeds", "3", "--jobs", "2", "--tokens", "4k", "--widths",
-             "32,64", "--halving", "--set", "clip=0.5", "--device", "cpu", "--json"]
+             "32,64", "--set", "clip=0.5", "--device", "cpu", "--json"]
     passed = with_data(words)
     runs = [f"{store}/runs/s@{variant}" for variant in ("base", "strict")]
     assert passed[:3] == ["ablate", *runs]
     options = parser("ablate").parse_args(passed)
     assert (options.runs, options.on, options.out) == (runs, "held-out", f"{store}/studies/s")
-    assert (options.seeds, options.jobs, options.tokens, options.widths) == (3, 2, 4000, "32,64")
-    assert options.halving and options.json and options.overrides == ["clip=0.5"] and not options.data
+    assert (options.seeds, options.jobs, options.tokens, options.widths) == (3, 2, None, "32,64")
+    assert options.json and options.overrides == ["clip=0.5"] and not options.data
 
 
-def test_candidates_get_the_tokenizer_of_the_run_and_weights_by_their_tokens(site, made, capsys):
+@pytest.fixture(scope="module")
+def trained(made, tmp_path_factory) -> Path:
+    """The folder of a training of the run s@base, with checkpoints of each fifth step."""
+    out = tmp_path_factory.mktemp("trained")
+    assert forward(["run", f"{made[0]}/runs/s@base", "--out", str(out), "--device", "cpu", "--quiet", "--set",
+                    "checkpoint.every=5", "--set", "checkpoint.keep=99", "--set", "sample.tokens=0"]) == 0
+    return out
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--widths", "abc"], "--widths abc"), (["--tokens", "100"], "first step alone has 128"),
+    (["--widths", "100"], "a width is a multiple of"), (["--gpus", "1"], "need --address"),
+    (["--by", "tasks"], "have no evaluate.tasks"),
+    (["--set", "evaluate.tasks={every: 1000, tasks: [boolq], data: nowhere}"], "nowhere is no folder"),
+    (["--set", "evaluate.tasks={every: 1000, tasks: [boolq], data: .}"], "no data of the task boolq")])
+def test_options_about_trainings_are_checked_before_a_study_makes_data(site, tmp_path, capfd, words, said):
+    store = tmp_path / "new"
+    assert forward(["ablate", "--data", f"base={site / 'recipe.yaml'}", "--vary", *VARY[0], "--held-out", "judge",
+                    "--store", str(store), *words]) == 2
+    assert_one_line(capfd.readouterr().err, said)
+    assert not store.exists()
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--from", "7"], "--from 7"), (["--from", "31"], "learning rate has fallen to 0"), (["--share", "0%"], "--share"),
+    (["--share", "x"], "--share x"), (["--tokens", "200"], "--tokens 200"), (["--by", "tasks"], "evaluate.tasks"),
+    (["--data", "base=RECIPE"], "'base' stands there twice")])
+def test_options_about_trainings_are_checked_before_candidates_are_made(site, made, trained, capfd, words, said):
     store, _ = made
-    words = ["anneal", f"{store}/runs/s@base", "--from", "5", "--tokens", "2k", "--data",
+    before = sorted((store / "runs").iterdir())
+    capfd.readouterr()
+    given = [word.replace("RECIPE", str(site / "recipe.yaml")) for word in words]
+    assert forward(["anneal", f"{store}/runs/s@base", "--out", str(trained), "--from", "5", "--tokens", "2k",
+                    "--name", "refused", "--data", f"two={site / 'recipe.yaml'}", *given]) == 2
+    assert_one_line(capfd.readouterr().err, said)
+    assert sorted((store / "runs").iterdir()) == before and not (store / "studies" / "refused").exists()
+
+
+def test_candidates_get_the_tokenizer_of_the_run_and_weights_by_their_tokens(site, made, trained, capsys):
+    store, _ = made
+    words = ["anneal", f"{store}/runs/s@base", "--out", str(trained), "--from", "5", "--tokens", "2k", "--data",
              f"one={site / 'recipe.yaml'}", "--name", "c", "--workers", "1", "--share", "50%", "--json"]
     passed = parser("anneal").parse_args(with_data(words))
     manifest = json.loads((store / "shards" / "text@one" / "split=train" / "shards.json").read_text())

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pipeline.base.parquet import write_table
 from tests.trainer.evaluation import EOS, SMALL, Bytes, alone, model_of, quiz, reader, write_task
 from trainer.base.config import ConfigError
+from trainer.evaluation import rows as row_files
 from trainer.evaluation.evaluate import prepare, score
 from trainer.evaluation.items import ExamplePool, cloze, lettered, make_items
 from trainer.evaluation.measures import PERMUTATIONS, accuracy, mean, normalised
@@ -67,6 +68,19 @@ def test_all_kinds_of_files_give_the_same_rows(tmp_path: Path):
         assert [dict(row.values) for row in read_rows([path])] == rows, path
     both = list(read_rows([tmp_path / "a.jsonl", tmp_path / "c.parquet"]))
     assert [row.number for row in both] == list(range(80))
+
+
+def test_files_that_unpack_to_too_much_are_refused_with_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(row_files, "MOST_ROWS", 100)
+    monkeypatch.setattr(row_files, "MOST_TOTAL_BYTES", 5000)
+    file = tmp_path / "a.jsonl.gz"
+    file.write_bytes(gzip.compress(b'{"q": 1}\n' * 100))
+    assert len(list(read_rows([file]))) == 100
+    with pytest.raises(ConfigError, match="more than 100 rows"):
+        list(read_rows([file, file]))
+    file.write_bytes(gzip.compress(b"\n" * 5001))
+    with pytest.raises(ConfigError, match="more than 5,000 bytes"):
+        list(read_rows([file]))
 
 
 @pytest.mark.parametrize(("name", "data"), [
@@ -452,3 +466,5 @@ def test_items_in_memory_are_small(tmp_path: Path):
     assert all(len(row.tokens) < 1100 for row in ready.rows)
 
 
+def test_tasks_with_examples_have_another_version_since_examples_are_chosen_in_another_way():
+    assert all(task.file.version >= 2 for task in tasks_named(list(built_in())) if task.file.shots)

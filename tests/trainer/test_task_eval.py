@@ -60,7 +60,10 @@ def test_all_steps_are_scored_and_written(place: Path, capsys):
 def test_the_table_says_the_same(place: Path, capsys):
     run = str(place / "store" / "runs" / "toy")
     (result,) = evaluate(capsys, run, *common(place))
+    [file] = (Path(run) / "train" / "evaluation" / f"step_{result['model']['step']:08d}").glob("quiz.json")
+    written = file.read_bytes()
     assert main(["eval", run, *common(place)]) == 0
+    assert file.read_bytes() == written                      # no times: the same evaluation writes the same bytes
     lines = capsys.readouterr().out.splitlines()
     assert f"{result['measures']['bpb']['value']:.4f}" in next(line for line in lines if " bpb " in line)
     assert "0.5000" in next(line for line in lines if " mcf " in line)

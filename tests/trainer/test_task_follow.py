@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -23,8 +24,9 @@ from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint import in_use
 from trainer.checkpoint.config import CheckpointConfig
 from trainer.evaluation import score_rows
+from trainer.evaluation.task_file import FOLDER
 from trainer.loop import task_watcher
-from trainer.loop.config import TrainConfig
+from trainer.loop.config import TaskScoringConfig, TrainConfig
 from trainer.loop.run import open_run
 from trainer.loop.stability import Rewind, StabilityMonitor, StepRecord
 from trainer.loop.train import Trainer, train
@@ -400,3 +402,28 @@ def test_settings_are_checked_together():
     with pytest.raises(ConfigError, match=r"evaluate\.tasks\.every"):
         build(TrainConfig, {"model": {"layers": 1, "width": 8, "heads": 1, "ffn": 8}, "checkpoint": {"every": 4},
                             "evaluate": {"tasks": {"every": 6, "tasks": ["piqa"], "data": "x"}}}, "train")
+
+
+def test_a_task_whose_only_form_is_code_is_refused_and_others_are_scored_without_it(tmp_path: Path):
+    (tmp_path / "humaneval.jsonl").write_text("{}\n")
+    (tmp_path / "programs.jsonl").write_text("{}\n")
+    text = (FOLDER / "humaneval.yaml").read_text()
+    alone = tmp_path / "programs.yaml"
+    alone.write_text(re.sub(r"(?m)^forms: .*", "forms: [code]", text))
+    [task] = task_watcher.scorable_tasks(TaskScoringConfig(5, ("humaneval",), str(tmp_path)))
+    assert task.file.forms == ("bpb",)
+    with pytest.raises(ConfigError, match="programs has only the form code"):
+        task_watcher.scorable_tasks(TaskScoringConfig(5, (str(alone),), str(tmp_path)))
+
+
+@pytest.mark.parametrize("other", [{}, {"seed": 1}, {"data": {"quiz.jsonl": "bb"}}, {"shots": 1}, {"sha256": "y"},
+                                   {"model": {"step": 5, "tokens": 9, "parameters": 1, "checkpoint": "older"}}])
+def test_only_results_of_the_same_data_and_seed_let_a_checkpoint_go(tmp_path: Path, other: dict[str, Any]):
+    result = {"task": "quiz", "version": 1, "sha256": "x", "shots": 0, "seed": 0, "items": 3, "measures": {},
+              "data": {"quiz.jsonl": "aa"}, "main": "bpb",
+              "model": {"step": 5, "tokens": 9, "parameters": 1, "checkpoint": "attempt"}, **other}
+    folder = score_rows.step_folder(tmp_path, 5)
+    folder.mkdir(parents=True)
+    (folder / "quiz.json").write_text(json.dumps(result))
+    wanted = [("quiz", "x", 0, {"quiz.jsonl": "aa"})]
+    assert score_rows.is_scored(tmp_path, 5, "attempt", wanted) == (not other)

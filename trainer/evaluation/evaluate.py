@@ -17,7 +17,7 @@ from trainer.evaluation.items import ExamplePool, Item, Prompt, cloze, lettered,
 from trainer.evaluation.measures import ItemResult, Measure, measures, normalised
 from trainer.evaluation.programs import Outcome, WrittenProgram, outcome
 from trainer.evaluation.queries import MergedBoundary, Query, SharedRow, encode_prompts, shared_rows
-from trainer.evaluation.rows import find_files, read_rows, sums
+from trainer.evaluation.rows import example_files, find_files, read_rows, sums
 from trainer.evaluation.scoring import Likelihood, likelihoods
 from trainer.evaluation.task_file import EvalTask
 from trainer.model.transformer import Transformer
@@ -128,7 +128,7 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
     pool = items
     sources = [*paths]
     if shots and file.examples:
-        example_paths = find_files(data, f"{task.name}_examples", file.examples)
+        example_paths = example_files(data, task, shots)
         if not example_paths:
             raise ConfigError(f"{data}: no examples for the task {task.name}; put {task.name}_examples.jsonl there, or "
                               f"give --shots 0")

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -22,9 +22,15 @@ from pipeline.base.files import file_sha256
 from pipeline.base.parquet import open_parquet
 from trainer.base.config import ConfigError
 
+if TYPE_CHECKING:
+    from trainer.evaluation.task_file import EvalTask
+
 SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".parquet", ".arrow")
 #: largest number of bytes in a line; a longer one is no row of a benchmark
 _MOST_BYTES = 16 << 20
+#: largest number of rows of a task, and of bytes in the (unpacked) lines of a file; a small gzip file may unpack to
+#: more than the memory holds. The largest benchmark here, MMLU, has 14,042 rows
+MOST_ROWS, MOST_TOTAL_BYTES = 1_000_000, 1 << 30
 
 
 @dataclass(frozen=True)
@@ -49,18 +55,27 @@ def find_files(folder: Path, name: str, patterns: Sequence[str]) -> list[Path]:
     return []
 
 
+def example_files(folder: Path, task: EvalTask, shots: int) -> list[Path]:
+    """Return the files in `folder` from which the examples of a task come; [] if there are none, if the task takes them
+    from its own rows, and if it has no examples (`shots` is 0)."""
+    return find_files(folder, f"{task.name}_examples", task.file.examples) if shots and task.file.examples else []
+
+
 def sums(folder: Path, files: Sequence[Path]) -> dict[str, str]:
     """Return {path below `folder`: sha256} of `files`."""
     return {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
 
 
 def read_rows(files: Sequence[Path]) -> Iterator[DataRow]:
-    """Yield the rows of `files`, one after the other. Raises ConfigError for a file that cannot be read, and for a line
-    that is no row."""
+    """Yield the rows of `files`, one after the other. Raises ConfigError for a file that cannot be read, for a line
+    that is no row, and when there are more than MOST_ROWS rows, or a file of lines unpacks to more than
+    MOST_TOTAL_BYTES bytes."""
     number = 0
     for path in files:
         try:
             for place, values in enumerate(_values(path)):
+                if number == MOST_ROWS:
+                    raise ConfigError(f"{path}: the task has more than {MOST_ROWS:,} rows; give a smaller part of it")
                 yield DataRow(number, f"{path}: row {place}", values)
                 number += 1
         except (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError, RecursionError) as error:
@@ -83,10 +98,15 @@ def _values(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
     with gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb") as file:
+        total = 0
         for place in itertools.count():
             line = file.readline(_MOST_BYTES + 1)
             if not line:
                 return
+            total += len(line)
+            if total > MOST_TOTAL_BYTES:
+                raise ConfigError(f"{path}: unpacks to more than {MOST_TOTAL_BYTES:,} bytes, so it is no benchmark; "
+                                  f"give a smaller part of it")
             if len(line) > _MOST_BYTES:
                 raise ConfigError(f"{path}: row {place} has more than {_MOST_BYTES:,} bytes, so it is no row of a "
                                   f"benchmark; name another file")

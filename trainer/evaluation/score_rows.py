@@ -101,12 +101,13 @@ def results_of(folder: Path) -> list[dict[str, Any]]:
     return results
 
 
-def is_scored(out: Path, step: int, attempt: str, wanted: Iterable[tuple[str, str, int]]) -> bool:
+def is_scored(out: Path, step: int, attempt: str, wanted: Iterable[tuple[str, str, int, Mapping[str, str]]]) -> bool:
     """Return whether the checkpoint of step `step`, written by `attempt` (the name of its folder), has results of all
-    tasks of `wanted`: (name, sha256 of the task file, number of examples)."""
-    there = {(r["task"], r["sha256"], r["shots"]) for r in results_of(step_folder(out, step))
-             if r["model"].get("checkpoint") == attempt}
-    return there.issuperset(wanted)
+    tasks of `wanted`: (name, sha256 of the task file, number of examples, {path of a file of data: sha256}). Results
+    with another seed than 0, that of the scores beside a training, do not count."""
+    there = [(r["task"], r["sha256"], r["shots"], r.get("data")) for r in results_of(step_folder(out, step))
+             if r["model"].get("checkpoint") == attempt and r.get("seed") == 0]
+    return all((*first, dict(data)) in there for *first, data in wanted)
 
 
 def rebuild(out: Path) -> None:

@@ -51,26 +51,36 @@ def check_tasks(run: Run) -> None:
     from trainer.evaluation.evaluate import PromptReader, prepare
     from trainer.evaluation.models import load_coder
 
-    tasks, data, tokenizer = wanted_tasks(config), Path(config.data), run.curriculum.tokenizer
+    tasks, tokenizer = scorable_tasks(config), run.curriculum.tokenizer
     coder = load_coder(run.store / tokenizer.path, tokenizer.sha256)
     reader = PromptReader(coder, tokenizer.eos, tokenizer.eos, tokenizer.vocab_size, run.curriculum.phases[0].sequence,
                           BATCH)
     for task in tasks:
-        prepare(task, data, config.shots, 0, reader)
+        prepare(task, Path(config.data), config.shots, 0, reader)
 
 
-def wanted_tasks(config: TaskScoringConfig) -> list[EvalTask]:
-    """Return the tasks of `evaluate.tasks`. Raises ConfigError when one is unknown, and when the folder of their data
-    is missing."""
-    from trainer.evaluation.task_file import tasks_named
+def scorable_tasks(config: TaskScoringConfig) -> list[EvalTask]:
+    """Return the tasks of `evaluate.tasks`, without the form code: programs that a model has written are not run beside
+    a training. Raises ConfigError when a task does not exist, has no data or has only the form code, and when the
+    folder of the data is missing."""
+    from trainer.evaluation.rows import find_files
+    from trainer.evaluation.task_file import tasks_named, without_code
 
-    key = "train.evaluate.tasks"
-    if not Path(config.data).is_dir():
-        raise ConfigError(f"{key}.data: {config.data} is no folder; give the folder with the tasks' data")
+    key, data = "train.evaluate.tasks", Path(config.data)
+    if not data.is_dir():
+        raise ConfigError(f"{key}.data: {data} is no folder; give the folder with the tasks' data")
     try:
-        return tasks_named(config.tasks)
+        tasks = tasks_named(config.tasks)
     except ConfigError as error:
         raise ConfigError(f"{key}: {str(error).removeprefix('--tasks').lstrip(': ')}") from None
+    for task in tasks:
+        if task.file.forms == ("code",):
+            raise ConfigError(f"{key}: {task.name} has only the form code, and programs are not run beside a training; "
+                              f"leave it out, and score checkpoints with `tokenmill train eval --allow-code`")
+        if not find_files(data, task.name, task.file.files):
+            raise ConfigError(f"{key}.data: {data} has no data of the task {task.name}; put {task.name}.jsonl there, "
+                              f"or one of {', '.join(task.file.files)}")
+    return [without_code(task) for task in tasks]
 
 
 def unscored(run: Run) -> Callable[[Checkpoint], bool]:
@@ -78,11 +88,14 @@ def unscored(run: Run) -> Callable[[Checkpoint], bool]:
     config = run.config.evaluate.tasks
     if config is None:
         return lambda _checkpoint: False
+    from trainer.evaluation.rows import example_files, find_files, sums
     from trainer.evaluation.task_file import tasks_named
 
-    wanted = [(task.name, task.sha256, task.file.shots if config.shots is None else config.shots)
-              for task in tasks_named(config.tasks)]
-    every = config.every
+    wanted, data, every = [], Path(config.data), config.every
+    for task in tasks_named(config.tasks):
+        shots = task.file.shots if config.shots is None else config.shots
+        files = [*find_files(data, task.name, task.file.files), *example_files(data, task, shots)]
+        wanted.append((task.name, task.sha256, shots, sums(data, files)))
     return lambda checkpoint: checkpoint.step % every == 0 and not score_rows.is_scored(
         run.out, checkpoint.step, checkpoint.folder.name, wanted)
 

@@ -24,6 +24,7 @@ from trainer.base.arguments import of_a_run, positive
 from trainer.tools import experiment_arms
 from trainer.tools.arm import arm_of, settings_of
 from trainer.tools.arm_table import BITS, NATS
+from trainer.tools.arm_tasks import check_settings
 
 if TYPE_CHECKING:
     from tokenizer.mixture.curriculum import Curriculum
@@ -86,6 +87,22 @@ def run(options: argparse.Namespace) -> int:
                           "give their phases the same sequence and batch")
     unit = BITS if options.on or len(bases) > 1 else NATS
     return experiment_arms.perform(options, result, on=options.on, unit=unit)
+
+
+def check_before_data(options: argparse.Namespace, known: tuple[Mapping[str, Any], int]) -> None:
+    """Check the options of `ablate --data` before the data is made. `known` is the section `train:` of the recipe, and
+    the number of tokens of a first step. Raises ConfigError."""
+    from trainer.base.config import ConfigError, build
+    from trainer.loop.config import TrainConfig
+
+    settings, step = known
+    if options.tokens and options.tokens < step:
+        raise ConfigError(f"--tokens {options.tokens:,}: the first step alone has {step:,} tokens")
+    widths = [width for width in widths_of(options.widths) if width is not None]
+    for width in widths:
+        scaled(settings, width, widths[0])
+    experiment_arms.refuse_contradictions(options)
+    check_settings(build(TrainConfig, settings, "train").evaluate.tasks, options.by)
 
 
 def arms_of(given: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.base.arguments import of_a_run, positive
 from trainer.tools import experiment_arms
 from trainer.tools.arm import arm_of, settings_of
+from trainer.tools.arm_tasks import check_data, check_scoring
 
 if TYPE_CHECKING:
     from tokenizer.mixture.curriculum import Curriculum
@@ -59,21 +60,10 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from trainer.base.config import ConfigError
-    from trainer.checkpoint import checkpoints as ckpt
-    from trainer.loop.run import differences, open_run
 
     if options.data or options.vary:
         raise ConfigError(experiment_arms.NEEDS_PIPELINE)
-    base = open_run(options.run, options.store, options.out, options.overrides)
-    checkpoints = {c.step: c for c in ckpt.complete(base.out / "checkpoints")}
-    if options.step not in checkpoints:
-        raise ConfigError(f"--from {options.step}: {base.out / 'checkpoints'} has "
-                          + (f"checkpoints of steps {', '.join(map(str, checkpoints))}" if checkpoints else
-                             "no checkpoints") + "; checkpoint.keep_every keeps more of them")
-    checkpoint = checkpoints[options.step]
-    if wrong := differences(checkpoint.meta, base):
-        raise ConfigError(f"{checkpoint.folder.parent} belongs to another training than this one:\n  "
-                          + "\n  ".join(wrong))
+    base, checkpoint = opened(options.run, options)
     if bool(options.mixes) == bool(options.candidates):
         raise ConfigError("what is compared? Give --mixes FILE FILE … or --candidates STREAM …")
     mixes = {Path(file).stem: read_mix(Path(file)) for file in options.mixes} or with_candidates(
@@ -85,6 +75,40 @@ def run(options: argparse.Namespace) -> int:
     result = [arm(base, checkpoint, mixes, name, options.tokens, seed, settings, folder)
               for name in mixes for seed in range(options.seeds)]
     return experiment_arms.perform(options, result, lambda one: plant(checkpoint, base, one.run))
+
+
+def check_before_data(options: argparse.Namespace, known: tuple[str, Sequence[str]]) -> None:
+    """Check the options of `anneal --data` before the data is made. `known` is the folder of the run, and the names of
+    the candidates. Raises ConfigError. The arm of the run's own mixture needs no candidate, so it is made and checked
+    as it will be in the study."""
+    folder, names = known
+    base, checkpoint = opened(folder, options)
+    mixes = with_candidates(base, checkpoint.meta["samples"], [f"{name}={name}" for name in names], options.share)
+    of_run = arm(base, checkpoint, {BASE: mixes[BASE]}, BASE, options.tokens, options.seeds - 1,
+                 settings_of(base, options.overrides), base.out / "anneal" / f"from{checkpoint.step}")
+    experiment_arms.refuse_contradictions(options)
+    if check_scoring([of_run], options.by, announce=lambda _text: None):
+        check_data([of_run])
+
+
+def opened(run: str, options: argparse.Namespace) -> tuple[Run, Checkpoint]:
+    """Open a run and its checkpoint of step --from. Raises ConfigError when the run has no such checkpoint, or when the
+    checkpoint belongs to another training."""
+    from trainer.base.config import ConfigError
+    from trainer.checkpoint import checkpoints as ckpt
+    from trainer.loop.run import differences, open_run
+
+    base = open_run(run, options.store, options.out, options.overrides)
+    checkpoints = {c.step: c for c in ckpt.complete(base.out / "checkpoints")}
+    if options.step not in checkpoints:
+        raise ConfigError(f"--from {options.step}: {base.out / 'checkpoints'} has "
+                          + (f"checkpoints of steps {', '.join(map(str, checkpoints))}" if checkpoints else
+                             "no checkpoints") + "; checkpoint.keep_every keeps more of them")
+    checkpoint = checkpoints[options.step]
+    if wrong := differences(checkpoint.meta, base):
+        raise ConfigError(f"{checkpoint.folder.parent} belongs to another training than this one:\n  "
+                          + "\n  ".join(wrong))
+    return base, checkpoint
 
 
 def with_candidates(base: Run, sample: int, candidates: Sequence[str], share: str) -> dict[str, dict[str, Any]]:

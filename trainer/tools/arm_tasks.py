@@ -27,6 +27,19 @@ if TYPE_CHECKING:
 MEASURE = "bpb"
 
 
+def check_settings(config: TaskScoringConfig | None, by: str) -> None:
+    """Check the settings `evaluate.tasks` without the data that is trained on. Raises ConfigError when tasks are to
+    decide (`by`) but `config` is None, and when a task does not exist, has no data or has only the form code."""
+    from trainer.base.config import ConfigError
+    from trainer.loop.task_watcher import scorable_tasks
+
+    if config is not None:
+        scorable_tasks(config)
+    elif by == TASKS:
+        raise ConfigError("--by tasks: the settings have no evaluate.tasks; add it to train: in the recipe, or with"
+                          " --set evaluate.tasks='{every: N, tasks: [arc_easy], data: FOLDER}'")
+
+
 def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None]) -> bool:
     """Return whether the arms score their checkpoints on tasks. Raises ConfigError when the tasks differ between arms,
     and when tasks are to decide (`by`) but the settings have none, or too few checkpoints are scored to judge them. If
@@ -38,8 +51,9 @@ def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None])
     if len(settings) > 1:
         raise ConfigError("evaluate.tasks: differs between the arms, so their scores do not compare; give all arms the "
                           "same")
-    if settings == {None}:
-        check_tasks_given(None, by)
+    [config] = settings
+    check_settings(config, by)
+    if config is None:
         return False
     fewest = min(arms, key=lambda arm: len(scored_steps(arm)))
     scored = len(scored_steps(fewest))
@@ -52,20 +66,6 @@ def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None])
             raise ConfigError(f"--by tasks: {message}")
         announce(message)
     return True
-
-
-def check_tasks_given(config: TaskScoringConfig | None, by: str) -> None:
-    """Raise ConfigError when tasks are to decide (`by`) but the settings have no `evaluate.tasks` (None), and when one
-    of its tasks, or the folder of their data, does not exist. Needs neither data nor a tokenizer, so that it can be
-    called before they are made."""
-    from trainer.base.config import ConfigError
-    from trainer.loop.task_watcher import wanted_tasks
-
-    if config is not None:
-        wanted_tasks(config)
-    elif by == TASKS:
-        raise ConfigError("--by tasks: the settings have no evaluate.tasks; add it to train: in the recipe, or with "
-                          "--set evaluate.tasks='{every: N, tasks: [arc_easy], data: FOLDER}'")
 
 
 def check_data(arms: Sequence[Arm]) -> None:

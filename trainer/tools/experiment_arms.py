@@ -70,7 +70,7 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
     """Train all arms, write the results to the folder that holds the arms' folders, and print their table, in the unit
     `unit`. Returns the exit code. `prepare` is called for each arm before the first is trained. Arms are judged by the
     held-out data of the stream `on`, or of all streams whose held-out data is the same in all arms."""
-    from trainer.base.files import alone
+    from trainer.base.files import alone, replace
     from trainer.data.remote import fetch_shards
     from trainer.tools.arm_plot import write_plots
     from trainer.tools.arm_processes import train_arms
@@ -101,8 +101,8 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
             score_last(arms, announce)
         result = {**results(arms, sources, unit, options.by, scored), **({"ended": ended} if options.halving else {})}
         text = report(result)
-        (folder / "table.json").write_text(json_text(result, indent=1) + "\n", encoding="utf-8")
-        (folder / "table.txt").write_text(text + "\n", encoding="utf-8")
+        replace(folder / "table.json", json_text(result, indent=1) + "\n")
+        replace(folder / "table.txt", text + "\n")
         outs: dict[str, list[Path]] = {}
         for arm in arms:
             outs.setdefault(label(arm), []).append(arm.run.out)

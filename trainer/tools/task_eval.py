@@ -260,11 +260,10 @@ def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[
     results = []
     for task in prepared:
         name = task.task.name + (f", step {model.step:,}" if model.step is not None else "")
-        began = time.perf_counter()
         scores = score(network, task, reader, contaminated[task.task.name], progress.of(name, task.work))
         result = {"format": 1, "model": model.about, "context": model.context, "seed": options.seed,
                   "dtype": str(dtype).removeprefix("torch."), "device": device.type,
-                  "seconds": round(time.perf_counter() - began, 3), **scores.to_json()}
+                  **scores.to_json()}
         write_results(where, result, scores)
         if model.step is not None and not options.out:
             score_rows.add(out.parent, result)
