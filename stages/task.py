@@ -37,10 +37,9 @@ class Inputs(Protocol):
         """Return the bytes [start, stop) of the file to which `ref` refers. They are not verified: the task must check
         them, against checksums that it knows."""
 
-    def damaged(self, ref: Mapping[str, Any], why: str = ...) -> Exception:
+    def damaged(self, ref: Mapping[str, Any], why: str = "is damaged: its checksum is wrong") -> Exception:
         """Return the exception that the task must raise for a file whose bytes do not match their checksum, or that
-        cannot be what it should be. `ref` refers to the file. `why` follows the name of the file in the message; the
-        default speaks of a wrong checksum."""
+        cannot be what it should be. `ref` refers to the file. `why` follows the name of the file in the message."""
 
     def segment(self, ref: Mapping[str, Any], bucket: int) -> NDArray[Any]:
         """Return the records of one bucket of an exchange file as a read-only array. An exchange file passes records,

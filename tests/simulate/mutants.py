@@ -131,7 +131,7 @@ MUTANTS = [
            "any(isinstance(e, Quarantined) for e in events) or ", ""),
     Mutant("an attempt does not hear of verdicts", SCHEDULER + "_dispatch",
            "skip = self.log.quarantined_rows(spec.key)", "skip = {}"),
-    Mutant("a failed task keeps its verdicts", SCHEDULER + "step", "self.log.release(failure.spec.key)", "pass"),
+    Mutant("a failed task keeps its verdicts", SCHEDULER + "step", "self.log.release(key)", "pass"),
     Mutant("damage is found and nobody hears of it", SCHEDULER + "step", "raise DamageFound(self._damaged)", "return"),
     # -- counts
     Mutant("a new plan counts what was reused twice", SCHEDULER + "plan_again", "self.reused = 0", "pass"),

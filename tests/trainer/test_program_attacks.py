@@ -10,8 +10,10 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -251,14 +253,20 @@ def alive(pid: str) -> bool:
         return False
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter; those above `tmp_path` belong to one user alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
 @needs_kernel
 @pytest.mark.skipif(os.getuid() != 0, reason="all other tests run as a user already")
-def test_a_user_without_rights_is_isolated_as_root_is(tmp_path: Path):
-    own = tmp_path / "own"
+def test_a_user_without_rights_is_isolated_as_root_is(open_folder: Path):
+    own = open_folder / "own"
     own.write_text("text")
     os.chown(own, 65534, 65534)
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
     sealing = "os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)"
     after = f"print([os.getuid(), *(tried(os.open, {str(own)!r}, flag) for flag in (os.O_RDONLY, os.O_RDWR))])"
     assert confined(after, OPENS, sealing) == [65534, "done", "done"]
