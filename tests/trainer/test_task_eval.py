@@ -215,6 +215,12 @@ def test_programs_run_only_with_allow_code(place: Path, tmp_path: Path, capsys, 
     (items,) = (tmp_path / "out").glob("*/coded.items.jsonl")
     lines = [json.loads(line) for line in items.read_text().splitlines()]
     assert [(line["outcome"], line["right"]) for line in lines] == [("passed", True)] * 2 + [("wrong", False)]
+    # an evaluation without programs does not replace their scores
+    write_task(tmp_path, rows, "coded", **{**yaml.safe_load((tmp_path / "coded.yaml").read_text()),
+                                           "forms": ["bpb", "code"]})
+    before = (items.parent / "coded.json").read_bytes()
+    assert main(["eval", *arguments]) == 2 and "coded.json: has scores of programs" in capsys.readouterr().err
+    assert (items.parent / "coded.json").read_bytes() == before
 
 
 def test_the_list_needs_no_model(capsys):

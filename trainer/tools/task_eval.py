@@ -81,6 +81,7 @@ def run(options: argparse.Namespace) -> int:
     tasks, data = checked(options)
     folder, models = open_models(options)
     out = writable(Path(options.out) if options.out else folder / "evaluation")
+    refuse_loss_of_programs(tasks, models, out)
     results = []
     with EvaluationProgress() as progress:
         prepared: dict[Any, tuple[PromptReader, list[PreparedTask]]] = {}
@@ -208,6 +209,27 @@ def writable(folder: Path) -> Path:
         raise ConfigError(f"{folder}: cannot be written ({error.strerror}); name another folder with --out") from None
 
 
+def folder_of(model: StoredModel, out: Path) -> Path:
+    """Return the folder of a model's results: `out`, or for a checkpoint the folder of its step in `out`."""
+    return out if model.step is None else out / f"step_{model.step:08d}"
+
+
+def refuse_loss_of_programs(tasks: Sequence[EvalTask], models: Sequence[StoredModel], out: Path) -> None:
+    """Raise ConfigError when an earlier result of a task has scores of programs that the model wrote, and the result
+    that would replace it has none."""
+    from trainer.base.config import ConfigError
+
+    for path in (folder_of(model, out) / f"{task.name}.json" for model in models for task in tasks
+                 if "code" not in task.file.forms):
+        try:
+            measures = json.loads(path.read_text(encoding="utf-8"))["measures"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if "code" in measures:
+            raise ConfigError(f"{path}: has scores of programs, which would be lost; give --allow-code, or another "
+                              f"folder with --out")
+
+
 def device_of(options: argparse.Namespace) -> str:
     import torch
 
@@ -256,7 +278,7 @@ def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[
     dtype = compute_dtype("auto", device)
     contaminated = {task.task.name: contaminated_rows(options, folder, task) for task in prepared}
     network = model.load().to(device, dtype)
-    where = out / (f"step_{model.step:08d}" if model.step is not None else "")
+    where = folder_of(model, out)
     results = []
     for task in prepared:
         name = task.task.name + (f", step {model.step:,}" if model.step is not None else "")
