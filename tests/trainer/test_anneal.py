@@ -112,6 +112,7 @@ def test_the_table_tells_which_data_helped_what(annealed, capsys):
     assert math_["delta"] < -0.5 and math_["beyond_noise"]
     assert found["sources"]["web"]["arms"]["more-math"]["delta"] > 0
     assert {"all", "web", "code", "math"} == set(found["sources"])
+    assert set(found["decided_by"]) == {"web", "code"}, "what the run reads decides, not the text of a candidate"
     assert before == {name: (out / "metrics.jsonl").read_bytes() for name, out in arms_of(run, "anneal").items()}
 
 

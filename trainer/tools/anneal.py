@@ -74,7 +74,8 @@ def run(options: argparse.Namespace) -> int:
     folder = base.out / "anneal" / f"from{checkpoint.step}"
     result = [arm(base, checkpoint, mixes, name, options.tokens, seed, settings, folder)
               for name in mixes for seed in range(options.seeds)]
-    return experiment_arms.perform(options, result, lambda one: plant(checkpoint, base, one.run))
+    return experiment_arms.perform(options, result, lambda one: plant(checkpoint, base, one.run),
+                                   own=[stream.name for stream in base.curriculum.streams])
 
 
 def check_before_data(options: argparse.Namespace, known: tuple[str, Sequence[str]]) -> None:

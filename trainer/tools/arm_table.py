@@ -66,7 +66,8 @@ def needed(difference: float, sd: float | None, arms: int) -> int | None:
 def lines(result: Mapping[str, Any]) -> list[str]:
     """Format the result of `table` as lines of text: for each source the loss of the first arm, and the differences of
     the other arms to it. A star marks differences whose corrected p-value is below 5 %. Verdicts in words follow,
-    by the first source, unless there is one seed or tasks decide (key `by`)."""
+    by the sources of the key `decided_by` or else by the first source, unless there is one seed or tasks decide (key
+    `by`)."""
     width = max(12, *(len(n) + 2 for n in result["arms"]))
     first, *others = result["arms"]
     unit, seeds = result["unit"], result["seeds"]
@@ -82,8 +83,11 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         return [*out, "", "one seed: what is noise is not known; repeat with --seeds 3"]
     compared = f", corrected for {len(others)} comparisons" if len(others) > 1 else ""
     out += ["", f"* beyond the noise at 5 %{compared}; ± is the 95 % interval of one difference within a seed"]
-    source, of = next(iter(result["sources"].items()))
-    return out if result.get("by") == TASKS else [*out, *verdicts(result["arms"], of, source, unit)]
+    if result.get("by") == TASKS:
+        return out
+    deciding = result.get("decided_by") or [next(iter(result["sources"]))]
+    return out + [line for source in deciding
+                  for line in verdicts(result["arms"], result["sources"][source], source, unit)]
 
 
 def cell(arm: Mapping[str, Any]) -> str:

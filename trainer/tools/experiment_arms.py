@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,10 +66,12 @@ def add_data_arguments(parser: argparse.ArgumentParser, purpose: str) -> Any:
 
 
 def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[[Arm], None] = lambda _arm: None,
-            on: str | None = None, unit: str = NATS) -> int:
+            on: str | None = None, unit: str = NATS, own: Collection[str] = ()) -> int:
     """Train all arms, write the results to the folder that holds the arms' folders, and print their table, in the unit
     `unit`. Returns the exit code. `prepare` is called for each arm before the first is trained. Arms are judged by the
-    held-out data of the stream `on`, or of all streams whose held-out data is the same in all arms."""
+    held-out data of the stream `on`, or of all streams whose held-out data is the same in all arms. With `own` (names
+    of streams), only these decide if there are others, because the held-out text of a candidate is as bad as the
+    candidate itself."""
     from trainer.base.files import alone, replace
     from trainer.data.remote import fetch_shards
     from trainer.tools.arm_plot import write_plots
@@ -78,6 +80,7 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
 
     refuse_contradictions(options)
     sources = judged_by(arms, on, unit)
+    deciding = deciding_of(sources, own)
     for arm in arms:                             # all at the start, before hours are spent on the first arms
         check(arm)
     announce = (lambda _text: None) if options.json else say
@@ -95,18 +98,19 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
             write(arm)
         ended: list[dict[str, Any]] = []
         if options.halving:
-            arms, ended = halved(arms, options, announce, sources[0], unit)
+            arms, ended = halved(arms, options, announce, deciding[0], unit)
         train_arms(arms, options, announce)
         if scored:
             score_last(arms, announce)
-        result = {**results(arms, sources, unit, options.by, scored), **({"ended": ended} if options.halving else {})}
+        result = {**results(arms, sources, unit, options.by, scored), **({"ended": ended} if options.halving else {}),
+                  "decided_by": deciding}
         text = report(result)
         replace(folder / "table.json", json_text(result, indent=1) + "\n")
         replace(folder / "table.txt", text + "\n")
         outs: dict[str, list[Path]] = {}
         for arm in arms:
             outs.setdefault(label(arm), []).append(arm.run.out)
-        write_plots(folder, result, outs, sources[0], unit)
+        write_plots(folder, result, outs, deciding[0], unit)
     print(json_text(result) if options.json else visible(text))
     return 0
 
@@ -155,6 +159,14 @@ def judged_by(arms: Sequence[Arm], on: str | None, unit: str) -> list[str]:
                           "other; let all hold out the same text: make the data with --held-out, or name a stream "
                           "with --on if its texts are the same")
     return [*([ALL] if unit == NATS and all(len(sets) == len(common) for sets in held_out) else []), *common]
+
+
+def deciding_of(sources: Sequence[str], own: Collection[str]) -> list[str]:
+    """Return the sources by which the verdict is given: the first of `sources`, or those of `own` if `sources` has
+    streams that are not in `own`."""
+    if not own or all(source in own for source in sources if source != ALL):
+        return [sources[0]]
+    return [source for source in sources if source in own] or [sources[0]]
 
 
 def refuse_masked(arms: Sequence[Arm], sources: Sequence[str]) -> None:
