@@ -48,7 +48,9 @@ def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
 
         def _reschedule(self, node: Any) -> None:
             """Assign files until the worker has two tests, or knows that no more come: it runs a test only when it
-            knows the next one."""
+            knows the next one. A worker that still collects, in place of one that crashed, is assigned files later."""
+            if node not in self.registered_collections:
+                return
             super()._reschedule(node)
             while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
                 super()._reschedule(node)
