@@ -261,6 +261,7 @@ def index(run: RunArg, dataset: Annotated[str, typer.Argument(metavar="DATASET",
     from pipeline.index_folders import export_indexes, new_folder
     from pipeline.plan.indexes import WantedIndex
     from pipeline.run import NamedRecipe, default_workers, make_backend, run_recipes
+    from pipeline.store.copies import note_copy
     from stages.catalog import stage_class
     from stages.dedup.index import IndexedBarrier
 
@@ -283,6 +284,7 @@ def index(run: RunArg, dataset: Annotated[str, typer.Argument(metavar="DATASET",
         run_recipes([NamedRecipe(name, recipe, index=WantedIndex(dataset, taken.extend))], at.root,
                     show=shown(quiet, False),
                     make_backend=make_backend(backend.value, workers or default_workers(), None))
+    note_copy(at, "index", dataset, out)
     export_indexes(at, taken, folder)
     _tell(folder.root, taken, quiet)
 
