@@ -18,7 +18,7 @@ import typer
 from pipeline.base.humanize import plural, size
 from pipeline.cli.errors import BadUsage, UserError, writing
 from pipeline.cli.options import JsonOpt, QuietOpt, StoreOpt, as_typed, check_root, resolve_run
-from pipeline.cli.shard_sets import opened
+from pipeline.cli.shard_sets import note_export, note_in, opened
 from pipeline.cli.transfer import is_url, local_copy, uploaded
 from pipeline.store.fs import Store
 
@@ -128,6 +128,10 @@ def export(format: FormatOpt,
             first, stop = chosen(curriculum, phase, samples)
             place = stack.enter_context(exported(out, "--out"))
             result = export_samples(row_set, curriculum, format.value, place, first, stop, drop_loss, show_progress)
+    if shards is not None:
+        note_export(shards, out)
+    elif order is not None:
+        note_in(*resolve_run(order, store), out)
     if json_lines:
         figures = {f"{what}s" if key == "documents" else key: value for key, value in result._asdict().items()}
         typer.echo(json.dumps({"path": out, "format": format.value, **figures}))

@@ -183,7 +183,7 @@ def test_a_file_that_cannot_be_mapped_says_why(tmp_path, monkeypatch, number, re
         raise OSError(number, os.strerror(number))
 
     write_set(tmp_path / "s", [[np.array([4, 5])]], 100)
-    monkeypatch.setattr("tokenizer.shards.reader.mmap.mmap", refused)
+    monkeypatch.setattr("tokenizer.shards.mapped.mmap.mmap", refused)
     with pytest.raises(ShardError, match=re.escape(remedy)):
         ShardSet(tmp_path / "s").read(0, 2)
 
@@ -195,7 +195,7 @@ def test_what_is_read_ahead_is_what_was_named_and_no_more(tmp_path, monkeypatch)
         def madvise(self, option, start, length):
             asked.append((option, start, length))
 
-    monkeypatch.setattr("tokenizer.shards.reader.mmap.mmap", Map)
+    monkeypatch.setattr("tokenizer.shards.mapped.mmap.mmap", Map)
     rng = np.random.default_rng(0)
     write_set(tmp_path / "s", [[rng.integers(4, 99, 3999)], [rng.integers(4, 99, 5999)]], 1000)
     shards, page = ShardSet(tmp_path / "s"), mmap.PAGESIZE
