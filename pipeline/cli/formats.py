@@ -167,10 +167,9 @@ def files_of_set(store: Store) -> list[str]:
     from tokenizer.shards.layout import MANIFEST, Manifest, ShardError
 
     try:
-        manifest = Manifest.from_json(json.loads(store.read(MANIFEST)), store.at(MANIFEST))
-    except (FileNotFoundError, ValueError) as e:
-        raise e if isinstance(e, ShardError) else ShardError(
-            f"{store.root}: no shard set there ({e}); name a folder with {MANIFEST}") from e
+        manifest = Manifest.loads(store.read(MANIFEST), store.at(MANIFEST))
+    except FileNotFoundError as e:
+        raise ShardError(f"{store.root}: no shard set there ({e}); name a folder with {MANIFEST}") from e
     return [*(getattr(shard, kind) for shard in manifest.shards for kind in shard.sums()), MANIFEST]
 
 
