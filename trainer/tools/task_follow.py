@@ -173,17 +173,18 @@ def samples(run: Path) -> int:
 
 def unscored(prepared: Sequence[PreparedTask], checkpoint: Checkpoint, folder: Path, seed: int) -> list[PreparedTask]:
     """Return the tasks that have no result for this checkpoint in `folder`. A result of another attempt to write the
-    checkpoint, of another version of the task, of other data, or with another seed or number of examples does not
-    count, nor one without --allow-code if programs are now to be run."""
+    checkpoint or of another origin (`ScoreOrigin`) does not count, nor one without --allow-code if programs are now to
+    be run."""
+    from trainer.evaluation import score_rows
+
     missing = []
     for task in prepared:
         try:
             result = json.loads((folder / f"{task.task.name}.json").read_text(encoding="utf-8"))
-            same = (result["model"]["checkpoint"] == checkpoint.folder.name and result["seed"] == seed
-                    and result["sha256"] == task.task.sha256 and result["data"] == dict(task.files)
-                    and result["shots"] == task.shots
+            wanted = score_rows.origin(task.task.name, task.task.sha256, task.shots, seed, task.files)
+            same = (result["model"]["checkpoint"] == checkpoint.folder.name and score_rows.origin_of(result) == wanted
                     and ("code" in result["measures"] or "code" not in task.task.file.forms))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             same = False
         if not same:
             missing.append(task)
