@@ -94,7 +94,8 @@ def score_last(arms: Sequence[Arm], announce: Callable[[str], None]) -> None:
     from trainer.evaluation import score_rows
     from trainer.evaluation.models import of_checkpoint
     from trainer.evaluation.task_file import tasks_named, without_code
-    from trainer.tools.task_eval import EvaluationProgress, evaluate_model, prepare_all, reader_of
+    from trainer.tools.evaluation_progress import EvaluationProgress
+    from trainer.tools.task_eval import evaluate_model, prepare_all, reader_of
     from trainer.tools.task_follow import unscored
 
     config = arms[0].run.config.evaluate.tasks

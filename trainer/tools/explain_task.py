@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainer.evaluation.items import Item
     from trainer.evaluation.task_file import EvalTask
     from trainer.loop.run import Run
-    from trainer.tools.task_eval import EvaluationProgress
+    from trainer.tools.evaluation_progress import EvaluationProgress
 
 #: default of --items, and documents that are shown of each
 ITEMS, DOCUMENTS = 3, 3
@@ -56,7 +56,7 @@ def explain_task(options: argparse.Namespace) -> dict[str, Any]:
     from trainer.base.config import ConfigError
     from trainer.evaluation.item_changes import changes, read_items, read_result
     from trainer.evaluation.score_rows import step_folder
-    from trainer.tools.task_eval import EvaluationProgress
+    from trainer.tools.evaluation_progress import EvaluationProgress
 
     run = opened(options.run, options.store, options.out, options.overrides)
     task = task_of(options.task, run)
