@@ -4,6 +4,8 @@ intervals of both."""
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from trainer.loop.run import open_run
 from trainer.observe.metrics import read
 from trainer.tools.anneal import with_candidates
 from trainer.tools.arm_statistics import contrasts, quantile
-from trainer.tools.arm_table import lines, table
+from trainer.tools.arm_table import BITS, NATS, RUN, lines, measured, table
 
 SEQUENCE = {"sequence": 32, "batch": 160}
 PHASES = [{"name": "stable", "until": "100%", **SEQUENCE, "mix": {"web": 50, "code": 50}}]
@@ -62,6 +64,16 @@ def test_the_table_names_what_exceeds_the_noise():
     said = "\n".join(lines(found))
     assert "-0.9950*" in said and "-0.0050 " in said
     assert "one seed" in "\n".join(lines(table({n: r[:1] for n, r in results.items()})))
+
+
+def test_losses_of_several_streams_are_weighted_by_their_text():
+    streams = {"a": {"loss": 2.0, "targets": 300, "bits_per_byte": 1.0},
+               "b": {"loss": 4.0, "targets": 100, "bits_per_byte": 4.0}}
+    sources = {"both": ["a", "b"], "b": ["b"]}
+    assert measured(streams, sources, NATS) == {"both": 2.5, "b": 4.0}
+    bits = {"a": 600 / math.log(2), "b": 400 / math.log(2)}
+    assert measured(streams, sources, BITS) == pytest.approx(
+        {"both": sum(bits.values()) / (bits["a"] / 1.0 + bits["b"] / 4.0), "b": 4.0})
 
 
 # -- anneal ------------------------------------------------------------------------------------------------------------
@@ -111,8 +123,14 @@ def test_the_table_tells_which_data_helped_what(annealed, capsys):
     math_ = found["sources"]["math"]["arms"]["more-math"]              # measured in both arms, trained in one
     assert math_["delta"] < -0.5 and math_["beyond_noise"]
     assert found["sources"]["web"]["arms"]["more-math"]["delta"] > 0
-    assert {"all", "web", "code", "math"} == set(found["sources"])
-    assert set(found["decided_by"]) == {"web", "code"}, "what the run reads decides, not the text of a candidate"
+    assert list(found["sources"]) == [RUN, "code", "web", "math"]
+    losses = found["sources"][RUN]["arms"]["more-math"]                # what the run reads decides
+    parts = [found["sources"][name]["arms"]["more-math"]["delta"] for name in ("web", "code")]
+    assert min(parts) <= losses["delta"] <= max(parts), "the text of a candidate counts for nothing"
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert re.search("^more-math is (worse|not told apart).* on the run: ", text, re.MULTILINE)
+    assert not re.search("^more-math is .* on (web|code|math|all): ", text, re.MULTILINE)
     assert before == {name: (out / "metrics.jsonl").read_bytes() for name, out in arms_of(run, "anneal").items()}
 
 

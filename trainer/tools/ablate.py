@@ -29,6 +29,7 @@ from trainer.tools.arm_tasks import check_settings
 if TYPE_CHECKING:
     from tokenizer.mixture.curriculum import Curriculum
     from trainer.loop.run import Run
+    from trainer.tools.arm import Arm
 
 BASE = "base"
 
@@ -86,7 +87,21 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("the runs have steps of different sizes, so that they cannot read equal numbers of tokens; "
                           "give their phases the same sequence and batch")
     unit = BITS if options.on or len(bases) > 1 else NATS
-    return experiment_arms.perform(options, result, on=options.on, unit=unit)
+    return experiment_arms.perform(options, result, sources=source_of(options.on, result), unit=unit)
+
+
+def source_of(stream: str | None, arms: Sequence[Arm]) -> dict[str, list[str]] | None:
+    """Return the source of --on, None without it. Raises ConfigError when an arm has no held-out data of the stream."""
+    from trainer.base.config import ConfigError
+
+    if stream is None:
+        return None
+    for arm in arms:
+        names = experiment_arms.held_out(arm.run.curriculum)
+        if stream not in names:
+            raise ConfigError(f"--on {stream}: the arm {arm.name} has no held-out data of this stream; it has some of: "
+                              f"{', '.join(names) or 'none'}")
+    return {stream: [stream]}
 
 
 def check_before_data(options: argparse.Namespace, known: tuple[Mapping[str, Any], int]) -> None:

@@ -16,23 +16,23 @@ from typing import Any
 from trainer.observe.metrics import read
 from trainer.tools.arm import Arm, label
 from trainer.tools.arm_processes import train_arms
-from trainer.tools.arm_table import measured
+from trainer.tools.arm_table import loss_of
 
 #: shares of the steps after which half of the arms ends
 RUNGS = (0.25, 0.5)
 
 
-def halved(arms: Sequence[Arm], options: argparse.Namespace, announce: Callable[[str], None], source: str,
+def halved(arms: Sequence[Arm], options: argparse.Namespace, announce: Callable[[str], None], streams: Sequence[str],
            unit: str) -> tuple[list[Arm], list[dict[str, Any]]]:
-    """Train arms to each of the RUNGS, and end the worse half. Returns the arms that go on, and for each that has been
-    ended {"arm", "share" of its steps, "loss", "delta" to the first arm}. A repeated call decides as before, because
-    the losses at the rungs are in the metrics of the arms."""
+    """Train arms to each of the RUNGS, and end the worse half by their loss on the held-out data of `streams`. Returns
+    the arms that go on, and for each that has been ended {"arm", "share" of its steps, "loss", "delta" to the first
+    arm}. A repeated call decides as before, because the losses at the rungs are in the metrics of the arms."""
     going, ended = list(arms), list[dict[str, Any]]()
     for share in RUNGS:
         train_arms(going, options, announce, share)
         losses: dict[str, list[float]] = {}
         for arm in going:
-            losses.setdefault(label(arm), []).append(loss_at(arm, arm.rung(share), source, unit))
+            losses.setdefault(label(arm), []).append(loss_at(arm, arm.rung(share), streams, unit))
         means = {name: math.fsum(of) / len(of) for name, of in losses.items()}
         first = label(going[0])
         ranked = sorted(means, key=lambda name: (name != first, means[name]))
@@ -44,9 +44,8 @@ def halved(arms: Sequence[Arm], options: argparse.Namespace, announce: Callable[
     return going, ended
 
 
-def loss_at(arm: Arm, step: int, source: str, unit: str) -> float:
-    """Return the loss of an arm on the held-out data of `source` in its latest evaluation up to a step."""
+def loss_at(arm: Arm, step: int, streams: Sequence[str], unit: str) -> float:
+    """Return the loss of an arm on the held-out data of `streams` in its latest evaluation up to a step."""
     lines = [e for e in read(arm.run.out / "metrics.jsonl") if e["event"] == "eval" and e["step"] <= step]
-    line = lines[-1]
-    return measured({"heldout_loss": line["loss"], "streams": line["streams"]}, [source], unit)[source]
+    return loss_of([lines[-1]["streams"][name] for name in streams], unit)
 
