@@ -35,8 +35,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -56,18 +57,23 @@ if TYPE_CHECKING:
 Names = str | tuple[str, ...]
 
 
+#: for each side of a limit, what holds for (value of a document, limit) if the document is kept
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {"min": operator.ge, "max": operator.le, "below": operator.lt}
+
+
 class Bound(NamedTuple):
     """A limit on a signal (a number that a stage computes for each document). The signal's value in every document that
-    the stage keeps is at least `value` if `side` is "min", or at most `value` if `side` is "max", unless the document
-    has no such value. `key` is the config field that sets the limit."""
+    the stage keeps is at least `value` if `side` is "min", at most `value` if it is "max", and less than `value` if it
+    is "below", unless the document has no such value. `key` is the config field that sets the limit; names of nested
+    fields are joined with dots."""
 
     signal: str
     key: str
-    side: Literal["min", "max"]
+    side: Literal["min", "max", "below"]
     value: float
 
     def holds(self, value: float) -> bool:
-        return value >= self.value if self.side == "min" else value <= self.value
+        return bool(COMPARE[self.side](value, self.value))
 
 
 class StageConfig(BaseModel):
