@@ -82,6 +82,20 @@ class StageConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def is_accepted(config: StageConfig, key: str, value: float) -> bool:
+    """Whether a recipe may have this value at `key` (as in `Bound.key`), beside the other settings in `config`."""
+    settings = config.model_dump()
+    first, dot, rest = key.partition(".")
+    # the key of a nested field is FIELD.NAME.FIELD, and NAME may contain dots
+    inner, last = (settings[first][rest.rpartition(".")[0]], rest.rpartition(".")[2]) if dot else (settings, key)
+    inner[last] = value
+    try:
+        type(config).model_validate(settings)
+    except ValueError:
+        return False
+    return True
+
+
 def decision(default: Any, help: str, *, at_least: Names = (), at_most: Names = (), added: bool = False,
              **kw: Any) -> Any:
     """Declare a config field that is a threshold: it changes the verdict (keep or drop), but not the signals, which are

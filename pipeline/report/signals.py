@@ -18,7 +18,7 @@ from pipeline.passes.tally import BINS, HIGHEST, LOWEST
 from pipeline.report.nodes import NodeFigures
 from pipeline.report.sampled import extent, strata
 from pipeline.store.fs import Store
-from stages.stage import COMPARE, Bound, Stage, StageConfig
+from stages.stage import COMPARE, Bound, Stage, StageConfig, is_accepted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,21 +52,7 @@ def tried(bound: Bound, config: StageConfig) -> list[float]:
     value = bound.value
     is_whole = value.is_integer() and abs(value) >= 2
     around = {float(round(value * f)) if is_whole else round(value * f, 12) for f in FACTORS}
-    return sorted({value, *(other for other in around if _is_accepted(config, bound.key, other))})
-
-
-def _is_accepted(config: StageConfig, key: str, value: float) -> bool:
-    """Whether a recipe may have this value at the key of a bound (`Bound.key`) in the settings `config`."""
-    settings = config.model_dump()
-    first, dot, rest = key.partition(".")
-    # the key of a nested field is FIELD.NAME.FIELD, and NAME may contain dots
-    inner, last = (settings[first][rest.rpartition(".")[0]], rest.rpartition(".")[2]) if dot else (settings, key)
-    inner[last] = value
-    try:
-        type(config).model_validate(settings)
-    except ValueError:
-        return False
-    return True
+    return sorted({value, *(other for other in around if is_accepted(config, bound.key, other))})
 
 
 @dataclass
