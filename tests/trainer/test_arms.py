@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +202,21 @@ def test_a_wider_model_has_more_heads_and_the_learning_rates_of_the_narrowest():
     assert (wide.width, wide.heads, wide.kv_heads, wide.dim, wide.ffn, wide.mup) == (256, 8, 4, 32, 768, 64)
     assert wide.layers == 4 and wide.qk_norm and wide.rate("blocks.0.mlp.up.weight") == 1 / 4
     assert ModelConfig(**scaled(settings, 64, 64)).rate("blocks.0.mlp.up.weight") == 1
+
+
+def test_heads_are_as_many_as_the_width_asks_for_whatever_theirs():
+    """In Qwen3-0.6B, all heads together are twice as wide as the model."""
+    preset = {"model": {"preset": "qwen3-0.6b"}}
+    same = ModelConfig(**ModelConfig.PRESETS["qwen3-0.6b"])
+    assert ModelConfig(**scaled(preset, 1024, 1024)) == replace(same, mup=1024)
+    half = ModelConfig(**scaled(preset, 512, 512))
+    assert (half.heads, half.kv_heads, half.dim, half.ffn) == (8, 4, 128, 1536)
+
+
+def test_rates_that_are_meant_for_a_width_stay_so():
+    settings = {"model": {"preset": "demo", "mup": 128}}
+    narrow = ModelConfig(**scaled(settings, 64, 64))
+    assert narrow.mup == 128 and narrow.rate("blocks.0.mlp.up.weight") == 2
 
 
 @pytest.mark.parametrize(("widths", "changes", "said"), [
