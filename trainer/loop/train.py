@@ -20,6 +20,7 @@ from trainer.base.files import replace
 from trainer.base.interrupts import interruptions
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.ledger import Ledger
+from trainer.checkpoint.saver import Saver, Writing
 from trainer.data.batches import Batch, Data, Prefetch
 from trainer.data.provenance import GENESIS, chain, code, machine
 from trainer.evaluation import score_rows
@@ -114,8 +115,8 @@ class Trainer:
         if world.first and config.evaluate.tasks is not None:       # no other rank needs the data of the tasks
             here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
             self.watcher = TaskWatcher(run, here * torch.get_num_threads(), say)
-        self.saver = ckpt.Saver(self.checkpoints, config.checkpoint, world, self.saved,
-                                self.watcher.awaits if self.watcher else lambda _checkpoint: False)
+        self.saver = Saver(self.checkpoints, config.checkpoint, world, self.saved,
+                           self.watcher.awaits if self.watcher else lambda _checkpoint: False)
         if world.first:
             score_rows.forget(run.out, self.number)
         self.last_evaluation: dict[str, Any] = {}
@@ -309,7 +310,7 @@ class Trainer:
             "ledger_sha256": self.ledger.digest(lines), "guard": self.detector.state(),
             "policy": self.monitor.state()})
 
-    def saved(self, written: ckpt.Writing) -> None:
+    def saved(self, written: Writing) -> None:
         self.meters.saved(written.meta["step"], written.waited_s, folder=written.attempt.parent.name,
                           written_s=round(written.seconds, 3), bytes=written.size)
         self.say(written.describe())
