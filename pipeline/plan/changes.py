@@ -46,7 +46,7 @@ def run_before(store: Store, run: str) -> str:
 
 
 def compare_command(store: Store, before: str, run: str) -> str:
-    """Return the command that compares a finished run with the run `before` it (`comparable_run`)."""
+    """Return the command that compares a run of a store with an earlier one."""
     return shlex.join(["tokenmill", "report", "--compare", before, run, "--store", store.root])
 
 

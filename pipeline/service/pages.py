@@ -74,7 +74,10 @@ async def home(request: Request) -> HTMLResponse:
 @router.get("/stores/{store}")
 async def store_page(request: Request, store: str, at: StoreOf, after: runs.After = "") -> HTMLResponse:
     """Show a store with its datasets and a page of its runs."""
-    return page(request, "store.html.j2", section=await _section(request, store, at, after, RUNS), after=after)
+    section = await _section(request, store, at, after, RUNS)
+    finished = [row for row in section["runs"]["runs"] if row.get("report")] if section["runs"] else []
+    latest_first = sorted(finished, key=lambda row: (row["latest"], str(row.get("begun") or "")), reverse=True)
+    return page(request, "store.html.j2", section=section, after=after, finished=[row["run"] for row in latest_first])
 
 
 async def _section(request: Request, name: str, at: Store, after: str, most: int) -> dict[str, Any]:

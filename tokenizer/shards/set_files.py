@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-import json
 import mmap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -51,11 +50,7 @@ class SetFiles(ShardIndex):
             raise ShardError(f"{path}: no shard set there; run the recipe that writes it") from e
         except OSError as e:
             raise ShardError(f"{path}: cannot be read ({e})") from e
-        try:
-            doc = json.loads(text)
-        except ValueError as e:
-            raise ShardError(f"{path}: not JSON ({e}): {REMEDY}") from e
-        super().__init__(Manifest.from_json(doc, str(path)))
+        super().__init__(Manifest.loads(text, str(path)))
         if sha256 is not None and self.manifest.sha256 != sha256:
             raise ShardError(f"{path}: holds shard set {self.manifest.sha256[:16]}…, pinned is {sha256[:16]}…: the "
                              f"data changed since the curriculum was resolved; resolve it again or restore the set")
