@@ -64,7 +64,7 @@ def drive(recipe: Recipe, store: str, run: str | None, backend: opt.BackendName,
           ship_code: bool = False, dispatch_seed: int | None = None, attempt: int | None = None) -> None:
     """Run a recipe with this process as the driver (the process that leads the run), and print the result. `workers` is
     the number of child processes; None means one per core of this machine or, with `address`, of the cluster."""
-    from pipeline.plan.changes import compare_command
+    from pipeline.plan.changes import comparable_run, compare_command
     from pipeline.run import default_workers, make_backend, run_recipe
 
     if address is None:
@@ -83,7 +83,9 @@ def drive(recipe: Recipe, store: str, run: str | None, backend: opt.BackendName,
         if summary.shards:
             typer.echo("tokens: " + ", ".join(f"{s} {n:,}" for s, n in summary.shards.items()))
         typer.echo(f"report: {report_at}")
-        if command := compare_command(opt.open_store(store), summary.run):
+        at = opt.open_store(store)
+        if (before := comparable_run(at, summary.run)) is not None:
+            command = compare_command(at, before, summary.run)
             typer.echo(visible(f"what changed since the run before: {command}"))
 
 

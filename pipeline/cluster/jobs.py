@@ -28,6 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from pipeline.base.auth import CONNECT_S, ClusterError, NoAnswer, loopback, our_token, refuse_open, token_refused
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.redact import redact
+from pipeline.engine.backends.ray_local import QUIET, connect
 from stages.catalog import load
 
 #: seconds that Ray waits between SIGTERM and SIGKILL, so that running tasks can finish (`cancellation.GRACE_S`) and the
@@ -208,7 +209,7 @@ def on_every_node(address: str, target: str, arguments: dict[str, Any], timeout:
     own = not ray.is_initialized()
     try:
         if own:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            connect(address=address, **QUIET)
     except Exception as e:                  # from Ray or gRPC
         raise ClusterError(f"--address {address}: cannot attach ({_line(e)}); see that its head node runs (ray "
                            f"status), and run this on a machine of the cluster") from None

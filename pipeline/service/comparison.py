@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.base.errors import TokenmillError
 from pipeline.base.visible import visible
-from pipeline.plan.changes import command_for
+from pipeline.plan.changes import compare_command
 from pipeline.recipe.errors import RecipeError
 from pipeline.recipe.marks import parse_yaml
 from pipeline.report.compare import FinishedRun, common_datasets, compare_runs, dataset_section
@@ -87,7 +87,7 @@ class Comparisons:
             raise HttpProblem(422, "Nothing to compare", "both names are those of one run", "after",
                               "name two runs of the store")
         log = functools.cache(lambda: Log.read(store))               # read only if the documents are not remembered
-        elsewhere = f"on a machine with the store, use {command_for(store, before, after)}"
+        elsewhere = f"on a machine with the store, use {compare_command(store, before, after)}"
         one, two = (_read_run(store, name, key, elsewhere, lambda task: log().get(task))
                     for name, key in ((before, "before"), (after, "after")))
         if not common_datasets(one.run, two.run):

@@ -121,9 +121,11 @@ async def run_page(request: Request, store: str, run: str, at: StoreOf, role: Vi
 def _results(at: Store, run: str) -> dict[str, Any]:
     """Return what the page shows of a finished run's datasets: their sizes and, if there was a run before it, the name
     of that run, the sizes of its datasets and the command that compares the two."""
-    before = comparable_run(at, run)
-    return {"sizes": kept_sizes(at, run), "before": before, "compare": compare_command(at, run),
-            "sizes_before": {} if before is None else kept_sizes(at, before)}
+    results: dict[str, Any] = {"sizes": kept_sizes(at, run), "before": None, "compare": None, "sizes_before": {}}
+    if (before := comparable_run(at, run)) is not None:
+        results |= {"before": before, "compare": compare_command(at, before, run),
+                    "sizes_before": kept_sizes(at, before)}
+    return results
 
 
 def _if_there(read: Callable[[], str]) -> str | None:

@@ -89,6 +89,25 @@ def test_a_ray_that_did_not_come_up_in_its_time_is_started_again(backends, tmp_p
     assert len([r for r in caplog.records if "once more" in r.message]) == min(bad, 2)
 
 
+@pytest.mark.parametrize("address", [None, "10.0.0.1:6379"])
+def test_workers_of_ray_import_nothing_from_the_current_folder(backends, tmp_path, monkeypatch, address):
+    """Ray puts the folder in which `ray.init` is called first on their import path."""
+    folders: list[str] = []
+
+    def init(**_: Any) -> None:
+        folders.append(os.getcwd())
+        raise Exception("no")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(backends.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(backends.ray, "init", init)
+    backend = backends.RayBackend(Store(tmp_path / "store"), workers=1, address=address)
+    with pytest.raises(ClusterError):
+        backend.start()
+    backend.close()
+    assert {*folders} == {"/"} and os.getcwd() == str(tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.ray                                  # in turn with the tests that use Ray
 def test_of_a_ray_that_did_not_come_up_nothing_runs_on(backends, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.plan.changes import compare_command
+from pipeline.plan.changes import comparable_run
 from pipeline.store.fs import Store
 
 RECIPE = """
@@ -51,8 +51,8 @@ def test_no_command_compares_a_run_with_one_of_another_recipe_or_one_that_is_gon
         assert tokenmill("run", site / "recipe.yaml", "--store", store.root, "--backend", "inline", "--name",
                          name).code == 0
     assert json.loads(store.read("runs/other/run.json"))["before"] == "first"
-    assert compare_command(store, "other") is None and compare_command(store, "first") is None
+    assert comparable_run(store, "other") is None and comparable_run(store, "first") is None
     for hostile in ("../../etc", "missing", "other"):
         facts = json.loads(store.read("runs/other/run.json"))
         store.write("runs/other/run.json", json.dumps({**facts, "before": hostile}).encode())
-        assert compare_command(store, "other") is None
+        assert comparable_run(store, "other") is None

@@ -42,7 +42,7 @@ from pipeline.engine.backends.placing import Placement
 from pipeline.engine.backends.pools import OWN_MB, ResourceShape, room_in
 from pipeline.engine.backends.ray_deaths import cause
 from pipeline.engine.backends.ray_demand import PendingDemand
-from pipeline.engine.backends.ray_local import QUIET, start_local
+from pipeline.engine.backends.ray_local import QUIET, connect, start_local
 from pipeline.engine.backends.ray_metrics import Exporter
 from pipeline.engine.backends.ray_supervisor import SupervisorActor
 from pipeline.engine.messages import (
@@ -129,7 +129,7 @@ class RayBackend:
             if self.address is not None:
                 code = {"py_modules": [r for r in roots().values() if r]} if self.ship_code else None
                 try:
-                    ray.init(address=self.address, runtime_env=code, **QUIET)
+                    connect(address=self.address, runtime_env=code, **QUIET)
                 except Exception as e:                # from Ray or gRPC
                     kind = NoAnswer if isinstance(e, (ConnectionError, TimeoutError)) else ClusterError
                     why = " ".join(str(e).split()) or type(e).__name__
@@ -318,7 +318,7 @@ class RayBackend:
             num_cpus=shape.cpus, num_gpus=shape.gpus, memory=None if self._temp else shape.memory_mb << 20,
             scheduling_strategy=NodeAffinitySchedulingStrategy(host.id, soft=False),
         ).remote(self.store.root, shape.slots, self.limits.to_json(), memory_mb=slot.memory_mb, scratch=self.scratch,
-                 libraries=self._libraries, witness=self._witness)
+                 folder=os.getcwd() if self._temp else None, libraries=self._libraries, witness=self._witness)
         slot.poll, slot.polled = slot.actor.poll.remote([], 0.0, 0.0), self._clock.now()
         slot.started = slot.idle_since = slot.polled
         self.fleet.worker_slots[host.id, number] = slot

@@ -1,15 +1,19 @@
-"""Starts a Ray cluster for this run alone, on this machine."""
+"""Connects to Ray, and starts a Ray cluster for this run alone, on this machine."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import tempfile
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import ray
 
 from pipeline.base.auth import ClusterError
+from pipeline.base.process import import_path
 
 STARTS = 3               # attempts: Ray's own time-outs of 15 to 30 s are short on a busy machine
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -17,12 +21,35 @@ QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 log = logging.getLogger("tokenmill")
 
 
+def connect(**options: Any) -> None:
+    """Call `ray.init` from the folder `/`. Ray puts the current folder first on the import path of all workers of this
+    driver. A folder in it that is named like one of our packages would be imported in place of the package, and others
+    may write to the folder in which the driver of a submitted recipe runs."""
+    with contextlib.chdir(os.sep):
+        ray.init(**options)
+
+
+@contextlib.contextmanager
+def _same_imports() -> Iterator[None]:
+    """A context in which processes start with the import path of this process."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = import_path()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
 def start_local(cpus: int, object_store_mb: int, temp: str) -> None:
     """Start Ray on this machine and connect to it. Raises ClusterError when STARTS attempts have failed."""
     for remaining in reversed(range(STARTS)):
         try:
-            ray.init(address="local", num_cpus=cpus, object_store_memory=object_store_mb << 20,
-                     include_dashboard=False, _node_ip_address="127.0.0.1", _temp_dir=temp, **QUIET)
+            with _same_imports():
+                connect(address="local", num_cpus=cpus, object_store_memory=object_store_mb << 20,
+                        include_dashboard=False, _node_ip_address="127.0.0.1", _temp_dir=temp, **QUIET)
             return
         except Exception as e:
             _end_what_began(e)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import ray
@@ -14,9 +15,13 @@ from pipeline.engine.worker.supervisor import Supervisor
 @ray.remote(max_restarts=0, max_task_retries=0)
 class SupervisorActor:
     """A Ray actor that wraps a `Supervisor`, which runs tasks in child processes of one node. The assignments (attempts
-    at tasks) that it receives and the events that it returns are encoded as JSON (`engine.messages`)."""
+    at tasks) that it receives and the events that it returns are encoded as JSON (`engine.messages`). `folder` is the
+    folder that its processes run in (default: that of the node)."""
 
-    def __init__(self, store: str, slots: int, limits: dict[str, Any], **options: Any) -> None:
+    def __init__(self, store: str, slots: int, limits: dict[str, Any], folder: str | None = None,
+                 **options: Any) -> None:
+        if folder is not None:
+            os.chdir(folder)
         devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         self._supervisor = Supervisor(store, slots, ProcessLimits(**limits), devices=devices, **options)
 
