@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stages.dedup.fragment import PartGroup
-from stages.dedup.hashing import jaccard
+from stages.dedup.sets import jaccard
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
