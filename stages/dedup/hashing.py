@@ -1,4 +1,4 @@
-"""Computes word shingles, MinHash signatures, band keys and Jaccard similarities, for the search for near-duplicates.
+"""Computes word shingles, MinHash signatures and band keys, for the search for near-duplicates.
 
 Hashes and signatures are computed with unsigned integers of 64 bits, so they are the same on every machine. A
 *simplified* text (`stages.text.normalize.simplify`) is in lower case, has 0 for each number and single spaces, and no

@@ -29,8 +29,6 @@ _REMOVAL = np.dtype([("removed", "<i8"), ("code", "<u4"), ("similarity", "<f8"),
 _PAIR = np.dtype([("candidate", "<i8"), ("other", "<i8"), ("similarity", "<f8")])
 #: most documents of a cluster about which a kernel decides; the pairs of its documents must fit into memory
 SMALL = 32
-#: bytes of shingle sets that are read at once for this kernel, so that they fit into the processor's cache
-_CHUNK = 8 << 20
 
 
 def contained(similarity: float, size: int, other_size: int) -> float:
@@ -103,12 +101,12 @@ class ClusterJudge:
 
     def _chunks(self, starts: NDArray[np.int64],
                 sizes: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Split clusters into chunks with about _CHUNK bytes of shingle sets, in the order in which files hold them."""
+        """Split clusters into chunks whose shingle sets are read at once, in the order in which files hold them."""
         order = np.argsort(mix(self.candidates["root"][starts]))
         starts, sizes = starts[order], sizes[order]
         before = np.r_[0, np.cumsum(8 * self.candidates["count"].astype(np.int64))]
         ends = np.cumsum(before[starts + sizes] - before[starts])
-        edges = (np.flatnonzero(np.diff(ends // _CHUNK)) + 1).tolist()
+        edges = (np.flatnonzero(np.diff(ends // self.sets.chunk_bytes)) + 1).tolist()
         for first, stop in zip([0, *edges], [*edges, len(starts)]) if len(starts) else ():
             yield starts[first:stop], sizes[first:stop]
 

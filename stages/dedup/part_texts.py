@@ -50,7 +50,7 @@ def utf8_at(path: str, rows: NDArray[Any]) -> Iterator[NDArray[np.uint8]]:
 def _of_row_groups(path: str, rows: NDArray[Any]) -> Iterator[Texts]:
     """Yield the texts of the given rows, those of one row group at a time."""
     first = rows_read = 0
-    with open_parquet(path) as file:
+    with open_parquet(path, memory_map=True) as file:
         for number in range(file.num_row_groups):
             stop = first + file.metadata.row_group(number).num_rows
             rows_up_to = int(np.searchsorted(rows, stop))

@@ -8,6 +8,7 @@ says for each set where it begins, how many values it has, and the xxh3-64 of it
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -16,6 +17,12 @@ import xxhash
 from stages.barrier import FileRef
 from stages.dedup.hashing import mix
 from stages.task import Inputs
+
+#: bytes of sets that are read at once, so that they fit into the processor's cache; and from each file, since a request
+#: to object storage costs as much as this many bytes
+_CHUNK, _PIECE = 8 << 20, 256 << 10
+#: checksum of the bytes of a set
+_digest: Callable[[Any], int] = xxhash.xxh3_64_intdigest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,7 +54,7 @@ class ShingleSetWriter:
         self._roots.append(roots)
         self._pending += sets
         self._counts += counts.tolist()
-        self._sums += map(xxhash.xxh3_64_intdigest, sets)
+        self._sums += map(_digest, sets)
         self._bytes += values.nbytes
         if self._bytes > self._chunk_bytes:
             self._flush()
@@ -76,6 +83,8 @@ class ShingleSetReader:
 
     def __init__(self, inputs: Inputs, refs: list[FileRef], cache_bytes: int) -> None:
         self._inputs, self._refs, self._cache_bytes = inputs, refs, cache_bytes
+        #: bytes of sets that `read` should be asked for at once
+        self.chunk_bytes = min(max(_CHUNK, _PIECE * len(refs)), cache_bytes)
         self._files: OrderedDict[int, BinaryIO] = OrderedDict()
         self._sets: OrderedDict[tuple[int, int], NDArray[np.uint64]] = OrderedDict()
         self._bytes = 0
@@ -88,7 +97,7 @@ class ShingleSetReader:
         handle = self._opened(file)
         handle.seek(8 * offset)
         raw = handle.read(8 * count)
-        if xxhash.xxh3_64_intdigest(raw) != expected:
+        if _digest(raw) != expected:
             raise self._inputs.damaged(self._refs[file])
         values = self._sets[file, offset] = np.frombuffer(raw, "<u8")
         self._bytes += len(raw)
@@ -113,11 +122,11 @@ class ShingleSetReader:
         stops = np.r_[ends[runs[1:] - 1], ends[-1:]]
         for file, offset, start, stop in zip(files[runs].tolist(), first[runs].tolist(),
                                              (ends - counts)[runs].tolist(), stops.tolist()):
-            handle = self._opened(file)
+            handle: Any = self._opened(file)                   # the type BinaryIO lacks `readinto`
             handle.seek(8 * offset)
             handle.readinto(data[8 * start:8 * stop])          # fewer bytes are noticed by their checksums
         starts = ends - counts
-        sums = [xxhash.xxh3_64_intdigest(values[start:stop]) for start, stop in zip(starts.tolist(), ends.tolist())]
+        sums = [_digest(values[start:stop]) for start, stop in zip(starts.tolist(), ends.tolist())]
         if sums != records["sum"].tolist():
             damaged = next(n for n, expected in enumerate(records["sum"].tolist()) if sums[n] != expected)
             raise self._inputs.damaged(self._refs[int(files[damaged])])

@@ -100,7 +100,7 @@ class MinHashSignature(Stage):
 
     name = "minhash_signature"
     version = 1
-    cost_ms = 0.6
+    cost_ms = 0.04
     side = pa.schema([("bands", pa.binary()), ("chars", pa.uint32()), ("words", pa.uint32())])
     Config = SignatureConfig
 

@@ -90,12 +90,12 @@ MANY = {"bands": 25, "rows": 3}
 def test_small_clusters_are_decided_as_large_ones(tmp_path, monkeypatch, config):
     """The kernel and the general way give the same verdicts, similarities, near-duplicates and counters."""
     docs = corpus(11, 70)
-    monkeypatch.setattr(judge, "_CHUNK", 5000)
-    got, files = verify_files(tmp_path, config, docs, "small", bucket_bytes=60_000, segment_bytes=1)
+    sizes = {"bucket_bytes": 60_000, "segment_bytes": 1, "shingle_cache_bytes": 5000}
+    got, files = verify_files(tmp_path, config, docs, "small", **sizes)
     with monkeypatch.context() as patch:
         patch.setattr(judge, "SMALL", 0)
         patch.setattr(judge.ClusterJudge, "_judge_small", None)
-        general, expected = verify_files(tmp_path, config, docs, "general", bucket_bytes=60_000, segment_bytes=1)
+        general, expected = verify_files(tmp_path, config, docs, "general", **sizes)
     assert files == expected
     assert len(files) > 1
     assert got.removed == general.removed
