@@ -24,8 +24,8 @@ Texts are never passed from task to task. For each group of parts (files of docu
 candidates once and writes their shingle sets (hashes of word n-grams) to one file, ordered by cluster. A judging task
 reads a bucket of clusters from these files. It reads the sets of small clusters many at once, and a kernel decides
 about these clusters. It reads the sets of other clusters when they are compared, through a cache of limited size. The
-rules are the same (`stages.dedup.judge`). In a cluster of any size, a document is compared with at most `max_comparisons`
-others (a count, not a time limit). A document for which these comparisons find no duplicate is kept.
+rules are the same (`stages.dedup.judge`). In a cluster of any size, a document is compared with at most
+`max_comparisons` others (a count, not a time limit). A document for which these comparisons find no duplicate is kept.
 """
 
 from __future__ import annotations
