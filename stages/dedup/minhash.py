@@ -109,7 +109,7 @@ class MinHash(IndexedBarrier):
 
     name = "minhash"
     version = 1
-    cost_ms, leaves = 0.17, 0.8
+    cost_ms, leaves = 0.02, 0.8
     signals = (COUNT,)
     sizes = SIZES
 

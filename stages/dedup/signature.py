@@ -7,7 +7,9 @@ tokens). Its bands, groups of these minima, are hashed to band keys. Two similar
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -21,18 +23,20 @@ from stages.dedup.hashing import (
     split_words,
     token_shingles,
     word_shingles,
+    word_shingles_of_texts,
 )
 from stages.dedup.survivor import COLUMN, DEFAULT, checked, order_bytes, signals, stored
 from stages.stage import SettingsError, Stage, StageConfig, resource, signal
 from stages.text.chunks import utf8
 from stages.text.language_codes import tag
 from stages.text.languages import splitter
-from stages.text.normalize import simplified_utf8
+from stages.text.normalize import simplified_texts, simplified_utf8
 from stages.text.words import Words, shingle_sha1, shingle_xxhash, words_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from stages.dedup.part_texts import Texts
     from stages.document import Document
 
 
@@ -99,7 +103,7 @@ class MinHashSignature(Stage):
 
     name = "minhash_signature"
     version = 1
-    cost_ms = 0.6
+    cost_ms = 0.04
     side = pa.schema([("bands", pa.binary()), ("chars", pa.uint32()), ("words", pa.uint32())])
     Config = SignatureConfig
 
@@ -144,6 +148,20 @@ class MinHashSignature(Stage):
         words = self.words_of(plain, language)
         hash_shingles = shingle_sha1 if self.config.hash == "sha1" else shingle_xxhash
         return hash_shingles(words, self.config.ngram), len(words)
+
+    def shingles_of_texts(self, texts: Texts,
+                          languages: Sequence[str] | None = None) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Do the same as `shingles_of` for many texts. Returns (the hashes of all texts, one text after another; the
+        number of hashes of each text)."""
+        data, starts, stops = texts
+        if self.config.shingles == "words" and self.config.dialect == "tokenmill":
+            stops = stops.copy()
+            for n in np.flatnonzero(stops - starts > self.config.max_chars).tolist():
+                stops[n] = starts[n] + len(beginning(data[starts[n]:stops[n]], self.config.max_chars))
+            return word_shingles_of_texts(*simplified_texts(data, starts, stops), self.config.ngram)
+        each = [self.shingles_of(data[start:stop], language)[0]
+                for start, stop, language in zip(starts.tolist(), stops.tolist(), languages or repeat(""))]
+        return np.concatenate([np.zeros(0, np.uint64), *each]), np.array([len(one) for one in each], np.int64)
 
     def tokens(self, simplified: str) -> NDArray[np.int64]:
         """Return the tokens of a simplified text as numbers, int64[tokens]."""

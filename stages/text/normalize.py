@@ -274,6 +274,46 @@ def simplified_utf8(data: Bytes) -> Bytes:
     return out[first:size]
 
 
+@njit(cache=True, nogil=True)
+def _simplified_texts(data, starts, stops, ascii_bytes, pages, kinds, page_starts, sizes, blob, out, ends):
+    """Write the simplified forms of the texts data[starts[n]:stops[n]], without spaces at their ends, to `out`, one
+    after another, and the end of each to `ends`. Returns 0, or what `_simplified` returns for the first text that it
+    cannot simplify."""
+    end = 0
+    for number in range(starts.shape[0]):
+        text, source = out[end:], data[starts[number]:stops[number]]
+        size = _simplified(source, ascii_bytes, pages, kinds, page_starts, sizes, blob, text)
+        if size < 0:
+            return size
+        first = 0
+        while first < size and text[first] == _SPACE:
+            first += 1
+        while size > first and text[size - 1] == _SPACE:
+            size -= 1
+        for i in range(first, size if first else 0):
+            text[i - first] = text[i]
+        end += size - first
+        ends[number] = end
+    return 0
+
+
+def simplified_texts(data: Bytes, starts: NDArray[np.int64],
+                     stops: NDArray[np.int64]) -> tuple[Bytes, NDArray[np.int64]]:
+    """Return (the simplified forms of the texts data[starts[n]:stops[n]], one after another; the end of each). All are
+    UTF-8. For short texts this takes half the time that `simplified_utf8` takes for each of them."""
+    global _characters
+    out = np.empty(3 * int((stops - starts).sum()) + 1, np.uint8)
+    ends = np.zeros(len(starts), np.int64)
+    code = int(_simplified_texts(data, starts, stops, _ascii_bytes(), *_characters, out, ends))
+    while code < _BY_RULES:
+        _characters = _characters.with_page(-2 - code)
+        code = int(_simplified_texts(data, starts, stops, _ascii_bytes(), *_characters, out, ends))
+    if code == _BY_RULES:
+        each = [simplified_utf8(data[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist())]
+        return np.concatenate(each), np.cumsum([len(simplified) for simplified in each])
+    return out[:ends[-1] if len(ends) else 0], ends
+
+
 def simplify(text: str) -> str:
     """Simplify a text before its MinHash signature is computed: lower case, numbers as 0, no punctuation, no accents,
     single spaces.

@@ -15,10 +15,10 @@ from stages.dedup.hashing import (
     Permutations,
     band_keys,
     character_shingles,
-    jaccard,
     split_words,
     word_shingles,
 )
+from stages.dedup.sets import jaccard
 from stages.dedup.signature import MinHashSignature
 from stages.document import Document
 from stages.text.chunks import utf8

@@ -8,12 +8,13 @@ import re
 import sys
 import unicodedata
 
+import numpy as np
 import pytest
 import regex
 
 from stages.text.characters import PUNCTUATION
 from stages.text.chunks import utf8
-from stages.text.normalize import by_rules, simplified_utf8, simplify
+from stages.text.normalize import by_rules, simplified_texts, simplified_utf8, simplify
 
 NUMBER = regex.compile(r"\p{Nd}+([.,،٫⎖⎗⎘]{1}\p{Nd}+)?", regex.VERBOSE | regex.UNICODE)
 GAP = re.compile(rf"[\s{re.escape(PUNCTUATION)}]")
@@ -59,3 +60,15 @@ def test_known_cases(text, simplified):
 def test_utf8_is_that_of_the_text():
     text = "Café \U0001d7d8\U00010400 3.14 — 今天"
     assert simplified_utf8(utf8(text)).tobytes() == simplify(text).encode() == reference(text).encode()
+
+
+@pytest.mark.parametrize("more", [[], ["ꦄ꧀ꦄ x"], ["\U0001e900 \u10a0"]], ids=["", "by_rules", "new pages"])
+def test_many_texts_are_simplified_as_each_of_them(more):
+    rng = random.Random(5)
+    mixed = ["".join(rng.choice(" aB1.é\u0301Σ한今—") for _ in range(n)) for n in range(40)]
+    texts = ["", " ", "\u0301 a \u0301", "ΟΔΥΣΣΕΥΣ' ΑΣ 1.2.3", *more, *mixed, "end ", ""]
+    data, sizes = utf8("#".join(texts)), [len(utf8(text)) for text in texts]
+    stops = np.cumsum(sizes) + np.arange(len(texts))
+    simplified, ends = simplified_texts(data, stops - sizes, stops)
+    assert [part.tobytes().decode() for part in np.split(simplified, ends[:-1])] == [simplify(text) for text in texts]
+    assert simplified_texts(data, stops[:0], stops[:0])[0].tolist() == []
