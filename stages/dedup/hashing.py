@@ -83,7 +83,7 @@ def _wide_code(data, i):
 @njit(cache=True)
 def _word_hashes(data):
     """Return the hash of each word of a text, uint64[words]. `data` is the simplified text (lower case, no punctuation,
-    single spaces) in UTF-8, uint8[bytes]."""
+    words parted by spaces) in UTF-8, uint8[bytes]."""
     wide = False
     for i in range(data.shape[0]):
         wide |= data[i] >= 0xE0                        # a character of three or four bytes, which may be a word alone
@@ -291,8 +291,8 @@ def split_words(simplified: str) -> list[str]:
 
 def word_shingles(simplified: NDArray[np.uint8], ngram: int) -> tuple[Hashes, int]:
     """Return (hash of every run of `ngram` words in order, number of words) of the UTF-8 of a simplified text (lower
-    case, no punctuation, single spaces). Words are split and hashed by the rules of the dialect ``tokenmill``, one of
-    the sets of rules that `minhash` knows."""
+    case, no punctuation), which may have several spaces between words. Words are split and hashed by the rules of the
+    dialect ``tokenmill``, one of the sets of rules that `minhash` knows."""
     words = _word_hashes(simplified)
     return _join(words, ngram), len(words)
 

@@ -137,11 +137,12 @@ class MinHashSignature(Stage):
 
     def shingles_of(self, text: NDArray[np.uint8], language: str = "") -> tuple[NDArray[np.uint64], int]:
         """Do the same as `shingles`, for a text given as UTF-8."""
-        simplified, ngram = simplified_utf8(beginning(text, self.config.max_chars)), self.config.ngram
+        text, ngram = beginning(text, self.config.max_chars), self.config.ngram
+        if self.config.dialect == "tokenmill" and self.config.shingles == "words":
+            return word_shingles(simplified_utf8(text, gaps=True), ngram)
+        simplified = simplified_utf8(text)
         if self.config.shingles == "characters":
             return character_shingles(simplified, ngram)
-        if self.config.dialect == "tokenmill" and self.config.shingles == "words":
-            return word_shingles(simplified, ngram)
         plain = simplified.tobytes().decode("utf-8", "surrogatepass")
         if self.config.shingles == "tokens":
             return token_shingles(self.tokens(plain), ngram)
@@ -158,7 +159,7 @@ class MinHashSignature(Stage):
             stops = stops.copy()
             for n in np.flatnonzero(stops - starts > self.config.max_chars).tolist():
                 stops[n] = starts[n] + len(beginning(data[starts[n]:stops[n]], self.config.max_chars))
-            return word_shingles_of_texts(*simplified_texts(data, starts, stops), self.config.ngram)
+            return word_shingles_of_texts(*simplified_texts(data, starts, stops, gaps=True), self.config.ngram)
         each = [self.shingles_of(data[start:stop], language)[0]
                 for start, stop, language in zip(starts.tolist(), stops.tolist(), languages or repeat(""))]
         return np.concatenate([np.zeros(0, np.uint64), *each]), np.array([len(one) for one in each], np.int64)

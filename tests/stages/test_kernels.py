@@ -16,7 +16,8 @@ from stages.dedup import hashing, lsh, sets
 from stages.extract.pdf import chars, layout, ocr
 from stages.scoring import word_sums
 from stages.text import ngrams, normalize, repeats
-from stages.text.normalize import simplify
+from stages.text.chunks import utf8
+from stages.text.normalize import simplified_utf8, simplify
 from stages.text.words import Words
 from tests.stages.lid import lid176_model
 from tests.stages.texts import AWKWARD, random_texts
@@ -118,9 +119,13 @@ def test_shingle_sets_and_small_clusters(interpreted):
 
 def test_simplified_texts(interpreted):
     texts = [*TEXTS, "ΟΔΥΣΣΕΥΣ' ΑΣ 1.2.3 ٣٫٤ 5,", "İ \u0301 한글 \U00010400 \ud800", "ꦄ꧀ꦄ"]
-    compiled = [simplify(text) for text in texts]
+
+    def of() -> list[Any]:
+        return [(simplify(text), simplified_utf8(utf8(text), gaps=True).tolist()) for text in texts]
+
+    compiled = of()
     with interpreted(normalize):
-        assert [simplify(text) for text in texts] == compiled
+        assert of() == compiled
 
 
 @pytest.mark.parametrize("counted", [True, False])
