@@ -98,7 +98,7 @@ class Comparisons:
 
         def section(dataset: str) -> dict[str, Any] | None:
             question = (store.root, one.digest, two.digest, taken_down, dataset, examples)
-            answer: dict[str, Any] | None = self._memory.get((), question)
+            answer: dict[str, Any] | None = self._memory.get(b"", question)
             if answer is not None:
                 return answer
             try:
@@ -109,7 +109,7 @@ class Comparisons:
                 problems.append(_problem(e, dataset, elsewhere))
                 return None
             if not any(answer["missing"].values()):                  # a run may make missing parts anew
-                self._memory.put((), question, answer)
+                self._memory.put(b"", question, answer)
             return answer
 
         return {**compare_runs(one.run, two.run, examples, section), "problems": problems}

@@ -22,6 +22,7 @@ from tests.trainer.synthetic import losses, make_run, quiet
 from tokenizer.mixture.curriculum import Curriculum, edit
 from trainer.base.config import TrainingError
 from trainer.checkpoint import checkpoints as ckpt
+from trainer.checkpoint import in_use
 from trainer.loop.run import Run, differences, open_run
 from trainer.loop.train import train
 from trainer.observe.metrics import read
@@ -240,6 +241,36 @@ def test_what_cannot_be_deleted_yet_is_deleted_later_and_ends_nothing(tmp_path):
             ckpt.retain(tmp_path, ckpt.CheckpointConfig(keep=1))
         assert [c.step for c in ckpt.complete(tmp_path)] == [step]
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000003"]
+
+
+def test_another_process_that_deletes_or_marks_a_checkpoint_ends_nothing(tmp_path, monkeypatch):
+    """A person deletes a checkpoint while it is asked whether it awaits its scores; a process marks one as in use just
+    before its empty folder is deleted."""
+    checkpoints = [committed(tmp_path, step) for step in (1, 2, 3)]
+    mark, rmdir = tmp_path / "step_00000002" / in_use.NAME, Path.rmdir
+
+    def removed(checkpoint: ckpt.Checkpoint) -> bool:
+        if checkpoint.step == 1:
+            shutil.rmtree(checkpoint.folder.parent)
+        return False
+
+    def marked(place: Path) -> None:
+        if place == mark.parent:
+            mark.touch()
+        rmdir(place)
+
+    monkeypatch.setattr(Path, "rmdir", marked)
+    ckpt.retain(tmp_path, ckpt.CheckpointConfig(keep=1), removed)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_00000002", "step_00000003"]
+    assert list(mark.parent.iterdir()) == [mark]
+    monkeypatch.undo()
+    ckpt.retain(tmp_path, ckpt.CheckpointConfig(keep=1))
+    assert [p.name for p in tmp_path.iterdir()] == ["step_00000003"]
+    shutil.rmtree(checkpoints[2].folder.parent)
+    ckpt.delete(checkpoints[2])
+    (tmp_path / "step_00000004" / "attempt").mkdir(parents=True)             # being written; no checkpoint is left
+    assert ckpt.retain(tmp_path, ckpt.CheckpointConfig(keep=1)) == []
+    assert (tmp_path / "step_00000004" / "attempt").is_dir()
 
 
 def test_two_trainers_in_one_folder(folder, tmp_path, alone):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import shutil
 import struct
@@ -18,7 +19,7 @@ from tests.trainer.synthetic import losses, make_run, quiet
 from tests.trainer.test_checkpoint import committed, opened
 from trainer.__main__ import main
 from trainer.checkpoint import checkpoints as ckpt
-from trainer.checkpoint.damage import choose, damage, writer
+from trainer.checkpoint.damage import choose, damage, set_aside, writer
 from trainer.checkpoint.reader import SafeMetadataReader
 from trainer.loop.train import train
 from trainer.observe.metrics import read
@@ -265,3 +266,16 @@ def test_a_set_aside_marker_goes_with_its_step(tmp_path):
     (tmp_path / "step_00000001" / "COMPLETE").rename(tmp_path / "step_00000001" / "DAMAGED")
     ckpt.retain(tmp_path, ckpt.CheckpointConfig(keep=1))
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000002"]
+
+
+def test_a_damaged_checkpoint_that_is_deleted_meanwhile_ends_nothing(tmp_path, monkeypatch):
+    committed(tmp_path, 1)
+    replace = os.replace
+
+    def deleted(source: Path, target: Path) -> None:
+        source.unlink()
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", deleted)
+    set_aside(tmp_path, [1])
+    assert not (tmp_path / "step_00000001" / "COMPLETE").exists()

@@ -8,6 +8,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -81,6 +82,65 @@ def test_files_that_unpack_to_too_much_are_refused_with_a_line(tmp_path: Path, m
     file.write_bytes(gzip.compress(b"\n" * 5001))
     with pytest.raises(ConfigError, match="more than 5,000 bytes"):
         list(read_rows([file]))
+
+
+def test_small_tables_that_unpack_to_too_much_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each file is smaller than a tenth of the limit, which its rows exceed: by compression, by a dictionary or views
+    that show a text again and again, or by lists of nulls, which take no bytes at all."""
+    monkeypatch.setattr(row_files, "MOST_TOTAL_BYTES", 100_000)
+    texts = pa.array(["x" * 5000] * 40)
+    view = pa.array(["x" * 5000], pa.string_view())
+    views = pa.Array.from_buffers(pa.string_view(), 40, [None, pa.py_buffer(view.buffers()[1].to_pybytes() * 40),
+                                                         view.buffers()[2]])
+    nulls = pa.array([[None] * 20_000], pa.list_(pa.null()))
+
+    def arrow(column: pa.Array, **options: Any) -> Path:
+        table = pa.table({"q": column})
+        with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_stream(
+                sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+            writer.write_table(table)
+        return tmp_path / "a.arrow"
+
+    def parquet(column: pa.Array, **options: Any) -> Path:
+        write_table(pa.table({"q": column}), tmp_path / "a.parquet", **options)
+        return tmp_path / "a.parquet"
+
+    for make in (lambda: arrow(texts, compression="zstd"), lambda: arrow(texts, compression="lz4"),
+                 lambda: arrow(texts.dictionary_encode()), lambda: arrow(views), lambda: arrow(nulls),
+                 lambda: parquet(texts, use_dictionary=False), lambda: parquet(texts), lambda: parquet(nulls)):
+        file = make()
+        assert file.stat().st_size < 10_000
+        with pytest.raises(ConfigError, match=rf"{file.name}: unpacks to more than 100,000 bytes.*smaller part"):
+            list(read_rows([file]))
+    for column in (texts[:3], texts[:3].dictionary_encode(), views[:3]):
+        for file in (arrow(column, compression="zstd"), arrow(column), parquet(column)):
+            assert [row.values["q"] for row in read_rows([file])] == ["x" * 5000] * 3
+
+
+def test_a_row_group_that_unpacks_to_too_much_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(row_files, "MOST_TOTAL_BYTES", 1 << 20)
+    write_table(pa.table({"q": ["x" * (12 << 20)]}), tmp_path / "a.parquet", use_dictionary=False)
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_stream(
+            sink, pa.schema({"q": pa.string()}), options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(pa.table({"q": ["x" * (12 << 20)]}))
+    pool, default = pa.system_memory_pool(), pa.default_memory_pool()        # a pool that nothing else has used
+    pa.set_memory_pool(pool)
+    try:
+        for name in ("a.parquet", "a.arrow"):
+            with pytest.raises(ConfigError, match="unpacks to more than"):
+                list(read_rows([tmp_path / name]))
+            assert pool.max_memory() < 4 << 20, name
+    finally:
+        pa.set_memory_pool(default)
+
+
+def test_arrow_columns_that_show_values_any_number_of_times_are_refused(tmp_path: Path):
+    views = pa.ListViewArray.from_arrays([0] * 100, [100] * 100, pa.array(range(100)))
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_stream(
+            sink, pa.schema({"q": views.type})) as writer:
+        writer.write_table(pa.table({"q": views}))
+    with pytest.raises(ConfigError, match=r"a.arrow: the column q has the type list_view.*JSON Lines"):
+        list(read_rows([tmp_path / "a.arrow"]))
 
 
 @pytest.mark.parametrize(("name", "data"), [

@@ -7,8 +7,10 @@ import os
 import re
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from trainer.base.config import ConfigError, build
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint import in_use
 from trainer.checkpoint.config import CheckpointConfig
+from trainer.checkpoint.ledger import Ledger
+from trainer.evaluation import rows as score_data
 from trainer.evaluation import score_rows
 from trainer.evaluation.task_file import FOLDER
 from trainer.loop import task_watcher
@@ -30,16 +34,11 @@ from trainer.loop.config import TaskScoringConfig, TrainConfig
 from trainer.loop.run import open_run
 from trainer.loop.stability import Rewind, StabilityMonitor, StepRecord
 from trainer.loop.train import Trainer, train
+from trainer.observe.goodput import Goodput
 from trainer.observe.metrics import read
 from trainer.parallel.world import world
 
 pytest.importorskip("tokenizers")
-
-
-@pytest.fixture(autouse=True)
-def unchanged_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands in the process of the tests must not lower its priority."""
-    monkeypatch.setattr("trainer.tools.task_follow.NICE", 0)
 
 
 def scored_run(folder: Path, **tasks: Any) -> Path:
@@ -283,6 +282,31 @@ def test_few_kept_checkpoints_lose_no_score_without_a_line(quiet_rows, tmp_path:
     assert [row for row in expected if row["step"] not in missing] == rows(tmp_path)
     last = ckpt.complete(tmp_path / "checkpoints")
     assert all(c.meta["pinned"] for c in last[:-1])                   # the others are deleted when they are scored
+
+
+def test_only_the_process_that_a_training_starts_has_low_priority(trained: Path, tmp_path: Path):
+    before = os.nice(0)
+    watcher = task_watcher.TaskWatcher(open_run(str(trained), None, str(tmp_path), []), 1, quiet)
+    watcher.command = [sys.executable, "-c", "import os; print(os.nice(0))"]
+    with watcher:
+        assert watcher.process is not None
+        watcher.let(True)
+        assert watcher.process.wait(60) == 0
+    assert watcher.last_line() == str(min(19, before + task_watcher.NICE))
+    assert main(["eval", str(trained), "--follow", "--tasks", str(trained.parents[2] / "quiz.yaml")]) == 0
+    assert os.nice(0) == before
+
+
+def test_only_the_first_rank_reads_the_data_of_tasks(trained: Path, tmp_path: Path, monkeypatch):
+    read_files: list[Path] = []
+    real = score_data.sums
+    monkeypatch.setattr(score_data, "sums", lambda folder, files: read_files.extend(files) or real(folder, files))
+    with world("cpu") as here:
+        for rank in (1, 0):
+            assert not read_files
+            run = open_run(str(trained), None, str(tmp_path), [])
+            Trainer(run, replace(here, rank=rank), Ledger.open(run.out, here), None, Goodput(), quiet)
+    assert [path.name for path in read_files] == ["quiz.jsonl"]
 
 
 def test_a_killed_watcher_is_started_again(quiet_rows, tmp_path: Path, children, monkeypatch):

@@ -26,6 +26,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -378,6 +379,17 @@ def steps_to_keep(checkpoints: Sequence[Checkpoint], config: CheckpointConfig) -
     return steps | {step for _, step in judged[:config.keep_best]}
 
 
+def withdraw(checkpoint: Checkpoint) -> None:
+    """Delete the file that commits a checkpoint, before its other files, so that no reader sees only some of them."""
+    (checkpoint.folder.parent / "COMPLETE").unlink(missing_ok=True)              # another process may have deleted it
+
+
+def delete(checkpoint: Checkpoint) -> None:
+    """Delete a checkpoint. What another process reads or writes in its folder may stay; `retain` deletes it later."""
+    withdraw(checkpoint)
+    shutil.rmtree(checkpoint.folder.parent, ignore_errors=True)
+
+
 def retain(folder: Path, config: CheckpointConfig,
            awaits: Callable[[Checkpoint], bool] = lambda _checkpoint: False) -> list[int]:
     """Delete the checkpoints of a run that the settings `config` do not keep (see `steps_to_keep`). Files that no
@@ -391,17 +403,19 @@ def retain(folder: Path, config: CheckpointConfig,
     steps |= set(awaiting[-AWAITING:])
     for old in checkpoints:
         if old.step not in steps:
-            (old.folder.parent / "COMPLETE").unlink()      # before its files, so that no reader sees only some of them
-    committed, untouched = {c.folder for c in checkpoints if c.step in steps}, {d.step for d in damaged}
-    for attempt in folder.glob(f"{STEP}/*/"):
-        step = int(attempt.parent.name.removeprefix("step_"))
-        if attempt not in committed and step not in untouched and step <= checkpoints[-1].step:
-            shutil.rmtree(attempt, ignore_errors=True)  # NFS keeps files that are being read; a later call deletes them
-    for place in folder.glob(f"{STEP}/"):
-        if {p.name for p in place.iterdir()} <= {ASIDE, in_use.NAME}:
-            for name in (ASIDE, in_use.NAME):
-                (place / name).unlink(missing_ok=True)
-            place.rmdir()
+            withdraw(old)
+    kept, untouched = {c.folder for c in checkpoints if c.step in steps}, {d.step for d in damaged}
+    latest_step = max((c.step for c in checkpoints), default=-1)
+    for place in list(folder.glob(f"{STEP}/")):
+        step = int(place.name.removeprefix("step_"))
+        with suppress(OSError):         # another process marks or deletes the folder now; a later call deletes the rest
+            for attempt in place.iterdir() if step not in untouched and step <= latest_step else ():
+                if attempt.is_dir() and attempt not in kept:
+                    shutil.rmtree(attempt, ignore_errors=True)       # NFS keeps files that are being read
+            if {p.name for p in place.iterdir()} <= {ASIDE, in_use.NAME}:
+                for name in (ASIDE, in_use.NAME):
+                    (place / name).unlink(missing_ok=True)
+                place.rmdir()
     return awaiting[:-AWAITING]
 
 

@@ -14,7 +14,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -169,6 +169,6 @@ def set_aside(folder: Path, steps: Sequence[int]) -> None:
     same or a later step is complete."""
     for step in steps:
         place = folder / f"step_{step:08d}"
-        if (place / "COMPLETE").exists():
+        with suppress(FileNotFoundError):        # another process has deleted the checkpoint, or COMPLETE is missing
             os.replace(place / "COMPLETE", place / ASIDE)
             sync(place)

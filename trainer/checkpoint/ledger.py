@@ -26,7 +26,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -118,8 +117,7 @@ class Ledger:
         deleted = []
         for checkpoint in ckpt.survey(checkpoints)[0] if world.first else ():
             if not self.sound(checkpoint.meta):
-                (checkpoint.folder.parent / "COMPLETE").unlink()  # first, so that no reader sees only some files
-                shutil.rmtree(checkpoint.folder.parent)
+                ckpt.delete(checkpoint)
                 deleted.append(checkpoint.folder.parent.name)
         world.broadcast(b"\0")  # no rank goes on to list checkpoints before they are deleted
         return deleted

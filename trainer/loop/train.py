@@ -110,7 +110,8 @@ class Trainer:
         self.meters = Meters(run, self.metrics, world, goodput, self.model, self.optimizer, self.number, say)
         self.write_start("resume" if checkpoint else "start", changed)
         self.buffer = MetricsBuffer(run, self.data.streams, self.metrics, self.meters, self.high_loss, world, say)
-        self.awaits = unscored(run)
+        # only the first rank deletes checkpoints, so no other rank needs the data of the tasks
+        self.awaits = unscored(run) if world.first else (lambda _checkpoint: False)
         self.saver = ckpt.Saver(self.checkpoints, config.checkpoint, world, self.saved, self.awaits)
         self.watcher: TaskWatcher | None = None
         if world.first and config.evaluate.tasks is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,8 +91,7 @@ def finished(arm: Arm, share: float = 1.0) -> bool:
             or checkpoints[-1].meta["samples"] != arm.run.curriculum.samples:
         return False
     for old in checkpoints[:-1]:
-        (old.folder.parent / "COMPLETE").unlink()
-        shutil.rmtree(old.folder.parent)
+        ckpt.delete(old)
     return True
 
 

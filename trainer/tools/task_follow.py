@@ -30,16 +30,13 @@ if TYPE_CHECKING:
 
 #: seconds between two looks for new checkpoints
 POLL_S = 1.0
-#: how far the priority of the process is lowered, so that it uses only time that the training leaves
-NICE = 19
 
 
 def add_parser(commands: Any) -> None:
     evaluate = task_eval.add_parser(commands)
     evaluate.add_argument("--follow", action="store_true",
-                          help="score checkpoints as a training writes them, at low priority, until the training ends; "
-                               "what has scores is left out (default of --data, --tasks and --shots: the recipe's "
-                               "evaluate.tasks)")
+                          help="score checkpoints as a training writes them, until the training ends; what has scores "
+                               "is left out (default of --data, --tasks and --shots: the recipe's evaluate.tasks)")
     evaluate.add_argument("--every", type=positive, metavar="N",
                           help="with --follow: only checkpoints of every Nth step, and those at the ends of phases")
     evaluate.add_argument("--end-with", type=positive, help=argparse.SUPPRESS)   # pid of the training that starts this
@@ -89,7 +86,6 @@ def follow(options: argparse.Namespace, tasks: Sequence[EvalTask], data: Path, c
     store = Path(options.store) if options.store else run.absolute().parent.parent
     if not (run / "curriculum.json").is_file():
         raise ConfigError(f"{run / 'curriculum.json'}: no such file; --follow needs the folder of a run")
-    os.nice(NICE)
     score_rows.rebuild(out)
     done: set[Path] = set()                                      # nothing is left to do with these checkpoints
     seen = 0                                                     # the latest step that had a checkpoint

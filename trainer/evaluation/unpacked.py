@@ -1,0 +1,96 @@
+"""Tells how large the data of Parquet and Arrow files is once it is unpacked, before the memory for it is needed.
+
+A small file may hold much data: pages and buffers are compressed, a dictionary holds a text once for all its rows, and
+several views may show the same text. The sizes here count every value as often as it is read.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import types
+
+#: bytes that a value takes at least: a reference to a Python object
+_REFERENCE = 8
+
+
+class UnknownSize(Exception):
+    """Raised for a column whose layout lets it show the same values any number of times."""
+
+
+def group_size(group: pq.RowGroupMetaData) -> int:
+    """Return how many bytes the pages of a row group have, with a reference for each value. A text that a dictionary
+    holds for many values is counted once."""
+    values = sum(group.column(i).num_values for i in range(group.num_columns))
+    return int(group.total_byte_size + _REFERENCE * values)
+
+
+def message_size(message: pa.ipc.Message) -> int:
+    """Return how many bytes the buffers of an Arrow message have when they are decompressed. Each begins with this
+    number, but pyarrow does not show it. Raises struct.error when a buffer is outside the message."""
+    if message.body is None or not message.body.size:
+        return 0
+    data, body = bytes(message.metadata), memoryview(message.body)
+    (root,) = struct.unpack_from("<I", data)
+    header = _target(data, root, 2)
+    if message.type == "dictionary":                             # holds its values like a record batch
+        header = _target(data, header, 1)
+    if not _field(data, header, 3):                              # not compressed
+        return len(body)
+    buffers = _target(data, header, 2)
+    (count,) = struct.unpack_from("<I", data, buffers)
+    size = 0
+    for offset, length in struct.iter_unpack("<qq", data[buffers + 4:buffers + 4 + 16 * count]):
+        if length:
+            (unpacked,) = struct.unpack_from("<q", body, offset)
+            size += unpacked if unpacked >= 0 else length        # -1: this buffer is stored as it is
+    return size
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Return where field `number` of a flatbuffer's table begins; 0 if the table does not have it."""
+    vtable = table - struct.unpack_from("<i", data, table)[0]
+    slot = 4 + 2 * number
+    if slot >= struct.unpack_from("<H", data, vtable)[0]:
+        return 0
+    (offset,) = struct.unpack_from("<H", data, vtable + slot)
+    return table + offset if offset else 0
+
+
+def _target(data: bytes, table: int, number: int) -> int:
+    """Return where the table or vector begins to which field `number` of a flatbuffer's table refers."""
+    field = _field(data, table, number)
+    return int(field + struct.unpack_from("<I", data, field)[0])
+
+
+def array_size(array: pa.Array) -> int:
+    """Return how many bytes the values of an array take, each with a reference to it. Raises UnknownSize for a layout
+    other than those of values, texts, lists, structs, maps, dictionaries of values, and views of texts."""
+    kind = array.type
+    size = _REFERENCE * len(array)
+    if isinstance(kind, pa.BaseExtensionType):
+        return array_size(array.storage)
+    if types.is_struct(kind):
+        return size + sum(map(array_size, array.flatten()))
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return size + array_size(array.flatten())
+    if types.is_map(kind):
+        return size + array_size(array.keys) + array_size(array.items)
+    if types.is_dictionary(kind):
+        values = array.dictionary
+        if types.is_nested(values.type):
+            raise UnknownSize(str(kind))
+        if not types.is_primitive(values.type):
+            lengths = pc.binary_length(values.cast(pa.large_binary()))
+            size += pc.sum(pc.take(lengths, array.indices)).as_py() or 0
+        return size
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        views = np.frombuffer(array.buffers()[1], np.int32)[4 * array.offset:4 * (array.offset + len(array))]
+        return size + int(views[::4][array.is_valid().to_numpy(zero_copy_only=False)].sum(dtype=np.int64))
+    if types.is_nested(kind):
+        raise UnknownSize(str(kind))
+    return size + array.nbytes
