@@ -32,7 +32,7 @@ from trainer.loop.resume import history, position, probe_loss, restore, resume_p
 from trainer.loop.run import Run, TrainingError, changes, edits
 from trainer.loop.stability import Rewind, SpikeDetector, StabilityMonitor, rewind_to_checkpoint
 from trainer.loop.summary import sample, summarise
-from trainer.loop.task_watcher import TaskWatcher, unscored
+from trainer.loop.task_watcher import TaskWatcher
 from trainer.model import attention
 from trainer.model.loss import IGNORE
 from trainer.model.transformer import Transformer
@@ -110,13 +110,12 @@ class Trainer:
         self.meters = Meters(run, self.metrics, world, goodput, self.model, self.optimizer, self.number, say)
         self.write_start("resume" if checkpoint else "start", changed)
         self.buffer = MetricsBuffer(run, self.data.streams, self.metrics, self.meters, self.high_loss, world, say)
-        # only the first rank deletes checkpoints, so no other rank needs the data of the tasks
-        self.awaits = unscored(run) if world.first else (lambda _checkpoint: False)
-        self.saver = ckpt.Saver(self.checkpoints, config.checkpoint, world, self.saved, self.awaits)
         self.watcher: TaskWatcher | None = None
-        if world.first and config.evaluate.tasks is not None:
+        if world.first and config.evaluate.tasks is not None:       # no other rank needs the data of the tasks
             here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
             self.watcher = TaskWatcher(run, here * torch.get_num_threads(), say)
+        self.saver = ckpt.Saver(self.checkpoints, config.checkpoint, world, self.saved,
+                                self.watcher.awaits if self.watcher else lambda _checkpoint: False)
         if world.first:
             score_rows.forget(run.out, self.number)
         self.last_evaluation: dict[str, Any] = {}
@@ -343,7 +342,7 @@ class Trainer:
                     self.watcher.wait(interrupted)
                     if number := interrupted():
                         self.stop(number)
-                ckpt.retain(self.checkpoints, config.checkpoint, self.awaits)        # what stayed in order to be scored
+                ckpt.retain(self.checkpoints, config.checkpoint, self.watcher.awaits)    # what stayed to be scored
             if world.first:
                 summary = summarise(run, before, after, gap, text, reason, seconds, self.buffer.speed(), self.goodput)
                 self.metrics.write("end", self.number, **summary)

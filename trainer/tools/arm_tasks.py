@@ -94,7 +94,8 @@ def score_last(arms: Sequence[Arm], announce: Callable[[str], None]) -> None:
     from trainer.evaluation import score_rows
     from trainer.evaluation.models import of_checkpoint
     from trainer.evaluation.task_file import tasks_named, without_code
-    from trainer.tools.task_eval import EvaluationProgress, evaluate_model, prepare_all, reader_of
+    from trainer.tools.evaluation_progress import EvaluationProgress
+    from trainer.tools.task_eval import evaluate_model, prepare_all, reader_of
     from trainer.tools.task_follow import unscored
 
     config = arms[0].run.config.evaluate.tasks
@@ -118,22 +119,17 @@ def score_last(arms: Sequence[Arm], announce: Callable[[str], None]) -> None:
 
 
 def read_scores(arms: Sequence[Arm]) -> list[ScoredRun]:
-    """Return the scores of each arm on the tasks of its settings. Scores by another version of a task, or with another
-    number of examples, are left out."""
-    from trainer.evaluation.score_rows import read_rows
-    from trainer.evaluation.task_file import tasks_named
+    """Return the scores of each arm on the tasks of its settings. Scores by another version of a task, with other
+    examples or on other data are left out."""
+    from trainer.evaluation.score_rows import origin_of_row, read_rows
     from trainer.evaluation.task_signal import ScoredRun
+    from trainer.loop.task_watcher import wanted_scores
 
     config = arms[0].run.config.evaluate.tasks
     assert config is not None
-    wanted = {(task.name, task.sha256, task.file.shots if config.shots is None else config.shots)
-              for task in tasks_named(config.tasks)}
-    runs = []
-    for arm in arms:
-        rows = [row for row in read_rows(arm.run.out) if (row["task"], row.get("sha256"), row.get("shots")) in wanted]
-        size = arm.run.config.model.parameters(arm.run.vocab)
-        runs.append(ScoredRun(arm.name, size, arm.seed, rows))
-    return runs
+    wanted = wanted_scores(config)
+    return [ScoredRun(arm.name, arm.run.config.model.parameters(arm.run.vocab), arm.seed,
+                      [row for row in read_rows(arm.run.out) if origin_of_row(row) in wanted]) for arm in arms]
 
 
 def task_results(arms: Sequence[Arm]) -> dict[int | None, dict[str, Any]]:
@@ -193,11 +189,11 @@ def task_lines(result: Mapping[str, Any]) -> list[str]:
     rows = [(task, of["measure"], of, counts(task, of, tasks["counted"])) for task, of in tasks["scores"].items()]
     if tasks["mean"]:
         rows.append((f"mean of {number}", MEASURE, tasks["mean"], ""))
-    for name, measure, of, said in rows:
+    for name, measure, of, counted in rows:
         cells = [cell(of["arms"][n]) for n in others]
         noise = "unknown" if of["noise"] is None else f"±{of['noise']:.4f}"
         out.append(f"{name:<{name_width}}{measure:<9}{of['arms'][first]['score']:>{width}.4f}"
-                   + "".join(f"{c:>{width}}" for c in cells) + f"{noise:>12}  {said}".rstrip())
+                   + "".join(f"{c:>{width}}" for c in cells) + f"{noise:>12}  {counted}".rstrip())
     if not tasks["mean"]:
         out += ["", f"no task counts for a mean; {remedy(tasks['scores'])}"]
     elif result["by"] == TASKS and seeds > 1:
