@@ -23,6 +23,7 @@ from tokenizer.mixture.curriculum import (
 )
 from tokenizer.mixture.mix import read_mix
 from tokenizer.mixture.order import Order
+from tokenizer.mixture.phases import epochs_allowed
 
 #: share of padding in packed rows from which on a warning is given
 MUCH_PADDING = 0.01
