@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -138,10 +139,10 @@ def test_widths_have_tables_of_their_own_and_tasks_are_judged_by_all_of_them(run
 
 
 def test_the_steps_that_an_arm_scores_are_its_multiples_and_ends_of_phases(run: Path):
-    one = arm(run, "base", 0, {})
-    assert one.run.curriculum.steps == 36 and scored_steps(one) == [6, 12, 18, 24, 30, 36]
-    later = Arm(one.name, 0, one.run, one.settings, step=18)
-    assert scored_steps(later) == [18, 24, 30, 36]
+    phases = arm(run, "base", 0, {}).run.curriculum.phases
+    assert scored_steps(6, phases, 0) == [6, 12, 18, 24, 30, 36]
+    assert scored_steps(6, phases, 18) == [18, 24, 30, 36]
+    assert scored_steps(100, phases, 0) == list(accumulate(phase.steps for phase in phases))
 
 
 @pytest.mark.parametrize(("words", "said"), [

@@ -29,6 +29,7 @@ from trainer.tools.arm_tasks import check_settings
 
 if TYPE_CHECKING:
     from tokenizer.mixture.curriculum import Curriculum
+    from tokenizer.mixture.phases import Phase
     from trainer.loop.run import Run
     from trainer.tools.arm import Arm
 
@@ -105,20 +106,21 @@ def source_of(stream: str | None, arms: Sequence[Arm]) -> dict[str, list[str]] |
     return {stream: [stream]}
 
 
-def check_before_data(options: argparse.Namespace, known: tuple[Mapping[str, Any], int]) -> None:
+def check_before_data(options: argparse.Namespace, known: tuple[Mapping[str, Any], Sequence[Phase]]) -> None:
     """Check the options of `ablate --data` before the data is made. `known` is the section `train:` of the recipe, and
-    the number of tokens of a first step. Raises ConfigError."""
+    the phases of its curriculum. Raises ConfigError."""
     from trainer.base.config import ConfigError, build
     from trainer.loop.config import TrainConfig
 
-    settings, step = known
+    settings, phases = known
+    step = phases[0].batch_at(0) * phases[0].sequence
     if options.tokens and options.tokens < step:
         raise ConfigError(f"--tokens {options.tokens:,}: the first step alone has {step:,} tokens")
     widths = [width for width in widths_of(options.widths) if width is not None]
     for width in widths:
         scaled(settings, width, widths[0])
     experiment_arms.refuse_contradictions(options)
-    check_settings(build(TrainConfig, settings, "train").evaluate.tasks, options.by)
+    check_settings(build(TrainConfig, settings, "train").evaluate.tasks, options.by, phases)
 
 
 def arms_of(given: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:

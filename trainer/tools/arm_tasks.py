@@ -17,9 +17,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from trainer.tools.arm import Arm, label
-from trainer.tools.arm_table import ALL, BITS, TASKS, cell, table, verdicts
+from trainer.tools.arm_table import ALL, BITS, LOSS, TASKS, cell, table, verdicts
 
 if TYPE_CHECKING:
+    from tokenizer.mixture.phases import Phase
     from trainer.evaluation.task_signal import ScoredRun, TaskSignal
     from trainer.loop.config import TaskScoringConfig
 
@@ -27,14 +28,17 @@ if TYPE_CHECKING:
 MEASURE = "bpb"
 
 
-def check_settings(config: TaskScoringConfig | None, by: str) -> None:
-    """Check the settings `evaluate.tasks` without the data that is trained on. Raises ConfigError when tasks are to
-    decide (`by`) but `config` is None, and when a task does not exist, has no data or has only the form code."""
+def check_settings(config: TaskScoringConfig | None, by: str, phases: Sequence[Phase]) -> None:
+    """Check the settings `evaluate.tasks` without the data that is trained on. `phases` are those of an arm. Raises
+    ConfigError when a task does not exist, has no data or has only the form code, and when tasks are to decide (`by`)
+    but `config` is None or too few checkpoints are scored to judge them."""
     from trainer.base.config import ConfigError
     from trainer.loop.task_watcher import scorable_tasks
 
     if config is not None:
         scorable_tasks(config)
+        if by == TASKS and (message := too_few(config, phases)):
+            raise ConfigError(f"--by tasks: {message}")
     elif by == TASKS:
         raise ConfigError("--by tasks: the settings have no evaluate.tasks; add it to train: in the recipe, or with"
                           " --set evaluate.tasks='{every: N, tasks: [arc_easy], data: FOLDER}'")
@@ -42,30 +46,35 @@ def check_settings(config: TaskScoringConfig | None, by: str) -> None:
 
 def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None]) -> bool:
     """Return whether the arms score their checkpoints on tasks. Raises ConfigError when the tasks differ between arms,
-    and when tasks are to decide (`by`) but the settings have none, or too few checkpoints are scored to judge them. If
-    tasks are not to decide, too few checkpoints are only announced."""
+    and as `check_settings` does. If tasks are not to decide (`by`), too few checkpoints are only announced."""
     from trainer.base.config import ConfigError
-    from trainer.evaluation.task_signal import LEAST_STEPS
 
     settings = {arm.run.config.evaluate.tasks for arm in arms}
     if len(settings) > 1:
         raise ConfigError("evaluate.tasks: differs between the arms, so their scores do not compare; give all arms the "
                           "same")
     [config] = settings
-    check_settings(config, by)
     if config is None:
+        check_settings(config, by, ())
         return False
-    fewest = min(arms, key=lambda arm: len(scored_steps(arm)))
-    scored = len(scored_steps(fewest))
-    if scored < LEAST_STEPS:
-        new = fewest.run.curriculum.steps - fewest.step
-        message = (f"each arm scores {scored} of its checkpoints on tasks, and {LEAST_STEPS} are needed to judge "
-                   f"whether a task is to be trusted; let evaluate.tasks.every and checkpoint.every be at most "
-                   f"{max(1, new // LEAST_STEPS)}")
+    messages = [too_few(config, arm.run.curriculum.phases, arm.step) for arm in arms]
+    check_settings(config, LOSS, ())
+    if message := next(filter(None, messages), ""):
         if by == TASKS:
             raise ConfigError(f"--by tasks: {message}")
         announce(message)
     return True
+
+
+def too_few(config: TaskScoringConfig, phases: Sequence[Phase], begin: int = 0) -> str:
+    """Return what to change if an arm of these phases that begins with step `begin` scores too few checkpoints to judge
+    a task; else the empty text."""
+    from trainer.evaluation.task_signal import LEAST_STEPS
+
+    scored, new = len(scored_steps(config.every, phases, begin)), sum(phase.steps for phase in phases) - begin
+    return "" if scored >= LEAST_STEPS else (
+        f"each arm scores {scored} of its checkpoints on tasks, and {LEAST_STEPS} are needed to judge whether a task "
+        f"is to be trusted; let evaluate.tasks.every and checkpoint.every be at most {max(1, new // LEAST_STEPS)}")
 
 
 def check_data(arms: Sequence[Arm]) -> None:
@@ -77,14 +86,12 @@ def check_data(arms: Sequence[Arm]) -> None:
         check_tasks(run)
 
 
-def scored_steps(arm: Arm) -> list[int]:
-    """Return the steps of an arm whose checkpoints are scored: every `evaluate.tasks.every`-th and the ends of phases,
-    from the step with which the arm begins."""
-    config = arm.run.config.evaluate.tasks
-    assert config is not None
-    ends = list(accumulate(phase.steps for phase in arm.run.curriculum.phases))
-    multiples = range(config.every, ends[-1], config.every)       # the checkpoint with which an arm begins may be one
-    return sorted({step for step in ends if step > arm.step} | {step for step in multiples if step >= arm.step})
+def scored_steps(every: int, phases: Sequence[Phase], begin: int) -> list[int]:
+    """Return the steps of an arm whose checkpoints are scored: each multiple of `every` and the ends of phases, from
+    the step `begin`, with which the arm begins."""
+    ends = list(accumulate(phase.steps for phase in phases))
+    multiples = range(every, ends[-1], every)                     # the checkpoint with which an arm begins may be one
+    return sorted({step for step in ends if step > begin} | {step for step in multiples if step >= begin})
 
 
 def score_last(arms: Sequence[Arm], announce: Callable[[str], None]) -> None:
