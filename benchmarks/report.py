@@ -21,6 +21,7 @@ from typing import Any
 
 from pipeline.engine.driver.sums import NodeSums
 from pipeline.report.collect import write_report
+from pipeline.report.signals import measured
 from pipeline.store.fs import Store
 from pipeline.store.parts import PartWriter, document_schema
 from pipeline.store.records import FileInfo, PartRecord
@@ -93,8 +94,7 @@ def run(store: Store, tasks: int, sources: list[str], rows: int) -> tuple[Any, d
     files = parts(store, sources, rows)
     shares = {"clean": tasks // 2, "deduped/exact.1": 10, "deduped": tasks - tasks // 2 - 10}
     index = [f"index:{s}" for s in sources]
-    measures = [{"step": s.name, "signals": list(s.signals), "bounds": [b._asdict() for b in s.bounds()]}
-                for s in STAGES]
+    measures = [measured(s.name, s) for s in STAGES]
     nodes = [*({"name": n, "kind": "index", "dataset": n[6:], "deps": [], "steps": [], "publishes": False, "tasks": 0}
                for n in index),
              {"name": "clean", "kind": "pass", "dataset": "clean", "deps": index, "steps": [s.name for s in STAGES],

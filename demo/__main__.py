@@ -73,7 +73,7 @@ def closing(folder: Path, datasets: dict[str, int], shards: dict[str, int]) -> s
         lines.append(f"sample   skipped: {summary.get('sample_skipped')}")
     command, store = os.path.relpath(Path(sys.executable).with_name("tokenmill")), os.path.relpath(folder.parents[1])
     lines += ["", f"browse   {command} serve --store {store} --allow-root {os.path.relpath(RECIPE.parents[1])}   "
-                  "(run › Tune clean: change a threshold, see what moves, run it)",
+                  "(run › Tune clean: change a threshold, see what moves, run it, compare)",
               f"or type  edit a threshold in {os.path.relpath(RECIPE)}, then",
               f"         {command} run {os.path.relpath(RECIPE)} --store {store} --name changed",
               f"compare  {command} report --compare {folder.name} changed --store {store}"]

@@ -39,6 +39,7 @@ from pipeline.recipe.citation import citation
 from pipeline.recipe.hub import hub_tokenizer
 from pipeline.recipe.model import Recipe
 from pipeline.report.collect import write_report
+from pipeline.report.signals import measured
 from pipeline.store.fs import Store
 from pipeline.store.garbage import collect_garbage
 from pipeline.store.lists import writes_to
@@ -324,9 +325,7 @@ def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> d
     depends on. Reports are made from plan.json and from tasks.parquet, which lists the tasks. In a node, `measures` are
     the signals (numbers stored beside a text) that each step computes, and the bounds that the step's thresholds set
     for them."""
-    measures = {p.name: [{"step": s.name, "signals": list(s.stage.signals),
-                          "bounds": [bound._asdict() for bound in s.stage.bounds()]}
-                         for s in p.chain if s.stage.signals or s.stage.bounds()]
+    measures = {p.name: [measured(s.name, s.stage) for s in p.chain if s.stage.signals or s.stage.bounds()]
                 for passes in planner.passes.values() for p in passes}
     return {
         "version": 1,

@@ -35,8 +35,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -56,24 +57,43 @@ if TYPE_CHECKING:
 Names = str | tuple[str, ...]
 
 
+#: for each side of a limit, what holds for (value of a document, limit) if the document is kept
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {"min": operator.ge, "max": operator.le, "below": operator.lt}
+
+
 class Bound(NamedTuple):
     """A limit on a signal (a number that a stage computes for each document). The signal's value in every document that
-    the stage keeps is at least `value` if `side` is "min", or at most `value` if `side` is "max", unless the document
-    has no such value. `key` is the config field that sets the limit."""
+    the stage keeps is at least `value` if `side` is "min", at most `value` if it is "max", and less than `value` if it
+    is "below", unless the document has no such value. `key` is the config field that sets the limit; names of nested
+    fields are joined with dots."""
 
     signal: str
     key: str
-    side: Literal["min", "max"]
+    side: Literal["min", "max", "below"]
     value: float
 
     def holds(self, value: float) -> bool:
-        return value >= self.value if self.side == "min" else value <= self.value
+        return bool(COMPARE[self.side](value, self.value))
 
 
 class StageConfig(BaseModel):
     """Base class of the configs of stages. Unknown keys are errors, and values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def is_accepted(config: StageConfig, key: str, value: float) -> bool:
+    """Whether a recipe may have this value at `key` (as in `Bound.key`), beside the other settings in `config`."""
+    settings = config.model_dump()
+    first, dot, rest = key.partition(".")
+    # the key of a nested field is FIELD.NAME.FIELD, and NAME may contain dots
+    inner, last = (settings[first][rest.rpartition(".")[0]], rest.rpartition(".")[2]) if dot else (settings, key)
+    inner[last] = value
+    try:
+        type(config).model_validate(settings)
+    except ValueError:
+        return False
+    return True
 
 
 def decision(default: Any, help: str, *, at_least: Names = (), at_most: Names = (), added: bool = False,

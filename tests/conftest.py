@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.distribute import pytest_xdist_make_scheduler  # noqa: F401
 
 #: a busy machine may stand still while an example is made or tested, so no test of hypothesis fails for taking long
 UNTIMED = (HealthCheck.too_slow,)
@@ -34,30 +38,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Ray kills no worker because another program has filled the memory, and does not give up a worker that starts slowly
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
-
-#: files whose tests start a Ray of their own, or share the session's: never two of them at a time
-RAY_FILES = frozenset(
-    path.relative_to(Path(__file__).parents[1]).as_posix() for path in Path(__file__).parent.rglob("test_*.py")
-    if path.parent.name == "chaos" or any(word in path.read_text(encoding="utf-8")
-                                    for word in ("xdist_group(", "ray_session", "mark.ray")))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """Distribute tests to the workers of pytest-xdist file by file, and all files of RAY_FILES to one worker. (The
-    option `--dist loadgroup` alone would not do this: it marks groups in the ids of tests, which pytest 9.2 no longer
-    shows the scheduler.)"""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByFile(LoadScopeScheduling):
-        def _split_scope(self, nodeid):
-            file = nodeid.partition("::")[0]
-            if file.startswith("tests/e2e/test_report_"):           # they share a run of a minute
-                return "report"
-            return "ray" if file in RAY_FILES else file
-
-    return ByFile(config, log)
-
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
@@ -101,6 +81,15 @@ def real_files(pattern: str, *parts: str) -> list[Path]:
     """Return the files below `parts` in the folder of real data, sorted, or [] without that folder. It is for tests
     that do not need real files, but are stronger with them."""
     return sorted(DATA.joinpath(*parts).rglob(pattern)) if DATA is not None else []
+
+
+def alone(measure: Callable[..., Any], *args: Any) -> Any:
+    """Return `measure(*args)`, called in a process of its own. `measure` stands at the top of a module.
+
+    What switches tracemalloc on needs this: Python 3.11 crashes if a thread of a library allocates at that moment.
+    """
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(measure, *args).result()
 
 
 @pytest.fixture(scope="session")

@@ -88,12 +88,13 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
     # personal data is masked first, because the differences are shown without punctuation, and personal data cannot be
     # recognised in such text
     texts = scrub_text(removed["text"]), scrub_text(kept["text"])
-    comparison = compare(*texts, config, languages=(removed["language"] or "", kept["language"] or ""))
+    comparison = compare(*texts, config, languages=(removed["language"] or "", kept["language"] or ""),
+                         recorded=verdict.get("similarity"))
     for row in (removed, kept):
         mask(row)
     heads = [_one_line(f"{what:8} {row['id']}  {row['source']}  {row['url'] or ''}")
              for row, what in ((removed, "removed"), (kept, "kept" if place == dataset else f"kept in {place}"))]
-    verdict_line = _verdict_line(removed["reason"], verdict.get("similarity"), comparison)
+    verdict_line = _verdict_line(removed["reason"], comparison)
     shown = visible(texts[0][:COMPARED]), visible(texts[1][:COMPARED])
     if html is not None:
         from pipeline.report.pair_page import render
@@ -101,7 +102,7 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
         _write_page(html, render(heads, verdict_line, *shown))
     if json_texts:
         document = {"removed": removed["id"], "kept": kept["id"], "kept_in": place, "reason": removed["reason"],
-                    "recorded_similarity": verdict.get("similarity"), "config": config or {}, **comparison.to_json()}
+                    "config": config or {}, **comparison.to_json()}
         typer.echo(json_text(document))
         return
     for head in heads:
@@ -186,11 +187,13 @@ def _write_page(path: Path, page: str) -> None:
         temporary.write_text(page, encoding="utf-8")
 
 
-def _verdict_line(reason: str, recorded: float | None, comparison: Explanation) -> str:
+def _verdict_line(reason: str, comparison: Explanation) -> str:
     """Return a line that says how similar a removed text and the kept one are, and with which thresholds. `reason` is
-    the reason for which the document was removed, and `recorded` the similarity that the run noted (None if none)."""
+    the reason for which the document was removed."""
+    recorded = comparison.recorded_similarity
     return (f"{reason}: similarity {comparison.similarity:.4f}"
-            + (f" ({recorded:.4f} recorded)" if recorded else "")
+            + (f" ({recorded:.4f} recorded{', without boilerplate' if comparison.boilerplate else ''})"
+               if recorded else "")
             + (f", threshold {comparison.threshold}" if comparison.threshold else "")
             + (f", {comparison.contained:.4f} of the removed one contained, threshold {comparison.containment}"
                if comparison.containment else "")
@@ -258,6 +261,7 @@ def index(run: RunArg, dataset: Annotated[str, typer.Argument(metavar="DATASET",
     from pipeline.index_folders import export_indexes, new_folder
     from pipeline.plan.indexes import WantedIndex
     from pipeline.run import NamedRecipe, default_workers, make_backend, run_recipes
+    from pipeline.store.copies import note_copy
     from stages.catalog import stage_class
     from stages.dedup.index import IndexedBarrier
 
@@ -269,12 +273,18 @@ def index(run: RunArg, dataset: Annotated[str, typer.Argument(metavar="DATASET",
         if dataset not in recipe.datasets:
             raise UserError(f"run '{name}' has no dataset '{dataset}'; it has: {', '.join(recipe.datasets)}")
         stages = [stage_class(step.name)(dict(step.config)) for step in recipe.datasets[dataset].steps]
-        if not any(isinstance(stage, IndexedBarrier) and stage.indexable for stage in stages):
-            raise UserError(f"'{dataset}' has no step `exact`, and no step `minhash` that verifies and has no "
-                            f"`boilerplate`, of which an index could be made; add one to its steps")
+        steps = [stage for stage in stages if isinstance(stage, IndexedBarrier)]
+        refused = [f"no index can be made of the step {step.name} of '{dataset}': {step.no_index}" for step in steps
+                   if step.no_index]
+        if len(refused) == len(steps):
+            raise UserError("; ".join(refused) or f"'{dataset}' has no step `exact` or `minhash`, of which an index "
+                                                  f"could be made; add one to its steps")
+        for message in refused:
+            typer.echo(visible(f"warning: {message}"), err=True)
         run_recipes([NamedRecipe(name, recipe, index=WantedIndex(dataset, taken.extend))], at.root,
                     show=shown(quiet, False),
                     make_backend=make_backend(backend.value, workers or default_workers(), None))
+    note_copy(at, "index", dataset, out)
     export_indexes(at, taken, folder)
     _tell(folder.root, taken, quiet)
 

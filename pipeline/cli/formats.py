@@ -17,15 +17,17 @@ import typer
 
 from pipeline.base.humanize import plural, size
 from pipeline.cli.errors import BadUsage, UserError, writing
+from pipeline.cli.incomplete import is_url
 from pipeline.cli.options import JsonOpt, QuietOpt, StoreOpt, as_typed, check_root, resolve_run
-from pipeline.cli.shard_sets import opened
-from pipeline.cli.transfer import is_url, local_copy, uploaded
+from pipeline.cli.shard_sets import note_export, note_in, opened
+from pipeline.cli.stored_files import copies_of, token_files
 from pipeline.store.fs import Store
 
 if TYPE_CHECKING:
-    from tokenizer.export.target import OpenTarget
+    from tokenizer.export.target import OpenTarget, Target
     from tokenizer.load import Tokenizer
     from tokenizer.mixture.curriculum import Curriculum
+    from tokenizer.shards.reader import ShardSet
     from tokenizer.shards.rows import RowSet
 
 #: seconds between two lines of progress
@@ -118,16 +120,18 @@ def export(format: FormatOpt,
         if shards is not None:
             if option := next((name for name, value in (("--phase", phase), ("--samples", samples)) if value), None):
                 raise BadUsage(f"{option}: chooses samples of a run; give the run with --order instead of SHARDS")
-            names = files_of_rows if rows else files_of_set
-            copied = stack.enter_context(local_copy(shards, "SHARDS", names)) if is_url(shards) else Path(shards)
-            shard_set = opened(copied)
+            shard_set = stack.enter_context(set_at(shards))
             place = stack.enter_context(exported(out, "--out"))
             result = (export_rows if rows else write)(shard_set, format.value, place, drop_loss, show_progress)
         elif order is not None:
-            row_set, curriculum = stack.enter_context(rows_of(order, store, phase, samples))
+            row_set, curriculum = stack.enter_context(rows_of(order, store))
             first, stop = chosen(curriculum, phase, samples)
             place = stack.enter_context(exported(out, "--out"))
             result = export_samples(row_set, curriculum, format.value, place, first, stop, drop_loss, show_progress)
+    if shards is not None:
+        note_export(shards, out)
+    elif order is not None:
+        note_in(*resolve_run(order, store), out)
     if json_lines:
         figures = {f"{what}s" if key == "documents" else key: value for key, value in result._asdict().items()}
         typer.echo(json.dumps({"path": out, "format": format.value, **figures}))
@@ -150,44 +154,28 @@ def exported(out: str, option: str) -> Iterator[Path | OpenTarget]:
 
 
 @contextlib.contextmanager
-def written(out: str, option: str) -> Iterator[Path]:
-    """A context manager for writing the new folder `out`, the value of the command-line option `option`. It yields the
-    path of the folder to write. If `out` is a URL, this is a folder of this machine, and its files are uploaded at the
-    end."""
-    with uploaded(out, option) if is_url(out) else contextlib.nullcontext(Path(out)) as folder, writing(folder, option):
-        yield folder
+def set_at(shards: str) -> Iterator[ShardSet]:
+    """A context manager for reading the shard set in a folder or at a URL. Raises ShardError when there is none."""
+    from pipeline.store.streamed_set import StreamedSet
 
-
-def files_of_set(store: Store) -> list[str]:
-    """Return the names of the files of a shard set in object storage. Raises ShardError when there is none."""
-    from tokenizer.shards.layout import MANIFEST, Manifest, ShardError
-
-    try:
-        manifest = Manifest.from_json(json.loads(store.read(MANIFEST)), store.at(MANIFEST))
-    except (FileNotFoundError, ValueError) as e:
-        raise e if isinstance(e, ShardError) else ShardError(
-            f"{store.root}: no shard set there ({e}); name a folder with {MANIFEST}") from e
-    return [*(getattr(shard, kind) for shard in manifest.shards for kind in shard.sums()), MANIFEST]
-
-
-def files_of_rows(store: Store) -> list[str]:
-    """Return the names of the files of a shard set in object storage, with those of its packed rows, if it has any."""
-    from tokenizer.shards.packed import MANIFEST, Packing
-
-    names = files_of_set(store)
-    if not store.exists(MANIFEST):
-        return names
-    packing = Packing.loads(store.read(MANIFEST), store.at(MANIFEST))
-    return [*names, *(file.file for file in packing.files), packing.name, MANIFEST]
+    if is_url(shards):
+        check_root(shards, "SHARDS")
+        store = Store(shards)
+        if store.local is None:
+            with copies_of(store) as folder, contextlib.closing(StreamedSet(store, folder)) as shard_set:
+                yield shard_set
+            return
+        shards = str(store.local)
+    yield opened(Path(shards))
 
 
 @contextlib.contextmanager
-def rows_of(run: str, root: str, phase: str | None, samples: str | None) -> Iterator[tuple[RowSet, Curriculum]]:
-    """A context manager for reading the materialised rows of a run. It yields the rows and the curriculum. Of rows in
-    object storage, only the files with rows that --phase and --samples choose are copied to this machine. Raises
+def rows_of(run: str, root: str) -> Iterator[tuple[RowSet, Curriculum]]:
+    """A context manager for reading the materialised rows of a run. It yields the rows and the curriculum. Raises
     BadUsage when the run has no curriculum or no materialised rows."""
+    from pipeline.store.streamed_set import StreamedRows
     from tokenizer.mixture.curriculum import Curriculum
-    from tokenizer.shards.rows import MANIFEST, RowSet, read_manifest
+    from tokenizer.shards.rows import MANIFEST, RowSet
 
     at, name = resolve_run(run, root)
     folder, path = f"runs/{name}/rows-bytes", f"runs/{name}/curriculum.json"
@@ -199,15 +187,9 @@ def rows_of(run: str, root: str, phase: str | None, samples: str | None) -> Iter
     if at.local is not None:
         yield RowSet(at.local / folder), curriculum
         return
-    first, stop = chosen(curriculum, phase, samples)
-
-    def names(store: Store) -> list[str]:
-        files = read_manifest(store.read(MANIFEST), store.at(MANIFEST)).files
-        return [MANIFEST, *(name for file in files if file.first < stop and first < file.first + file.rows
-                            for name in file.files.values())]
-
-    with local_copy(f"{at.root}/{folder}", "--order", names) as copied:
-        yield RowSet(copied), curriculum
+    rows = Store(f"{at.root}/{folder}")
+    with copies_of(rows) as copies:
+        yield StreamedRows(rows, copies), curriculum
 
 
 def chosen(curriculum: Curriculum, phase: str | None, samples: str | None) -> tuple[int, int]:
@@ -277,14 +259,12 @@ def import_files(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt, stor
         except LeaseHeld as e:
             raise LeaseHeld(f"{str(e).partition(';')[0]}; wait until it has ended, or import into another "
                             f"--store") from None
-        source = stack.enter_context(local_copy(path, "PATH")) if is_url(path) else Path(path)
-        folder = at.local / "shards" / name if at.local is not None else \
-            stack.enter_context(uploaded(f"{at.root}/shards/{name}", f"--name {name}"))
-        result = import_tokens(source, format.value, Coding(coder.sha256, coder.vocab_size, coder.eos), folder, name,
-                               lambda file, number: document_id(name, file, "", number),
+        source, stored = stack.enter_context(token_files(path, "PATH"))
+        result = import_tokens(source, format.value, Coding(coder.sha256, coder.vocab_size, coder.eos), Path(place),
+                               name, lambda file, number: document_id(name, file, "", number),
                                progress_printer(quiet or json_lines),
-                               is_held_out=(lambda id: below(0, "val", id, val)) if val else None, sequence=sequence)
-        keep_tokenizer(at, coder)
+                               is_held_out=(lambda id: below(0, "val", id, val)) if val else None, sequence=sequence,
+                               stored=stored, place=partial(new_stream, at, name, coder, val))
     if json_lines:
         typer.echo(json.dumps({**result._asdict(), "path": place, "format": format.value}))
     elif not quiet:
@@ -312,16 +292,33 @@ def decode(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt,
 
     coder = load_tokenizer(tokenizer)
     with contextlib.ExitStack() as stack:
-        source = stack.enter_context(local_copy(path, "PATH")) if is_url(path) else Path(path)
-        folder = stack.enter_context(written(out, "--out"))
+        source, stored = stack.enter_context(token_files(path, "PATH"))
+        place = stack.enter_context(exported(out, "--out"))
         result = decode_tokens(source, format.value, Coding(coder.sha256, coder.vocab_size, coder.eos), coder.decode,
-                               folder, progress_printer(quiet or json_lines), unknown=coder.unknown)
+                               place, progress_printer(quiet or json_lines), unknown=coder.unknown, stored=stored)
     if json_lines:
         typer.echo(json.dumps({"path": out, "format": format.value, **result._asdict()}))
     elif not quiet:
         typer.echo(f"{out}: {plural(result.documents, 'document')} of {result.tokens:,} tokens in "
                    f"{plural(result.files, 'file')} of {size(result.bytes)}, {result.damaged:,} of them with bytes "
                    f"that are no UTF-8")
+
+
+@contextlib.contextmanager
+def new_stream(store: Store, name: str, tokenizer: Tokenizer, val: float, contents: str) -> Iterator[Target]:
+    """A context manager for writing the shard sets of the new stream `name`. They appear at the end, after the file of
+    their tokenizer, so a killed import leaves no set without it. `contents` and the share `val` identify the sets."""
+    from pipeline.cli.streamed import streamed
+    from tokenizer.export.target import FolderTarget, appearing
+
+    option = f"--name {name}"
+    with contextlib.ExitStack() as stack:
+        if store.local is None:
+            target = stack.enter_context(streamed(f"{store.root}/shards/{name}", option, f"{contents}:{val}"))
+        else:
+            target = FolderTarget(stack.enter_context(appearing(store.local / "shards" / name, option)))
+        yield target
+        keep_tokenizer(store, tokenizer)
 
 
 def keep_tokenizer(store: Store, tokenizer: Tokenizer) -> None:

@@ -2,7 +2,7 @@
 
 Each section of the page whose heading is `tokenmill COMMAND` holds prose and one table. The table is replaced, and the
 prose is not changed. The section of `tokenmill train`, whose options the trainer parses, stays as it is. `make docs`
-runs this module, and a test checks that the page is up to date. """
+runs this module, and a test checks that the page is up to date."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def rewrite(page: str) -> str:
     """Return the page with its tables replaced by tables of the present commands.
 
     Raises ValueError when the page's sections are not exactly those of the commands, in the order of the commands, or
-    when a section has not exactly one table. """
+    when a section has not exactly one table."""
     head, *sections = SECTION.split(page)
     by_name, names = commands(), sections[::2]
     if names != list(by_name):

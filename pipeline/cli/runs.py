@@ -339,6 +339,7 @@ def materialize(run: opt.RunArg, store: opt.StoreOpt = "store",
     from pipeline.materialize import copy_rows
     from pipeline.materialize import materialize as write
     from pipeline.run import default_workers, make_backend
+    from pipeline.store.copies import note_copy
 
     opt.check_backend(backend, address, insecure_local)
     if out is not None:
@@ -349,6 +350,7 @@ def materialize(run: opt.RunArg, store: opt.StoreOpt = "store",
         result, folder = write(at.root, name, format.value, show=shown(quiet, json_lines), takeover=takeover,
                              make_backend=make_backend(backend.value, workers, address))
         if out is not None:
+            note_copy(at, "rows", name, out)
             copy_rows(at, folder, out)
     place = out if out is not None else f"{at.root}/{folder}"
     if json_lines:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline.base.visible import visible
 from pipeline.cli.errors import BadUsage
+from pipeline.store.copies import note_copy
+from pipeline.store.errors import StoreError
+from pipeline.store.fs import Store
 
 if TYPE_CHECKING:
     from tokenizer.shards.reader import ShardSet
@@ -26,3 +32,24 @@ def opened(shards: Path) -> ShardSet:
         if below:
             raise BadUsage(f"{shards} is no shard set, but holds some: {', '.join(below[:6])}")
     return ShardSet(shards)
+
+
+def note_export(shards: str, out: str) -> None:
+    """Note in the store of a shard set that the folder or URL `out` holds its tokens. If SHARDS is no folder of a
+    store, nothing is noted. A store that cannot be written can be exported from all the same, with a warning."""
+    place = shards.rstrip("/") if "://" in shards else os.path.abspath(shards)
+    root, folder = place[:max(0, place.rfind("/shards/"))], place[place.rfind("/shards/") + 1:]
+    if not root or not re.fullmatch(r"shards/[^/]+/split=(train|val)(/[^/]+\.json)?", folder):
+        return
+    store = Store(root)
+    if next(iter(store.list("log")), None) is not None:
+        note_in(store, "/".join(folder.split("/")[:3]), out)
+
+
+def note_in(store: Store, of: str, out: str) -> None:
+    """Note in a store that the folder or URL `out` holds tokens of `of`, and warn if this is not possible."""
+    try:
+        note_copy(store, "tokens", of, out)
+    except (StoreError, OSError) as e:
+        typer.echo(visible(f"warning: a takedown will not name {out}, because {store.root} cannot be written: {e}"),
+                   err=True)

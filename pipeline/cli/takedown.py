@@ -13,6 +13,7 @@ from pipeline.cli.errors import BadUsage
 from pipeline.cli.options import JsonOpt, StoreOpt, TakeoverOpt, open_store
 
 if TYPE_CHECKING:
+    from pipeline.store.fs import Store
     from pipeline.store.tombstones import Takedown, Tombstones
     from pipeline.takedown.search import Matches
 
@@ -59,7 +60,7 @@ def takedown(store: StoreOpt,
     wanted, names = (None, {}) if complete else _wanted(ids, urls, domains)
     if wanted is not None and dry_run:
         matches, holds = survey(at, Log.read(at), wanted, only)
-        _show(json_lines, matches, {**holds, "seen": seen(at, frozenset(matches.ids))}, names, "would be removed")
+        _show(at, json_lines, matches, {**holds, "seen": seen(at, frozenset(matches.ids))}, names, "would be removed")
         return
     reason = (reason or "").strip()
     if wanted is not None and not reason:
@@ -75,7 +76,7 @@ def takedown(store: StoreOpt,
         if wanted is not None:
             begun, matches = begin(at, log, wanted, reason, only)
             done = carry_out(at, log, begun)
-            _show(json_lines, matches, {**begun.holds, **done, "seen": begun.seen}, names, "were removed")
+            _show(at, json_lines, matches, {**begun.holds, **done, "seen": begun.seen}, names, "were removed")
             if not json_lines:
                 typer.echo(f"{at.at(begun.path)} and {Path(begun.done_path).name} list what was removed; finish "
                            f"trainings that read these shards before you run their recipes again", err=True)
@@ -126,7 +127,10 @@ def _same(takedown: Takedown, wanted: Tombstones) -> bool:
     return (set(takedown.ids), set(takedown.urls), set(takedown.domains)) == (wanted.ids, wanted.urls, wanted.domains)
 
 
-def _show(json_lines: bool, matches: Matches, facts: dict[str, Any], names: dict[str, str], what: str) -> None:
+def _show(store: Store, json_lines: bool, matches: Matches, facts: dict[str, Any], names: dict[str, str],
+          what: str) -> None:
+    from pipeline.store.copies import Copy
+
     unmatched = sorted(name for entry, name in names.items() if entry not in matches.matched)
     if json_lines:
         typer.echo(json.dumps({**facts, "documents": sorted(matches.ids), "twins": sorted(matches.twins),
@@ -142,6 +146,10 @@ def _show(json_lines: bool, matches: Matches, facts: dict[str, Any], names: dict
     for one in facts.get("seen", ()):
         typer.echo(f"run {one['run']} reads {one['documents']:,} of them in {one['samples']:,} samples of stream "
                    f"{one['stream']}; checkpoints after the first: {', '.join(one['checkpoints']) or 'none here'}")
+    for copy in (Copy(**one) for one in facts["outside"]):
+        host = f" (on {copy.host})" if copy.host else ""
+        typer.echo(visible(f"outside the store, and not changed: {copy.place}{host}, {copy.kind} of {copy.of}; "
+                           f"{copy.remedy(store)}"))
     if unmatched:
         more = f" and {len(unmatched) - NAMED:,} more" if len(unmatched) > NAMED else ""
         typer.echo(f"no document matches {', '.join(map(visible, unmatched[:NAMED]))}{more}", err=True)

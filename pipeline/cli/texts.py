@@ -27,7 +27,7 @@ def documents(file: Path, column: str = "text", keep: Sequence[str] = ()) -> Ite
     text are skipped. A text file is one document; `column` and `keep` do not apply to it.
 
     Raises BadUsage when a Parquet file lacks one of these columns, when a file has rows but none with a text, or when
-    the file cannot be read to its end. """
+    the file cannot be read to its end."""
     lower = file.name.lower()
     name = next((name for name in FOLDER_READERS[:-1] if lower.endswith(reader_class(name).suffixes)), "text")
     cls = reader_class(name)

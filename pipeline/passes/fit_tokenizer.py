@@ -47,7 +47,7 @@ class FitTokenizer:
     `pipeline.passes.strata.Strata`), this holds for the share of each stratum. The sample therefore does not depend on
     how the dataset is cut into parts. The documents are read in plan order, and one thread trains. The parts are read
     twice: first ids and sizes, then texts, which are streamed. Memory: a heap of the sampled ids, and what the training
-    library needs. """
+    library needs."""
 
     name = "fit_tokenizer"
     version = 3

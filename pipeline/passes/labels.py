@@ -93,7 +93,7 @@ def streams_of(name: str, tokens: Mapping[Label, int], least: int) -> dict[Label
     A label with fewer than `least` tokens has no stream of its own. It goes to the stream `other` of its level, which
     collects all such labels. If that stream has too few tokens as well, it goes to the stream `other` one level higher.
     The topmost `other` stays, however few tokens it has. So of (language, bucket), rare buckets of English become
-    `web.en.other`, and rare languages become `web.other`. """
+    `web.en.other`, and rare languages become `web.other`."""
     place = dict(zip(tokens, tokens))
     levels = max(map(len, tokens), default=0)
     for level in reversed(range(levels)):

@@ -15,7 +15,6 @@ boundaries and loss mask. A planner calls `map_drafts`, `reduce_drafts` and `pub
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -276,7 +275,7 @@ def _shards(store: Store, stream: Stream) -> list[dict[str, Any]]:
     path = f"{folder}/shards-{sha256[:16]}.json"
     if not store.exists(path):
         raise ShardError(f"{path}: the shard set that the curriculum names is not in the store; run the recipe again")
-    manifest = Manifest.from_json(json.loads(store.read(path)), path)
+    manifest = Manifest.loads(store.read(path), path)
     if manifest.sha256 != sha256:
         raise ShardError(f"{folder}/{MANIFEST}: holds another shard set than the curriculum names; run the recipe "
                          f"again")

@@ -24,7 +24,7 @@ def refuse_imported(store: Store, name: str) -> None:
     """Raise ImportedShards if `tokenmill shards import` has written the shards of the stream `name`."""
     path = f"shards/{name}/split=train/{MANIFEST}"
     with suppress(FileNotFoundError, ValueError):                        # a damaged manifest is replaced
-        if Manifest.from_json(json.loads(store.read(path)), path).imported:
+        if Manifest.loads(store.read(path), path).imported:
             raise ImportedShards(f"{store.at(path)}: these shards were imported, and a run would replace them; give "
                                  f"`shards.{name}` of the recipe another name, or remove the folder shards/{name}")
 

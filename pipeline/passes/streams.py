@@ -62,5 +62,5 @@ def _write(store: Store, name: str, streams: set[str]) -> None:
 
 def _imported(store: Store, path: str) -> bool:
     with suppress(FileNotFoundError, ValueError):
-        return Manifest.from_json(json.loads(store.read(path)), path).imported
+        return Manifest.loads(store.read(path), path).imported
     return False

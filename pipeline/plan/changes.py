@@ -48,7 +48,12 @@ def run_before(store: Store, run: str) -> str:
 def compare_command(store: Store, run: str) -> str | None:
     """Return the command that compares a finished run with the run before it. None if `comparable_run` finds none."""
     before = comparable_run(store, run)
-    return before and shlex.join(["tokenmill", "report", "--compare", before, run, "--store", store.root])
+    return before and command_for(store, before, run)
+
+
+def command_for(store: Store, before: str, after: str) -> str:
+    """Return the command that compares two runs of a store."""
+    return shlex.join(["tokenmill", "report", "--compare", before, after, "--store", store.root])
 
 
 def comparable_run(store: Store, run: str) -> str | None:

@@ -39,7 +39,7 @@ class Indexes:
                 barrier = barriers[plan.barrier][1] if plan.barrier else None
                 if plan.barrier is None or not isinstance(barrier, IndexedBarrier):
                     continue
-                if name == wanted and barrier.indexable:
+                if name == wanted and not barrier.no_index:
                     self.made.add(plan.barrier)
                 self.read[plan.barrier] = [_node(passes, entry, plan.barrier_name) for entry in barrier.config.against]
         self.made.update(node for nodes in self.read.values() for node in nodes if node in barriers)

@@ -58,7 +58,7 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
 
     Symbolic links are followed, but never around a loop. A link that leads out of the folders of the patterns is
     followed only with `follow_symlinks`, because in a downloaded folder it may lead to any file of this machine. A link
-    that a pattern names before its first wildcard is always followed. """
+    that a pattern names before its first wildcard is always followed."""
     patterns = [p.removeprefix("file://") for p in patterns]
     if _in_object_storage(name, patterns):
         if verify:

@@ -7,12 +7,10 @@ the recipes that come with Tokenmill and the demo.
 
 from __future__ import annotations
 
-import ast
-import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
+from pipeline.plan.lint_imports import Finding, unlisted_imports
 from pipeline.recipe import Recipe
 from pipeline.recipe.errors import KeyPath, Problem
 from pipeline.recipe.model import Step
@@ -28,9 +26,6 @@ CHEAPER = 10
 #: most paths to a dataset that are examined
 MOST_WAYS = 64
 
-#: one finding: (key in the recipe, what is wrong and what to do)
-Finding = tuple[KeyPath, str]
-
 
 def lint(recipe: Recipe, speeds: Mapping[str, float] | None = None) -> list[str]:
     """Return warnings about a valid recipe, in the order of the file, each as 'FILE:LINE:COLUMN: KEY: MESSAGE'.
@@ -45,7 +40,8 @@ def findings(recipe: Recipe, speeds: Mapping[str, float] | None = None) -> list[
     (`estimate.Speeds.stages`).
     """
     rules = (_order(recipe, speeds or {}), _extraction(recipe), _language(recipe), _lineage(recipe), _crawls(recipe),
-             _against(recipe), _unused(recipe), _overlap(recipe), _epochs(recipe), _tokenizer(recipe), _code(recipe))
+             _against(recipe), _unused(recipe), _overlap(recipe), _epochs(recipe), _tokenizer(recipe),
+             unlisted_imports(recipe))
     problems = [Problem(recipe.mark(path), path, message) for rule in rules for path, message in rule]
     return sorted(problems, key=lambda p: (p.mark.line, p.mark.column))
 
@@ -396,32 +392,3 @@ def _tokenizer(recipe: Recipe) -> Iterator[Finding]:
         if picked and fed.isdisjoint(picked):
             yield ("tokenizer", "train", "from", i), (f"the tokenizer is trained on '{name}', but the mixture reads "
                                                       f"none of it; train it on the data that the model will read")
-
-
-# -- the user's own code -----------------------------------------------------------------------------------------------
-def _code(recipe: Recipe) -> Iterator[Finding]:
-    """Finds files that the user's own code imports from its folder, but that `code:` does not list. Such files are not
-    sent to workers, and when they change, no result becomes stale (has to be made again)."""
-    named = {os.path.realpath(path) for path in recipe.code}
-    for i, path in enumerate(recipe.code):
-        folder = os.path.dirname(os.path.realpath(path))
-        for module in sorted(_imports(path)):
-            imported = next((p for p in (f"{module}.py", os.path.join(module, "__init__.py"))
-                          if os.path.isfile(os.path.join(folder, p))), None)
-            if imported and os.path.realpath(os.path.join(folder, imported)) not in named:
-                yield ("code", i), (f"{os.path.basename(path)} imports '{module}' ({imported} beside it), which "
-                                    f"`code:` does not list, so workers do not get it and its changes make no result "
-                                    f"stale; list it under `code:`, before this file")
-
-
-def _imports(path: str) -> set[str]:
-    """Return the top-level names of all modules that a Python file imports, also inside functions. The set is empty
-    when the file cannot be read or parsed."""
-    try:
-        tree = ast.parse(Path(path).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return set()
-    names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
-              and not node.level]
-    return {name.partition(".")[0] for name in names}

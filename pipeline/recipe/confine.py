@@ -2,9 +2,9 @@
 
 `refusals` checks the plain data of a recipe, before any file that the recipe names is opened or imported. It checks
 every path, glob and URL: those of sources, of files that steps and readers name, of the tokenizer, of `code:`, and of
-the checkpoints that `train:` starts from.
-Symbolic links are resolved first. Links that are found later, when a glob is expanded, are not followed out of the
-glob's folder (`pipeline.plan.inputs`), because `follow_symlinks` is refused.
+the checkpoints that `train:` starts from and the benchmark tasks that it evaluates. Symbolic links are resolved first.
+Links that are found later, when a glob is expanded, are not followed out of the glob's folder (`pipeline.plan.inputs`),
+because `follow_symlinks` is refused.
 """
 
 from __future__ import annotations
@@ -126,9 +126,13 @@ def _named(data: dict[str, Any], base: str) -> Iterator[tuple[KeyPath, str]]:
                     yield from ((path, value) for path, value in _strings(_mapping(config).get("against"),
                                                                           (*at, "against"))
                                 if value not in _mapping(data.get("datasets")))
+    train = _mapping(data.get("train"))
     for section in ("init", "model"):
-        value = _mapping(_mapping(data.get("train")).get(section)).get("from")
-        yield from _strings(value, ("train", section, "from"))
+        yield from _strings(_mapping(train.get(section)).get("from"), ("train", section, "from"))
+    at, tasks = ("train", "evaluate", "tasks"), _mapping(_mapping(train.get("evaluate")).get("tasks"))
+    yield from _strings(tasks.get("data"), (*at, "data"))
+    yield from ((path, value) for path, value in _strings(tasks.get("tasks"), (*at, "tasks"))
+                if value.endswith((".yaml", ".yml")))      # any other name is that of a task of Tokenmill
 
 
 def _settings(name: Any, config: dict[str, Any], at: KeyPath, base: str, catalog: dict[str, str],
@@ -137,7 +141,7 @@ def _settings(name: Any, config: dict[str, Any], at: KeyPath, base: str, catalog
     Tokenmill and declares which settings name files. For the user's own steps and readers, and for `datatrove`, which
     passes settings to another library, every string counts that looks like a path or names an existing one. Such code
     takes relative paths from the folder in which the run was started, which is `base`."""
-    if name in catalog and name != "datatrove":
+    if isinstance(name, str) and name in catalog and name != "datatrove":
         fields = load(name).Config
         for field, value in config.items():
             if field in fields.model_fields and role_of(fields, field) == "resource":

@@ -35,7 +35,7 @@ def load_recipe(path_or_name: str | os.PathLike[str], overrides: Sequence[str] =
     names under `input:`, or for its only source; they are relative to the current folder. All paths given to a ready
     recipe are relative to the current folder, too. With `allow_custom` the recipe may name the user's own stages, and
     its files under `code:` are imported. Raises RecipeError, which lists problems with their places (`check_recipe`
-    says how many at once). """
+    says how many at once)."""
     file = _find(str(path_or_name))
     try:
         text = file.read_text(encoding="utf-8")

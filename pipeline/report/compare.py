@@ -81,13 +81,14 @@ class FinishedRun:
         """Return the names of the datasets that the run made, in plan order."""
         return [node["dataset"] for node in self.plan["nodes"] if node["kind"] == "pass" and node["publishes"]]
 
-    def side(self, dataset: str) -> Side:
-        """Return one dataset of the run as a `Side`, by which it is compared with the dataset of another run."""
+    def side(self, dataset: str, check: Callable[[], None] = lambda: None) -> Side:
+        """Return one dataset of the run as a `Side`, by which it is compared with the dataset of another run. `check`
+        may raise an error to end the comparison."""
         nodes = [n for n in self.plan["nodes"] if n["kind"] == "pass" and n["dataset"] == dataset]
         tasks = RunTasks(self.store, self.name)
         passes = [NodeFigures(n, partial(self._records, tasks, n["name"]), NodeSums()) for n in nodes]
         steps = (self.recipe.get("datasets", {}).get(dataset) or {}).get("steps") or []
-        return Side(self.store, passes, steps, sum(n["tasks"] for n in nodes))
+        return Side(self.store, passes, steps, sum(n["tasks"] for n in nodes), check)
 
     def _records(self, tasks: RunTasks, node: str) -> Iterator[PartRecord]:
         return (record for key in tasks.keys(node) if (record := self.get(key)) is not None)
@@ -104,13 +105,17 @@ def _report(store: Store, name: str, plan: dict[str, Any], get: Callable[[str], 
     return document
 
 
-def compare_runs(before: FinishedRun, after: FinishedRun, limit: int = EXAMPLES) -> dict[str, Any]:
+def compare_runs(before: FinishedRun, after: FinishedRun, limit: int = EXAMPLES,
+                 section_of: Callable[[str], dict[str, Any] | None] | None = None) -> dict[str, Any]:
     """Compare two runs, and return the differences as a JSON document. It has at most `limit` example documents for
-    each kind of change in a dataset."""
+    each kind of change in a dataset. `section_of` returns how the documents of a dataset differ, by default what
+    `dataset_section` computes, or None if this cannot be found out; then `documents` lacks the dataset."""
     recipe = compare_recipes(before.recipe, after.recipe)
     figures = compare_figures(before.report, after.report)
-    common = [name for name in before.datasets() if name in after.datasets()]
-    documents = {name: documents_section(before.side(name), after.side(name), limit) for name in common}
+    common = common_datasets(before, after)
+    sections = {name: section_of(name) if section_of else dataset_section(before, after, name, limit)
+                for name in common}
+    documents = {name: section for name, section in sections.items() if section is not None}
     only = [[name for name in run.datasets() if name not in common] for run in (before, after)]
     document = {
         "version": VERSION,
@@ -120,10 +125,16 @@ def compare_runs(before: FinishedRun, after: FinishedRun, limit: int = EXAMPLES)
         "notes": _notes(before, after, documents, only, figures),
     }
     different = [row for row in figures if not row["measured"] and row["before"] != row["after"]]
-    complete = not any(any(section["missing"].values()) for section in documents.values())
+    complete = len(documents) == len(common) and not any(
+        any(section["missing"].values()) for section in documents.values())
     document["equal"] = complete and not (recipe or different or any(only)) and not any(
         n for section in documents.values() for n in section["changes"].values())
     return document
+
+
+def common_datasets(before: FinishedRun, after: FinishedRun) -> list[str]:
+    """Return the names of the datasets that both runs made. Only their documents can be compared."""
+    return [name for name in before.datasets() if name in after.datasets()]
 
 
 def _about(run: FinishedRun) -> dict[str, Any]:
@@ -155,6 +166,13 @@ def _notes(before: FinishedRun, after: FinishedRun, documents: dict[str, Any], o
 
 
 # -- documents -------------------------------------------------------------------------------------------------------
+def dataset_section(before: FinishedRun, after: FinishedRun, dataset: str, limit: int,
+                    check: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Describe how the documents of a dataset differ between two runs. `check` is called often, and may raise an error
+    to end the comparison."""
+    return documents_section(before.side(dataset, check), after.side(dataset, check), limit)
+
+
 def documents_section(before: Side, after: Side, limit: int) -> dict[str, Any]:
     """Describe how the documents of one dataset differ between two runs. `same` counts unchanged documents, `changes`
     counts changed ones by kind of change, and `groups` counts them by reasons and source. `examples` are the changed
@@ -203,6 +221,7 @@ def _examples(change: str, pairs: list[tuple[np.void | None, np.void | None]],
 
 def _row(side: Side, fact: np.void) -> dict[str, Any]:
     """Read the row of one document from the files of a run. Only the row group of the document is read."""
+    side.check()
     path, sha256, fate = side.files[int(fact["file"])]
     columns = LOST_COLUMNS if fate == QUARANTINED else [*COLUMNS, *(("reason", "stage") if fate == DROPPED else ())]
     row = int(fact["row"])

@@ -86,7 +86,7 @@ def sections(document: Mapping[str, Any], most: int, brief: bool = False) -> lis
         different, equal = by_difference(by_section[name])
         different = [row for row in different if not (brief and _is_technical(row))]
         largest = cut(different, most)
-        out.append({"title": TITLES.get(name, name.replace("_", " ")), "rows": largest,
+        out.append({"title": TITLES.get(name, name.replace("_", " ").capitalize()), "rows": largest,
                     "left_out": len(different) - len(largest), "equal": len(equal)})
     return [section for section in out if section["rows"]]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,12 +53,14 @@ ABSENT = -1
 @dataclass
 class Side:
     """A dataset in one of the two runs that are compared: its store, its passes in plan order, and its steps in the
-    recipe."""
+    recipe. `check` is called often while the dataset is read; it may raise an error to end the comparison, as when its
+    time is up."""
 
     store: Store
     passes: list[NodeFigures]
     steps: list[Any]
     tasks: int                                           # number of tasks in the plan, over all passes
+    check: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.margins = Margins(self.steps)
@@ -74,6 +76,7 @@ class Side:
         self.records = 0
         for node in self.passes:
             for record in node.records():
+                self.check()
                 self.records += 1
                 for fate, (name, _) in FILES.items():
                     info = record.files.get(name)
@@ -134,6 +137,7 @@ def compare_documents(before: Side, after: Side, limit: int, most: int = FACTS) 
             spill.flush()
         best: dict[str, np.ndarray] = {}
         for prefix in range(256):
+            before.check()
             pair = [_sorted(os.path.join(folder, str(prefix))) for folder in folders]
             _join(pair, (before, after), moved, fates.all, sources.all, best, limit)
     moved.nearest = {change: [(a if a["file"] != _NOWHERE else None, b if b["file"] != _NOWHERE else None)
@@ -187,6 +191,7 @@ def _add_part(side: Side, fate: str, info: FileInfo, fates: NameNumbers, sources
             side.files.append([info.path, info.sha256, fate])
             for group in range(file.num_row_groups):
                 for batch in file.iter_batches(ROWS, row_groups=[group], columns=columns, use_threads=False):
+                    side.check()
                     facts = _facts(batch, side, fate, info, fates, sources)
                     facts["file"], facts["row"] = number, np.arange(first, first + len(facts))
                     first += len(facts)

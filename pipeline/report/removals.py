@@ -42,7 +42,7 @@ def removal_stats(store: Store, dataset: str, step: str | None = None, *, most: 
     that the site's boilerplate makes different pages look alike. `sizes` counts groups (a kept document with its
     removed duplicates) by log2 of their number of documents. `largest` describes the largest groups with the words in
     which the texts differ. Of `by_language`, `pairs`, `domains` and `alarms`, at most `most` entries are returned; of
-    `largest`, at most `groups`. """
+    `largest`, at most `groups`."""
     reasons: Counter[tuple[str, str]] = Counter()
     languages: Counter[str] = Counter()
     lost: Counter[str] = Counter()

@@ -33,9 +33,10 @@ class StepThreshold(ReportPart):
     it."""
 
     key: str = fact("setting of the step")
-    side: Literal["min", "max"] = fact("whether kept documents have at least or at most this value")
+    side: Literal["min", "max", "below"] = fact("whether kept documents have at least this value (min), at most this "
+                                                "value (max) or less than it (below)")
     value: float = fact("the threshold of the recipe")
-    at: list[Try] = fact("this threshold and others around it, in ascending order")
+    at: list[Try] = fact("this threshold and others around it that a recipe may have, in ascending order")
 
 
 class Bins(ReportPart):

@@ -18,7 +18,7 @@ from pipeline.passes.tally import BINS, HIGHEST, LOWEST
 from pipeline.report.nodes import NodeFigures
 from pipeline.report.sampled import extent, strata
 from pipeline.store.fs import Store
-from stages.stage import Bound
+from stages.stage import COMPARE, Bound, Stage, StageConfig, is_accepted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,21 +38,32 @@ def score_bins(values: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.where(values < 0, -number, number)
 
 
-def tried(value: float) -> list[float]:
-    """Return the threshold `value` and other thresholds around it, in ascending order. If `value` is a whole number
-    other than -1, 0 and 1, only whole numbers are returned."""
+def measured(name: str, stage: Stage) -> dict[str, Any]:
+    """Return what plan.json says of a step under `measures`: the signals that it computes, and the bounds that its
+    thresholds set, each with the thresholds to try (`tried`)."""
+    return {"step": name, "signals": list(stage.signals),
+            "bounds": [{**bound._asdict(), "tried": tried(bound, stage.config)} for bound in stage.bounds()]}
+
+
+def tried(bound: Bound, config: StageConfig) -> list[float]:
+    """Return the threshold of a bound and other thresholds around it, in ascending order. If the threshold is a whole
+    number other than -1, 0 and 1, only whole numbers are returned. Thresholds that a recipe would refuse beside the
+    other settings in `config` are left out."""
+    value = bound.value
     is_whole = value.is_integer() and abs(value) >= 2
-    return sorted({float(round(value * f)) if is_whole else round(value * f, 12) for f in FACTORS})
+    around = {float(round(value * f)) if is_whole else round(value * f, 12) for f in FACTORS}
+    return sorted({value, *(other for other in around if is_accepted(config, bound.key, other))})
 
 
 @dataclass
 class _Signal:
-    """Counts of the documents that have one signal (a number per document). Both `bins` and `within` have separate
-    counts for kept documents (True) and dropped ones (False). `bins` counts by histogram bin. `within` counts, by
-    (bound, threshold), the documents that each tried threshold would let pass."""
+    """Counts of the documents that have one signal (a number per document). `bounds` are the limits on it, each with
+    the thresholds that are tried. Both `bins` and `within` have separate counts for kept documents (True) and dropped
+    ones (False). `bins` counts by histogram bin. `within` counts, by (bound, threshold), the documents that each tried
+    threshold would let pass."""
 
     step: str
-    bounds: list[Bound]
+    bounds: dict[Bound, list[float]] = field(default_factory=dict)
     bins: dict[bool, dict[int, float]] = field(default_factory=lambda: {True: {}, False: {}})
     within: dict[bool, dict[tuple[Bound, float], float]] = field(default_factory=lambda: {True: {}, False: {}})
 
@@ -60,9 +71,9 @@ class _Signal:
         values = values[np.isfinite(values)]
         for number, docs in zip(*np.unique(score_bins(values), return_counts=True), strict=True):
             self.bins[kept][int(number)] = self.bins[kept].get(int(number), 0.0) + float(docs) * scale
-        for bound in self.bounds:
-            for value in tried(bound.value):
-                inside = values >= value if bound.side == "min" else values <= value
+        for bound, thresholds in self.bounds.items():
+            for value in thresholds:
+                inside = COMPARE[bound.side](values, value)
                 key = bound, value
                 self.within[kept][key] = self.within[kept].get(key, 0.0) + float(inside.sum()) * scale
 
@@ -73,8 +84,8 @@ class _Signal:
                          for k, word in ((True, "kept"), (False, "dropped"))},
                 "bounds": [{"key": b.key, "side": b.side, "value": b.value,
                             "at": [{"value": v, "docs": round(sum(w.get((b, v), 0.0) for w in self.within.values())),
-                                    "kept": round(self.within[True].get((b, v), 0.0))} for v in tried(b.value)]}
-                           for b in self.bounds]}
+                                    "kept": round(self.within[True].get((b, v), 0.0))} for v in thresholds]}
+                           for b, thresholds in self.bounds.items()]}
 
 
 def signal_section(store: Store, passes: list[NodeFigures]) -> dict[str, Any]:
@@ -105,11 +116,11 @@ def _declared(passes: list[NodeFigures]) -> dict[str, _Signal]:
     for node in passes:
         for stage in node.measures:
             for name in stage["signals"]:
-                declared.setdefault(name, _Signal(stage["step"], [])).step = stage["step"]
-            for bound in stage["bounds"]:
-                bounds = declared.setdefault(bound["signal"], _Signal(stage["step"], [])).bounds
-                if (limit := Bound(**bound)) not in bounds:         # a step used twice may repeat one
-                    bounds.append(limit)
+                declared.setdefault(name, _Signal(stage["step"])).step = stage["step"]
+            for entry in stage["bounds"]:
+                bound = Bound(*(entry[name] for name in Bound._fields))
+                bounds = declared.setdefault(bound.signal, _Signal(stage["step"])).bounds
+                bounds.setdefault(bound, entry["tried"])            # a step used twice may repeat one
     return declared
 
 

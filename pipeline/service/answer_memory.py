@@ -6,10 +6,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Any
-
-from pipeline.service.parts import PublishedPart
 
 #: characters of all answers that are kept, written as Python values; in memory they take up to five times as many bytes
 MOST_CHARACTERS = 16 << 20
@@ -17,27 +14,27 @@ MOST_CHARACTERS = 16 << 20
 
 class AnswerMemory:
     """Keeps the answers that were used last, in the memory of this process. The key of an answer is the question and
-    the list of the parts with their hashes. A part never changes, so a remembered answer is never out of date; a
-    dataset that was published anew has another list. Callers must not change an answer."""
+    a hash of the list of the parts. A part never changes, so a remembered answer is never out of date; a dataset that
+    was published anew has another list. Callers must not change an answer."""
 
     def __init__(self, most: int = MOST_CHARACTERS) -> None:
         self._most, self._characters = most, 0
         self._answers: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, parts: Sequence[PublishedPart], question: Sequence[Any]) -> Any:
-        """Return the answer to a question about these parts, None if it is not remembered."""
-        key = _key(parts, question)
+    def get(self, parts_hash: bytes, question: tuple[Any, ...]) -> Any:
+        """Return the answer to a question about the parts with this hash, None if it is not remembered."""
+        key = _key(parts_hash, question)
         with self._lock:
             if key not in self._answers:
                 return None
             self._answers.move_to_end(key)
             return self._answers[key][0]
 
-    def put(self, parts: Sequence[PublishedPart], question: Sequence[Any], answer: Any) -> None:
+    def put(self, parts_hash: bytes, question: tuple[Any, ...], answer: Any) -> None:
         """Remember an answer, and forget those that were used longest ago if there are too many. An answer that would
         take more than a quarter of the room is not remembered."""
-        key, size = _key(parts, question), len(repr(answer))
+        key, size = _key(parts_hash, question), len(repr(answer))
         if size > self._most // 4:
             return
         with self._lock:
@@ -47,6 +44,5 @@ class AnswerMemory:
                 self._characters -= self._answers.popitem(last=False)[1][1]
 
 
-def _key(parts: Sequence[PublishedPart], question: Sequence[Any]) -> bytes:
-    text = repr((question, [tuple(part) for part in parts]))
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+def _key(parts_hash: bytes, question: tuple[Any, ...]) -> bytes:
+    return hashlib.blake2b(parts_hash + repr(question).encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -11,6 +11,7 @@ from starlette.middleware import Middleware
 from pipeline.cluster.queue import Queue
 from pipeline.service import (
     assets,
+    compare,
     datasets,
     label_page,
     label_routes,
@@ -31,6 +32,7 @@ from pipeline.service import (
 )
 from pipeline.service.access import Guard, known_parameters
 from pipeline.service.checks import CheckRoom
+from pipeline.service.comparison import Comparisons
 from pipeline.service.dispatching import dispatching
 from pipeline.service.plans import Plans
 from pipeline.service.problems import SafeJSON
@@ -48,8 +50,8 @@ def create_app(settings: ServiceSettings) -> FastAPI:
 
     The routes share the objects in `app.state`: `settings`; `stores` (name → Store) and `queues` (name → Queue);
     `sessions` (Sessions), `checks` (CheckRoom), `plans` (Plans), `watch` (RunWatch), `queries` (Queries), `playgrounds`
-    (Playgrounds), `labels` (Books) and `metrics` (MetricsFiles); `streams`, the number of open event streams; and
-    `children`, the processes of the trainings that this server started."""
+    (Playgrounds), `comparisons` (Comparisons), `labels` (Books) and `metrics` (MetricsFiles); `streams`, the number of
+    open event streams; and `children`, the processes of the trainings that this server started."""
     sessions = Sessions(settings)
     app = FastAPI(title="Tokenmill", version=version("tokenmill"), openapi_url="/api/v1/openapi.json", docs_url=None,
                   redoc_url=None, default_response_class=SafeJSON, redirect_slashes=False, lifespan=dispatching,
@@ -63,14 +65,15 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.state.plans = Plans()
     app.state.watch, app.state.streams = RunWatch(settings.look_s), 0
     app.state.queries, app.state.playgrounds = Queries(), tune.Playgrounds()
+    app.state.comparisons = Comparisons()
     app.state.labels, app.state.metrics = label_routes.Books(), MetricsFiles()
     app.state.children = []
     problems.install(app)
-    for module in (sign_in, runs, assets, label_routes, datasets, sources, shards, training_control, trainings,
+    for module in (sign_in, runs, compare, assets, label_routes, datasets, sources, shards, training_control, trainings,
                    tune, submit):
         app.include_router(module.router)
-    for router in (pages.open_router, pages.router, assets.page_router, tune_page.router, tune_page.run_router,
-                   tune_page.latest_router, queue_page.router, label_page.router, shard_pages.router,
-                   training_pages.router, training_control.forms):
+    for router in (pages.open_router, pages.router, compare.page_router, assets.page_router, tune_page.router,
+                   tune_page.run_router, tune_page.latest_router, queue_page.router, label_page.router,
+                   shard_pages.router, training_pages.router, training_control.forms):
         app.include_router(router)
     return app

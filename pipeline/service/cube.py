@@ -27,6 +27,7 @@ from pipeline.passes.outcomes import ChangedSteps
 from pipeline.service.finished import PlaygroundError
 from pipeline.service.playground import Changes, Playground
 from pipeline.service.replayed import SIDES, OwnThreshold
+from stages.stage import StageConfig, is_accepted
 
 #: BINS: about how many bins a threshold has. CHECKED: of all documents, and of those that change sides, this many to
 #: twice as many each (or all, if there are fewer) are checked to change sides at most once
@@ -135,12 +136,12 @@ def _builder(playground: Playground, changes: Changes, step: int, key: str) -> t
     value = getattr(stage.config, key)
     if isinstance(value, bool) or not (value is None or isinstance(value, (int, float))):
         raise PlaygroundError("this is no single number, so it has no cube; ask for each value", key)
-    return _CubeBuilder(playground, moved, place, key), value
+    return _CubeBuilder(playground, moved, place, stage.config, key), value
 
 
 class _CubeBuilder:
-    def __init__(self, playground: Playground, moved: ChangedSteps, place: int, key: str) -> None:
-        self.playground, self.moved, self.place, self.key = playground, moved, place, key
+    def __init__(self, playground: Playground, moved: ChangedSteps, place: int, config: StageConfig, key: str) -> None:
+        self.playground, self.moved, self.place, self.config, self.key = playground, moved, place, config, key
         self.table = playground.table
 
     def cube(self, step: int, value: float | None) -> Cube:
@@ -165,7 +166,7 @@ class _CubeBuilder:
 
     def _edges(self, value: float | None) -> np.ndarray:
         """Return the edges of the bins: quantiles of the numbers that the threshold is compared with, one edge below
-        and one above them, and the threshold's present value."""
+        and one above them, and the threshold's present value. Values that a recipe would refuse are left out."""
         compared: list[np.ndarray] = []
         whole = np.full(len(self.table), 1.0 if value is None else float(value))
         self._sides(whole, np.arange(len(self.table)), compared)
@@ -177,7 +178,8 @@ class _CubeBuilder:
         below, above = np.nextafter(edges[0], -np.inf), np.nextafter(edges[-1], np.inf)
         if not (numbers % 1).any():
             below, above = edges[0] - 1, edges[-1] + 1
-        return np.unique(np.concatenate([edges, [below, above], [] if value is None else [float(value)]]))
+        edges = np.unique(np.concatenate([edges, [below, above], [] if value is None else [float(value)]]))
+        return edges[[is_accepted(self.config, self.key, edge) for edge in edges.tolist()]]
 
     def _switches(self, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return three arrays with a value for each document: its side (an index in SIDES: kept, dropped or unknown) at

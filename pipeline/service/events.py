@@ -15,7 +15,7 @@ from pipeline.base.clock import SYSTEM
 from pipeline.base.visible import json_text
 from pipeline.service.log import LogPlace, read_log
 from pipeline.service.problems import HttpProblem, problem_of
-from pipeline.service.watch import Look
+from pipeline.service.watch import RunState
 from pipeline.store.fs import Store
 
 QUIET_S = 15.0           # after this many seconds without an event, a comment shows that the connection works
@@ -61,12 +61,12 @@ async def follow_run(app: FastAPI, name: str, store: Store, run: str, last: str 
     yield b"retry: 3000\n\n"
     try:
         while SYSTEM.now() - begun < settings.stream_s:
-            look: Look = await app.state.watch.look(name, store, run)
-            if look.id != last:
-                yield event("progress", look.data, look.id)
-                last, spoken = look.id, SYSTEM.now()
-            if look.ended:
-                yield event("end", b"{}", look.id)
+            state: RunState = await app.state.watch.state(name, store, run)
+            if state.id != last:
+                yield event("progress", state.data, state.id)
+                last, spoken = state.id, SYSTEM.now()
+            if state.ended:
+                yield event("end", b"{}", state.id)
                 return
             if SYSTEM.now() - spoken > QUIET_S:
                 yield b":\n\n"

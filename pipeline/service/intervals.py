@@ -14,7 +14,8 @@ def count_interval(hits: int, sampled: int, total: int) -> tuple[float, float, f
 
     The interval is Wilson's, with the correction for a sample that is a large part of the whole. It is sound for rare
     properties, for which the normal interval is too narrow. It has a width even if `hits` is 0. If all documents were
-    sampled, it is the exact count; if none was, it reaches from 0 to `total`. """
+    sampled, it is the exact count; if none was, it reaches from 0 to `total`.
+    """
     if not sampled or sampled >= total:
         return (float(hits), float(hits), float(hits)) if sampled else (0.0, 0.0, float(total))
     n = sampled * (total - 1) / (total - sampled)
@@ -27,16 +28,16 @@ def count_interval(hits: int, sampled: int, total: int) -> tuple[float, float, f
     return estimate, min(max(low, float(hits)), estimate), max(min(high, float(hits + unseen)), estimate)
 
 
-def sum_interval(found: float, squares: float, sampled: int, total: int) -> tuple[float, float, float]:
-    """Estimate a sum over `total` documents from a sample. `found` is the sum of the values of the `sampled` documents,
-    and `squares` is the sum of the squares of these values. Returns (estimate, low, high).
+def sum_interval(sample_sum: float, squares: float, sampled: int, total: int) -> tuple[float, float, float]:
+    """Estimate a sum over `total` documents from a sample. `sample_sum` is the sum of the values of the `sampled`
+    documents, and `squares` is the sum of the squares of these values. Returns (estimate, low, high).
 
     The interval is a normal one, from the variance of the sample. With few documents, or with a few very large ones, it
     contains the true sum less often than in 95 of 100 samples. If all documents or none were sampled, it has no width.
     """
     if not sampled or sampled >= total:
-        return (found, found, found)
-    mean = found / sampled
+        return (sample_sum, sample_sum, sample_sum)
+    mean = sample_sum / sampled
     variance = max(squares / sampled - mean * mean, 0.0) * sampled / max(sampled - 1, 1)
     half = Z * total * math.sqrt(variance / sampled * (1 - sampled / total))
-    return mean * total, max(mean * total - half, found), mean * total + half
+    return mean * total, max(mean * total - half, sample_sum), mean * total + half

@@ -27,14 +27,25 @@ def runs_with(at: Store, dataset: str) -> Iterator[str]:
     # most callers want only this run, and listing the runs of a large store takes long
     if last is not None and _is_finished(at, last) and dataset in made_datasets(at, last):
         yield last
-    names = [name for name in run_names(at) if name != last]
+    for name in _latest_first(at, last)[:NEWEST - (last is not None)]:
+        if dataset in made_datasets(at, name):
+            yield name
+
+
+def finished_runs(at: Store) -> list[str]:
+    """Return the names of the NEWEST (a number) finished runs of a store that are the latest, the latest first."""
+    last = latest_run(at)
+    first = [last] if last is not None and _is_finished(at, last) else []
+    return [*first, *_latest_first(at, last)][:NEWEST]
+
+
+def _latest_first(at: Store, without: str | None) -> list[str]:
+    """Return the names of the finished runs of a store, except one, in the order of their starts, the latest first."""
+    names = [name for name in run_names(at) if name != without]
     finished = [name for name, is_finished in zip(names, at.map(lambda name: _is_finished(at, name), names))
                 if is_finished]
     begun = at.map(lambda name: str(facts_of(at, name).get("begun") or ""), finished)
-    latest_first = sorted(zip(begun, finished), reverse=True)
-    for _, name in latest_first[:NEWEST - (last is not None)]:
-        if dataset in made_datasets(at, name):
-            yield name
+    return [name for _, name in sorted(zip(begun, finished), reverse=True)]
 
 
 def _is_finished(at: Store, run: str) -> bool:

@@ -74,7 +74,10 @@ async def home(request: Request) -> HTMLResponse:
 @router.get("/stores/{store}")
 async def store_page(request: Request, store: str, at: StoreOf, after: runs.After = "") -> HTMLResponse:
     """Show a store with its datasets and a page of its runs."""
-    return page(request, "store.html.j2", section=await _section(request, store, at, after, RUNS), after=after)
+    section = await _section(request, store, at, after, RUNS)
+    finished = [row for row in section["runs"]["runs"] if row.get("report")] if section["runs"] else []
+    latest_first = sorted(finished, key=lambda row: (row["latest"], str(row.get("begun") or "")), reverse=True)
+    return page(request, "store.html.j2", section=section, after=after, finished=[row["run"] for row in latest_first])
 
 
 async def _section(request: Request, name: str, at: Store, after: str, most: int) -> dict[str, Any]:
@@ -101,26 +104,26 @@ async def or_problem(work: Awaitable[dict[str, Any]], problems: list[dict[str, A
 @router.get("/stores/{store}/runs/{run}")
 async def run_page(request: Request, store: str, run: str, at: StoreOf, role: Viewer) -> HTMLResponse:
     """Show the state of a run. A script loads the page again at every event of the run's stream of events."""
-    look = await request.app.state.watch.look(store, at, run)
-    d = look.document
+    state = await request.app.state.watch.state(store, at, run)
+    d = state.document
     nodes = {name: node for name, node in (d.get("nodes") or {}).items() if isinstance(node, Mapping)}
     running, failures = ([row for row in d.get(name) or [] if isinstance(row, Mapping)]
                          for name in ("running", "failures"))
     tunable = await run_in_threadpool(made_datasets, at, run) if d["state"] == "done" else []
-    made = await run_in_threadpool(_made, at, run) if d["state"] == "done" else {}
+    results = await run_in_threadpool(_results, at, run) if d["state"] == "done" else {}
     # a run in a terminal that was not in the queue has written no log into the store
     has_log = d["how"] != "local" or await run_in_threadpool(at.exists, piece_name(run, d["attempt"], 1))
-    return page(request, "run.html.j2", store=store, run=run, d=d, nodes=nodes, ended=look.ended, running=running,
-                failures=failures, tunable=tunable, made=made, has_log=has_log, operator=role is Role.operator,
+    return page(request, "run.html.j2", store=store, run=run, d=d, nodes=nodes, ended=state.ended, running=running,
+                failures=failures, tunable=tunable, results=results, has_log=has_log, operator=role is Role.operator,
                 recipe=await run_in_threadpool(_if_there, lambda: bytes(runs.recipe(run, at).body).decode()))
 
 
-def _made(at: Store, run: str) -> dict[str, Any]:
-    """Return what a finished run has made: the size of each dataset, and, if there was a run before it, the name of
-    that run, the sizes of its datasets and the command that compares the two."""
+def _results(at: Store, run: str) -> dict[str, Any]:
+    """Return what the page shows of a finished run's datasets: their sizes and, if there was a run before it, the name
+    of that run, the sizes of its datasets and the command that compares the two."""
     before = comparable_run(at, run)
     return {"sizes": kept_sizes(at, run), "before": before, "compare": compare_command(at, run),
-            "were": {} if before is None else kept_sizes(at, before)}
+            "sizes_before": {} if before is None else kept_sizes(at, before)}
 
 
 def _if_there(read: Callable[[], str]) -> str | None:

@@ -88,6 +88,12 @@ def published(store: Store, kind: str, dataset: str) -> list[PublishedPart]:
     return [PublishedPart(f"{folder}/{name}", *rest) for name, *rest in zip(*columns)]
 
 
+def hash_of(parts: Sequence[PublishedPart]) -> bytes:
+    """Return a hash of a list of parts. Lists with the same hash hold the same documents in the same order."""
+    text = repr([tuple(part) for part in parts])
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
 class NoDataset(QueryError):
     """The store has no such dataset."""
 

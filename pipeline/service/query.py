@@ -141,10 +141,10 @@ class Queries:
             hits = find(reader, filter, order, limit + 1, query, after)
             more, hits = len(hits) > limit, hits[:limit]
             question = ("rows", [hit[:2] for hit in hits], tuple(show), filter.text, chars)
-            rows = self._memory.get(reader.parts, question)
+            rows = self._memory.get(reader.parts_hash, question)
             if rows is None:
                 rows = self._fetch(reader, hits, show, filter.text, chars)
-                self._memory.put(reader.parts, question, rows)
+                self._memory.put(reader.parts_hash, question, rows)
             return ResultPage(rows, cursor(query, *hits[-1].place) if more else None, len(reader.parts),
                               sum(part.rows for part in reader.parts))
 
@@ -162,11 +162,11 @@ class Queries:
             if first < 0:
                 raise PlaceGone("the part that the page before ended in is not published any more", "after",
                                 "begin again with the first page, or sort by id, which goes on after a publication")
-        known: HitRun | None = self._memory.get(parts, ("stored", query))
+        known: HitRun | None = self._memory.get(reader.parts_hash, ("stored", query))
         hits = known.following(place, most) if known else None
         if hits is None:
             hits = stored_hits(reader, filter, most, first, place)
-            self._memory.put(parts, ("stored", query), HitRun(place, hits, len(hits) < most))
+            self._memory.put(reader.parts_hash, ("stored", query), HitRun(place, hits, len(hits) < most))
         else:
             reader.check(range(first, len(parts) if len(hits) < most else hits[-1].part + 1))
         return hits
@@ -181,12 +181,12 @@ class Queries:
                                  "take it from `next` of the page before")
         if not reader.parts:
             return []
-        known: HitRun | None = self._memory.get(reader.parts, ("sorted", query))
+        known: HitRun | None = self._memory.get(reader.parts_hash, ("sorted", query))
         hits = known.following(place, most) if known else None
         if hits is None:
             wanted = most + (AHEAD if place else 0)              # who asks for the second page will ask for more
             read = sorted_hits(reader, filter, order, wanted, place)
-            self._memory.put(reader.parts, ("sorted", query), HitRun(place, read, len(read) < wanted))
+            self._memory.put(reader.parts_hash, ("sorted", query), HitRun(place, read, len(read) < wanted))
             hits = read[:most]
         else:
             reader.check()
@@ -311,14 +311,14 @@ class Queries:
         document) is named 'signals.NAME'."""
         return self._over(of, stop, lambda reader: list(dict.fromkeys(n for part in reader.columns for n in part)))
 
-    def _once(self, reader: PartReader, question: Sequence[Any], work: Callable[[PartReader], dict[str, Any]]
+    def _once(self, reader: PartReader, question: tuple[Any, ...], work: Callable[[PartReader], dict[str, Any]]
               ) -> dict[str, Any]:
         """Return the answer to a question about all parts: the remembered one, or that of `work`, which is remembered.
         Raises DamagedFile for a damaged part, also if the answer is remembered."""
-        answer: dict[str, Any] | None = self._memory.get(reader.parts, question)
+        answer: dict[str, Any] | None = self._memory.get(reader.parts_hash, question)
         if answer is None:
             answer = work(reader)
-            self._memory.put(reader.parts, question, answer)
+            self._memory.put(reader.parts_hash, question, answer)
         else:
             reader.check()
         return answer

@@ -4,11 +4,12 @@ to filter some 500,000 documents by a signal."""
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.service.duck import Database, QueryLimits, Stop
-from pipeline.service.parts import Checked, PublishedPart
+from pipeline.service.parts import Checked, PublishedPart, hash_of
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
 
@@ -31,6 +32,11 @@ class PartReader:
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
+
+    @functools.cached_property
+    def parts_hash(self) -> bytes:
+        """The hash of the list of all parts, computed once: for 10,000 parts it takes 15 ms of CPU time."""
+        return hash_of(self.parts)
 
     @contextlib.contextmanager
     def files(self, numbers: Sequence[int]) -> Iterator[list[str]]:

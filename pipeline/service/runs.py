@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from bisect import bisect_right
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
@@ -21,7 +22,7 @@ from pipeline.service.log import LogPlace, read_log
 from pipeline.service.outward import outward_text
 from pipeline.service.problems import HttpProblem, SafeJSON
 from pipeline.service.stores import KnownStore, RunOf, StoreOf, available, read_file
-from pipeline.service.watch import Look
+from pipeline.service.watch import RunState
 from pipeline.store.fs import Store
 
 router = APIRouter(prefix="/api/v1/stores", tags=["runs"], dependencies=[Depends(viewer)])
@@ -82,15 +83,16 @@ async def list_runs(request: Request, store: str, at: StoreOf, after: After = ""
     counts folders whose names are not valid names of runs."""
     names, latest = await request.app.state.watch.runs(store, at)
     sound = [name for name in names if bad_name(name) is None]
-    page = [name for name in sound if name > after][:limit]
-    looks = await asyncio.gather(*(request.app.state.watch.look(store, at, name) for name in page),
+    first = bisect_right(sound, after)
+    page = sound[first:first + limit]
+    states = await asyncio.gather(*(request.app.state.watch.state(store, at, name) for name in page),
                                  return_exceptions=True)
     rows: list[dict[str, Any]] = []
-    for name, look in zip(page, looks):
-        if isinstance(look, Look):
-            rows.append({k: look.document[k] for k in LISTED if k in look.document} | {"latest": name == latest})
-        elif not isinstance(look, HttpProblem):                       # a run that was removed meanwhile is left out
-            raise look
+    for name, state in zip(page, states):
+        if isinstance(state, RunState):
+            rows.append({k: state.document[k] for k in LISTED if k in state.document} | {"latest": name == latest})
+        elif not isinstance(state, HttpProblem):                       # a run that was removed meanwhile is left out
+            raise state
     more = bool(page) and page[-1] != sound[-1]
     return {"runs": rows, "hidden": len(names) - len(sound), "after": page[-1] if more else None}
 
@@ -100,9 +102,9 @@ async def show_run(request: Request, store: str, run: str, at: KnownStore,
                    if_none_match: IfNoneMatch = None) -> Response:
     """Show the state of a run, with the fields of `tokenmill status --json`. The ETag is the id of the run's latest
     event. A client that polls should send it as If-None-Match, and gets 304 while nothing has changed."""
-    look: Look = await request.app.state.watch.look(store, at, run)
-    tag = f'"{look.id}"'
-    return unchanged(if_none_match, tag) or Response(look.data, media_type="application/json", headers={"ETag": tag})
+    state: RunState = await request.app.state.watch.state(store, at, run)
+    tag = f'"{state.id}"'
+    return unchanged(if_none_match, tag) or Response(state.data, media_type="application/json", headers={"ETag": tag})
 
 
 @router.get("/{store}/runs/{run}/events", summary="Follow a run", response_class=Response, responses=STREAM)
@@ -110,8 +112,8 @@ async def run_events(request: Request, store: str, run: str, at: KnownStore, las
     """Stream events `progress`, each with the whole state of a run, and an event `end` when the run ends. A client that
     was cut off sends the id of its last event; it gets the state again only if it has changed. The answer is 204 if the
     run has ended and the client has its final state."""
-    look: Look = await request.app.state.watch.look(store, at, run)
-    if look.ended and last == look.id:
+    state: RunState = await request.app.state.watch.state(store, at, run)
+    if state.ended and last == state.id:
         return Response(status_code=204)
     room_for_stream(request.app)
     return Events(request.app, follow_run(request.app, store, at, run, last))

@@ -43,13 +43,13 @@ def check_there(store: Store) -> None:
                           "see that its disk is mounted; what was committed is not lost")
 
 
-def check_run(at: Store, run: str) -> None:
-    """Raise HttpProblem unless the store is there and has a run of this name."""
+def check_run(at: Store, run: str, key: str = "run") -> None:
+    """Raise HttpProblem, which names the parameter `key`, unless the store is there and has a run of this name."""
     check_there(at)
     if bad_name(run) or not has_run(at, run):
-        raise HttpProblem(404, "No such run", f"the store has no run {visible(run)[:80]!r}", "run",
+        raise HttpProblem(404, "No such run", f"the store has no run {visible(run)[:80]!r}", key,
                           "see /api/v1/stores/STORE/runs for those it has")
-    inside(at, f"runs/{run}")
+    inside(at, f"runs/{run}", key)
 
 
 def named_run(run: str, at: Annotated[Store, Depends(named_store)]) -> str:
@@ -58,26 +58,27 @@ def named_run(run: str, at: Annotated[Store, Depends(named_store)]) -> str:
     return run
 
 
-def inside(store: Store, path: str) -> None:
+def inside(store: Store, path: str, key: str = "run") -> None:
     """Raise HttpProblem when a path of the store leads out of the store by a link. Otherwise whoever may write to the
     store could make this server read other files."""
     if store.local is not None:
         top = os.path.realpath(store.local)
         if not os.path.realpath(store.at(path)).startswith(top.rstrip(os.sep) + os.sep):
-            raise HttpProblem(404, "Not in the store", f"{visible(path)} is a link to elsewhere", "run",
+            raise HttpProblem(404, "Not in the store", f"{visible(path)} is a link to elsewhere", key,
                               "put a copy of the file in its place")
 
 
-def read_file(store: Store, path: str, most: int) -> bytes:
+def read_file(store: Store, path: str, most: int, key: str = "run",
+              remedy: str = "read it from the store itself") -> bytes:
     """Read a file of the store. Raises FileNotFoundError when there is none, and HttpProblem when the file is larger
-    than `most` bytes or a link leads out of the store."""
-    inside(store, path)
+    than `most` bytes, with this remedy, or a link leads out of the store."""
+    inside(store, path, key)
     size = store.size(path)
     if size is None:
         raise FileNotFoundError(path)
     if size > most:
-        raise HttpProblem(409, "Too large", f"{visible(path)} has {size:,} bytes, and the limit is {most:,}", "run",
-                          "read it from the store itself")
+        raise HttpProblem(409, "Too large", f"{visible(path)} has {size:,} bytes, and the limit is {most:,}", key,
+                          remedy)
     return store.read(path)
 
 

@@ -30,7 +30,7 @@ forms = APIRouter(include_in_schema=False, dependencies=[Depends(operator)])
 #: bytes at the end of a log that the API returns, and that a page shows, which is loaded again every few seconds
 LOG_BYTES, PAGE_BYTES = 64 << 10, 16 << 10
 #: settings that name files, or send figures to a service elsewhere
-OUTWARD = ("init", "metrics", "model.from")
+OUTWARD = ("init", "metrics", "model.from", "evaluate.tasks.data", "evaluate.tasks.tasks")
 
 
 class TrainingRequest(BaseModel):
@@ -59,7 +59,8 @@ async def start_training(request: Request, store: str, at: StoreOf, role: Operat
         if not sign or "\0" in assignment:
             raise HttpProblem(422, "Not valid", "an override is KEY=VALUE", "overrides", "such as optimizer.lr=0.001")
         key = key.strip().removeprefix("train.")      # the trainer takes both forms
-        if any(key == name or key.startswith(f"{name}.") for name in OUTWARD) or key == "model":
+        # also a setting inside one of these, or a section that holds one
+        if any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in OUTWARD):
             raise HttpProblem(422, "Not valid", f"{key} cannot be set here: it may name files or other services",
                               "overrides", "set it in the run's recipe")
     training = await run_in_threadpool(_training, request, store, at, given)

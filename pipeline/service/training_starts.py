@@ -231,9 +231,11 @@ def _launch(store: Store, training: Training, options: Options) -> subprocess.Po
     command = [sys.executable, "-P", "-m", "pipeline.cli", "train", "run", run,
                *(() if inside else ("--out", str(training.folder))), *options.arguments()]
     environment = {k: v for k, v in os.environ.items() if k not in (OPERATOR_TOKEN, VIEWER_TOKEN)}
+    # the processes that the training starts must not import packages from its folder, either
+    environment |= {"PYTHONPATH": import_path(), "PYTHONSAFEPATH": "1"}
     with open(training.folder / LOG, "ab") as log:
-        return subprocess.Popen(command, env=environment | {"PYTHONPATH": import_path()}, cwd=training.folder,
-                                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(command, env=environment, cwd=training.folder, stdin=subprocess.DEVNULL, stdout=log,
+                                stderr=log, start_new_session=True)
 
 
 def stop(store: Store, training: Training, by: str, clock: Clock = SYSTEM) -> None:

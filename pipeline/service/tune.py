@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -111,7 +112,8 @@ class Playgrounds:
     def cube(self, game: Playground, changes: Changes, step: int, name: str) -> Cube:
         held = {number: {key: value for key, value in keys.items() if (number, key) != (step, name)}
                 for number, keys in changes.thresholds.items()}
-        key = (id(game), step, name, json.dumps([held, sorted(changes.off)], sort_keys=True, default=str))
+        # not id(game): a new playground may get the id of one that is gone
+        key = (weakref.ref(game), step, name, json.dumps([held, sorted(changes.off)], sort_keys=True, default=str))
         with self._lock:
             cube = self._cubes.get(key)
         if cube is None:

@@ -31,7 +31,7 @@ RESTLESS = ("silent_s", "age_s")
 
 
 @dataclass(frozen=True)
-class Look:
+class RunState:
     """The state of a run at the time when it was read. `id` changes when the state changes, and is the same on every
     server. `data` is `document` in JSON."""
 
@@ -60,10 +60,10 @@ class RunWatch:
         self._fresh_s, self._clock = fresh_s, clock
         self._readings: OrderedDict[tuple[str, str | None], _Reading] = OrderedDict()
 
-    async def look(self, name: str, store: Store, run: str) -> Look:
+    async def state(self, name: str, store: Store, run: str) -> RunState:
         """Return the state of `run` in the store called `name`. If the state in memory is older than `fresh_s` seconds,
         it is read again; if reading takes long, the older state is returned."""
-        return await self._fresh((name, run), lambda: look_at(store, run))
+        return await self._fresh((name, run), lambda: read_state(store, run))
 
     async def runs(self, name: str, store: Store) -> tuple[list[str], str | None]:
         """Return the names of all runs of the store called `name`, and the name of the run that finished last."""
@@ -92,11 +92,11 @@ class RunWatch:
             entry.task = None
 
 
-def look_at(store: Store, run: str) -> Look:
+def read_state(store: Store, run: str) -> RunState:
     """Read the state of a run from its store. Raises HttpProblem when the store or the run does not exist."""
     check_run(store, run)
     current = standing(store, run)
     document = run_document(store, current)
     lasting = json_text({k: v for k, v in document.items() if k not in RESTLESS}, sort_keys=True)
     digest = hashlib.blake2b(lasting.encode(), digest_size=8).hexdigest()
-    return Look(f"{current.attempt}-{digest}", document, current.ended, json_text(document).encode())
+    return RunState(f"{current.attempt}-{digest}", document, current.ended, json_text(document).encode())

@@ -8,10 +8,12 @@ folder that got a new entry, before they return, because a commit may depend on 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import io
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -154,6 +156,17 @@ class Store:
         if self.local is not None:
             return self.at(path)
         return self.remote.fetch(path, scratch, size, version, needs)
+
+    def download(self, path: str, local: str) -> None:
+        """Copy a file to the new file `local` of this machine, past the cache. Raises FileNotFoundError when it does
+        not exist."""
+        if self.local is not None:
+            shutil.copyfile(self.local / path, local)
+            return
+        entry = self.remote.head(path)
+        if entry is None:
+            raise FileNotFoundError(errno.ENOENT, "no such object", self.at(path))
+        self.remote.download(path, local, entry.size)
 
     def checked(self, path: str, sha256: str, scratch: str, *, size: int | None = None) -> str:
         """Return the path, on local disk, of a file with the content of `path`, after its hash was compared with

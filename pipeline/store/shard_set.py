@@ -76,12 +76,9 @@ def manifest_of(store: Store, folder: str, sha256: str = "",
     pinned = f"{folder}/shards-{sha256[:16]}.json"
     path = pinned if sha256 and store.exists(pinned) else f"{folder}/{MANIFEST}"
     try:
-        contents = json.loads(read(store, path))
+        manifest = Manifest.loads(read(store, path), store.at(path))
     except FileNotFoundError:
         raise NoSet(f"{store.at(path)}: no shard set there; run the recipe that writes it") from None
-    except ValueError as e:
-        raise ShardError(f"{store.at(path)}: not JSON ({e}); run the recipe that writes it again") from e
-    manifest = Manifest.from_json(contents, store.at(path))
     if sha256 and manifest.sha256 != sha256:
         raise NoSet(f"{store.at(path)}: holds another shard set than the run has read; restore the shards of the run, "
                     f"or name a later run")

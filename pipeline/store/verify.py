@@ -214,7 +214,7 @@ def _manifests(store: Store) -> Iterator[tuple[str, str]]:
 
 
 def _shard_set(store: Store, path: str) -> Manifest:
-    return Manifest.from_json(json.loads(store.read(path)), path)
+    return Manifest.loads(store.read(path), path)
 
 
 def _packings(store: Store) -> list[str]:

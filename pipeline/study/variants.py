@@ -100,10 +100,13 @@ def load_variant(variant: DataVariant, added: Sequence[str], allow_custom: bool,
 
 
 def _refuse_unread(variant: DataVariant, recipe: Recipe, unchanged: Recipe) -> None:
-    """Raise StudyError if a change of `variant` adds a source or dataset to the recipe `unchanged` that no dataset and
-    no entry of `shards:` in its own `recipe` reads. Such a variant would train on the data of the unchanged recipe."""
-    read = {name for dataset in recipe.datasets.values() for name in dataset.inputs}
+    """Raise StudyError if a change of `variant` adds a source or dataset to the recipe `unchanged` that no dataset, no
+    entry of `shards:` and no tokenizer in its own `recipe` reads. Such a variant would train on the data of the
+    unchanged recipe."""
+    read = {name for dataset in recipe.datasets.values() for name in (*dataset.inputs, *dataset.against)}
     read |= {name for shards in recipe.shards.values() for name in shards.inputs}
+    if recipe.tokenizer is not None and recipe.tokenizer.train is not None:
+        read |= set(recipe.tokenizer.train.inputs)
     names = {"sources": list(unchanged.sources), "datasets": list(unchanged.datasets)}
     for change in variant.changes:
         section, _, rest = change.partition("=")[0].partition(".")

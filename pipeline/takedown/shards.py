@@ -60,7 +60,7 @@ def stored_sets(store: Store) -> Iterator[tuple[str, Manifest]]:
     for path in store.list("shards"):
         if _SET.fullmatch(path):
             folder = path.rpartition("/")[0]
-            manifest = Manifest.from_json(json.loads(store.read(path)), store.at(path))
+            manifest = Manifest.loads(store.read(path), store.at(path))
             if (folder, manifest.sha256) not in seen:
                 seen.add((folder, manifest.sha256))
                 yield folder, manifest

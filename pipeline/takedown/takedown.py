@@ -15,6 +15,7 @@ from pipeline.base.files import file_sha256
 from pipeline.base.scratch import Scratch
 from pipeline.cluster.attempts import utc_now
 from pipeline.store.cache import cache_for
+from pipeline.store.copies import noted_copies
 from pipeline.store.dataset import PartToPublish, publish_again, published_folders, published_parts, remove_earlier
 from pipeline.store.fs import Store
 from pipeline.store.garbage import NODES, collect_garbage
@@ -43,7 +44,8 @@ class NothingToTakeDown(TokenmillError):
 
 def survey(store: Store, log: LogView, wanted: Tombstones, only: bool) -> tuple[Matches, dict[str, Any]]:
     """Find the documents that a takedown would remove, and say where the store holds them: {records, parts, shards,
-    labels, exports}. Raises NothingToTakeDown when there are none, or when all are gone already."""
+    labels, exports}. `outside` are the folders outside the store that may hold them, too, which the takedown does not
+    change. Raises NothingToTakeDown when there are no such documents, or when all are gone already."""
     matches = find(store, log, wanted, only)
     if not matches.ids:
         entries = wanted.ids | wanted.urls | wanted.domains
@@ -68,7 +70,8 @@ def survey(store: Store, log: LogView, wanted: Tombstones, only: bool) -> tuple[
                     for record in _records(store, log, matches.ids, bool(sets))],
         "parts": [{"path": part.path, "key": part.key, "rows": rows} for folder in published_folders(store)
                   for part in published_parts(store, folder) if (rows := rows_of(store, part.path, matches.ids))],
-        "shards": sets, "labels": list(_labels(store, matches.ids)), "exports": _exports(store, sets)}
+        "shards": sets, "labels": list(_labels(store, matches.ids)), "exports": _exports(store, sets),
+        "outside": [asdict(copy) for copy in noted_copies(store)]}
 
 
 def begin(store: Store, log: Log, wanted: Tombstones, reason: str, only: bool) -> tuple[Takedown, Matches]:

@@ -31,6 +31,8 @@ class Explanation:
     similarity: float              # Jaccard similarity of their sets of word n-grams
     threshold: float | None        # the setting `verify`; None: the similarity is not checked, shared bands decide
     containment: float | None      # the setting `containment`
+    boilerplate: float | None      # the setting `boilerplate`; None: whole texts are compared
+    recorded_similarity: float | None      # what the run noted; with `boilerplate`, of the texts without it
     contained: float               # share of the removed text's n-grams that the kept text also has
     removed_ngrams: int            # distinct n-grams of the removed text, of the kept text, and of both
     kept_ngrams: int
@@ -43,22 +45,26 @@ class Explanation:
     only_kept: tuple[str, ...]
 
     @property
-    def confirmed(self) -> bool:
-        """Return whether the step `minhash` may remove the removed text because of the kept one. Its setting
-        `boilerplate` is not taken into account."""
+    def confirmed(self) -> bool | None:
+        """Return whether the step `minhash` may remove the removed text because of the kept one. With `boilerplate`,
+        the similarity that the run noted decides, because two texts do not tell what is boilerplate. None: it is not
+        known."""
+        similarity = self.similarity if self.boilerplate is None else self.recorded_similarity
+        if similarity is None:
+            return None
         inside = (self.containment is not None and self.removed_ngrams <= self.kept_ngrams
                   and self.contained >= self.containment)
-        return self.shared_bands > 0 and (not self.threshold or self.similarity >= self.threshold or inside)
+        return self.shared_bands > 0 and (not self.threshold or similarity >= self.threshold or inside)
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "confirmed": self.confirmed}
 
 
 def explain(removed: str, kept: str, config: Mapping[str, Any] | None = None, *, languages: tuple[str, str] = ("", ""),
-            excerpts: int = 5, words: int = 40) -> Explanation:
+            recorded: float | None = None, excerpts: int = 5, words: int = 40) -> Explanation:
     """Compare two texts, in the languages `languages`, as the recipe step `minhash` does with the settings `config`.
-    The result quotes at most `excerpts` stretches of each text that no common word n-gram covers, with at most `words`
-    words each.
+    `recorded` is the similarity that the run noted. The result quotes at most `excerpts` stretches of each text that no
+    common word n-gram covers, with at most `words` words each.
 
     `shared_bands` may differ from what it was in the deduplication, which computed signatures before personal data was
     scrubbed. Stored texts are scrubbed.
@@ -78,7 +84,7 @@ def explain(removed: str, kept: str, config: Mapping[str, Any] | None = None, *,
         shared = int((keys[0] == keys[1]).sum())
     return Explanation(
         similarity=similarity, threshold=None if c.verify == "record" else c.verify or None, containment=c.containment,
-        contained=len(common) / len(a) if len(a) else 0.0,
+        boilerplate=c.boilerplate, recorded_similarity=recorded, contained=len(common) / len(a) if len(a) else 0.0,
         removed_ngrams=len(a), kept_ngrams=len(b), common_ngrams=len(common), shared_bands=shared, bands=c.bands,
         detection=1 - (1 - similarity**c.rows) ** c.bands, equal_text=same_text(removed) == same_text(kept),
         only_removed=_uncovered_stretches(stage, *both_texts[0], hashes[0], common, excerpts, words),

@@ -110,9 +110,10 @@ class IndexedBarrier(Barrier):
     indexes."""
 
     @property
-    def indexable(self) -> bool:
-        """Whether the step can make an index: whether what it keeps does not depend on later documents."""
-        return True
+    def no_index(self) -> str:
+        """Why the step can make no index, because what it keeps depends on later documents, and what to change. "" if
+        it can make one."""
+        return ""
 
     def waves(self, parts: Sequence[PartRef], against: Sequence[DedupIndex] = ()) -> list[Wave]:
         raise NotImplementedError

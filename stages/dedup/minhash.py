@@ -28,14 +28,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import field_validator, model_validator
 
 from stages.barrier import COUNT, Done, FileRef, PartRef, TaskDraft, Wave, write_slice
 from stages.dedup import curve
-from stages.dedup.boilerplate import boilerplate_limits
+from stages.dedup.boilerplate import COPIES, MEMORY_MB, boilerplate_limits
 from stages.dedup.cluster import cluster_waves
 from stages.dedup.fragment import (
     CONTAINED,
@@ -57,10 +57,6 @@ from stages.dedup.signature import MinHashSignature, SignatureConfig, load_token
 from stages.dedup.survivor import DEFAULT
 from stages.stage import SettingsError, decision, keyed_settings
 from stages.task import Counters, Cursor, Inputs, Out
-
-if TYPE_CHECKING:
-
-    pass
 
 
 def _number(value: Any) -> Any:
@@ -93,9 +89,9 @@ class MinHash(IndexedBarrier):
     shares a band with it and has at least as many n-grams. A text is thus never removed because it contains a shorter
     one. `prefer` names other preferences than priority and length.
 
-    With `boilerplate: 0.05`, shingles that more than 5 % of the documents of an input of the dataset have are left out
-    when two texts are compared, unless less than a tenth of one of them would be left. Only documents of the same
-    cluster are counted.
+    With `boilerplate: 0.05`, shingles that more than 5 % of the documents of an input of the dataset have, and more
+    than 10 documents, are left out when two texts are compared, unless less than a tenth of one of them would be left.
+    Only documents of the same cluster are counted.
 
     `recall` replaces `bands` and `rows`. They are then chosen so that two documents of similarity `verify` share a band
     with at least this probability. `tokenmill plan` prints the probabilities for other similarities.
@@ -128,8 +124,9 @@ class MinHash(IndexedBarrier):
             None, "chooses bands and rows so that at least this share of the pairs of similarity `verify` is compared",
             gt=0, lt=1, added=True)
         boilerplate: float | None = decision(
-            None, "shingles that more than this share of the documents of a source have are left out when texts are "
-                  "compared, if a tenth of each text is left", gt=0.001, lt=1, added=True)
+            None, f"shingles that more than this share of the documents of an input have, and more than {COPIES} "
+                  "documents, are left out when texts are compared, if a tenth of each text is left",
+            gt=0.001, lt=1, added=True)
         max_comparisons: int = decision(128, "most kept documents that one document is compared with; those that share "
                                              "the most bands come first", ge=1)
         against: tuple[str, ...] = against_setting()
@@ -205,8 +202,11 @@ class MinHash(IndexedBarrier):
         return "stages.dedup.signature:MinHashSignature", self._signature()
 
     @property
-    def indexable(self) -> bool:
-        return _verifies(self.config) and self.config.boilerplate is None
+    def no_index(self) -> str:
+        if not _verifies(self.config):
+            return "it compares no texts; set verify: 0.75 in the recipe, and run it again"
+        return "" if self.config.boilerplate is None else (
+            "its boilerplate depends on all documents of a run; remove boilerplate from the recipe, and run it again")
 
     def _signature(self) -> dict[str, Any]:
         return {k: v for k, v in keyed_settings(self.config).items() if k in SignatureConfig.model_fields}
@@ -268,7 +268,7 @@ class MinHash(IndexedBarrier):
                 shared["$volatile"] |= {"tokenizer": config.tokenizer} if config.tokenizer else {}
             for b in range(buckets if shared["candidates"] else 0):
                 yield TaskDraft(task, {**shared, "bucket": b}, size // buckets,
-                                f"clusters {b + 1}/{buckets}", 1500)
+                                f"clusters {b + 1}/{buckets}", 1500 + (MEMORY_MB if config.boilerplate else 0))
 
         def slices(done: Done) -> Iterator[TaskDraft]:
             # shared by all groups, so that the store writes the lists once

@@ -79,6 +79,9 @@ class SignatureConfig(StageConfig):
         if self.words == "language" and self.dialect != "datatrove":
             raise ValueError("words: language is for dialect: datatrove; the words of other dialects are the same in "
                              "all languages: leave it out, or set dialect: datatrove")
+        if self.hash == "xxhash" and self.dialect != "datatrove":
+            raise ValueError(f"hash: xxhash is for dialect: datatrove; dialect: {self.dialect} has a hash of its own: "
+                             "leave it out, or set dialect: datatrove")
         return self
 
 

@@ -38,7 +38,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.base.parquet import open_parquet
-from stages.dedup.boilerplate import Boilerplate, similarity_without
+from stages.dedup.boilerplate import Boilerplate, Remainders
 from stages.dedup.cluster import MEMBER
 from stages.dedup.fragment import (
     CONTAINED,
@@ -187,7 +187,8 @@ class Verify:
     The task writes two exchange files, both in buckets by number of the group. `verdicts.seg` has a VERDICT record for
     every document of every cluster. `near.seg` is about pairs of kept documents that were compared and whose similarity
     is at least RESEMBLING: each document of a pair gets a NEAR record that names the other one. Memory holds a block of
-    candidates, the largest cluster, and the cache of shingle sets.
+    candidates, the largest cluster, the cache of shingle sets, and with `boilerplate` MEMORY_MB more
+    (`stages.dedup.boilerplate`).
     """
 
     name = "minhash_verify"
@@ -231,9 +232,9 @@ class ClusterJudge:
         self.bands, self.counts = candidates["bands"], candidates["count"].tolist()
         #: where the shingle set of each candidate is: arguments of `ShingleSetReader.get`
         self.where = list(zip(file.tolist(), candidates["offset"].tolist(), self.counts, candidates["sum"].tolist()))
-        #: what many documents of a source share is left out of the comparison: the limits, and that of the cluster
         self.boilerplate = Boilerplate(**args["boilerplate"]) if args.get("boilerplate") else None
-        self.left_out = np.zeros(0, np.uint64)
+        #: compares documents of the cluster without its boilerplate; None if it has none
+        self.remainders: Remainders | None = None
         self.near: list[tuple[int, int, float]] = []
         self.removals: list[tuple[int, int, float, int]] = []          # values of _REMOVAL
 
@@ -265,7 +266,8 @@ class ClusterJudge:
         index = {} if index is None else index
         survivors = 0
         if self.boilerplate is not None:
-            self.left_out = self.boilerplate.of(self.candidates["source"][start:stop], lambda i: self._set(start + i))
+            left_out = self.boilerplate.of(self.candidates["source"][start:stop], lambda i: self._set(start + i))
+            self.remainders = Remainders(left_out, self._set) if len(left_out) else None
         for i in range(start, stop):
             twin, similarity, near = self._twin(i, start, index)
             if twin is not None:
@@ -322,7 +324,7 @@ class ClusterJudge:
         for j in sorted(shared, key=lambda j: (-shared[j], j)):
             other_size = self.counts[j]
             fits = bool(self.containment) and size <= other_size           # the kept one may contain it
-            if (not fits and not len(self.left_out)
+            if (not fits and self.remainders is None
                     and min(size, other_size) / max(size, other_size, 1) < self.threshold):
                 continue                               # no two sets of these sizes reach that similarity
             if compared == self.cap:
@@ -330,7 +332,8 @@ class ClusterJudge:
                 break
             compared += 1
             self.counters["comparisons"] += 1
-            similarity = similarity_without(self.left_out, self._set(i), self._set(j))
+            similarity = (jaccard(self._set(i), self._set(j)) if self.remainders is None
+                          else self.remainders.similarity(i, j))
             if similarity >= self.threshold or (fits and contained(similarity, size, other_size) >= self.containment):
                 return j, similarity, []
             if similarity >= RESEMBLING:

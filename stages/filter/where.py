@@ -126,9 +126,9 @@ class Where(Stage):
                                                                     else {})}
 
     def bounds(self) -> list[Bound]:
-        sides: tuple[Literal["min", "max"], ...] = ("min", "max")
-        return [Bound(name, f"signals.{name}.{side}", side, value) for name, condition in self.config.signals.items()
-                for side in sides if (value := getattr(condition, side)) is not None]
+        sides: tuple[tuple[str, Literal["min", "below"]], ...] = (("min", "min"), ("max", "below"))
+        return [Bound(name, f"signals.{name}.{field}", side, value) for name, condition in self.config.signals.items()
+                for field, side in sides if (value := getattr(condition, field)) is not None]
 
     def process(self, doc: Document) -> str | None:
         return self.verdict(doc)

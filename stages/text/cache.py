@@ -57,7 +57,8 @@ def rules_paths(languages: Iterable[str]) -> list[Path]:
 
 
 def _export(paths: dict[str, Path]) -> None:
-    command = [sys.executable, "-m", "stages.text.spacy_export"]
+    # -P: of a submitted recipe, the current folder is one that others may write to
+    command = [sys.executable, "-P", "-m", "stages.text.spacy_export"]
     command += [word for language, path in paths.items() for word in (language, str(path))]
     root = str(Path(__file__).resolve().parents[2])
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])))

@@ -1,4 +1,4 @@
-"""A run whose documents attack whoever looks at them. Its report and all its pages show the documents as text, and
+"""Runs whose documents attack whoever looks at them. Their reports and all pages show the documents as text, and
 nothing else happens. (`open_page` fails a test for any dialog, console error or request to another host.)"""
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (top / "in" / "<img src=x onerror=alert(1)>.jsonl").write_text(
         "".join(json.dumps(document) + "\n" for document in attacks()) + "<script>alert(1)</script> is no JSON\n")
     (top / "recipe.yaml").write_text(RECIPE)
-    run_recipe(load_recipe(top / "recipe.yaml", []), str(top / "store"), make_backend=make_backend("inline", 1, None))
+    for run, settings in (("first", ["datasets.clean.steps.gopher_quality.min_doc_words=300"]), ("second", [])):
+        run_recipe(load_recipe(top / "recipe.yaml", settings), str(top / "store"), run=run,
+                   make_backend=make_backend("inline", 1, None))
     return top / "store"
 
 
@@ -78,14 +80,17 @@ def test_pages_show_attacks_as_text(root: Path, open_page: Callable[..., Page]) 
         page.goto("/stores/main/datasets/clean?kind=dropped")
         documents = page.locator("ol.documents h3 a").evaluate_all("(a) => a.map((e) => e.getAttribute('href'))")
         assert len(documents) == 50
-        for address in [*kinds_of_pages(settings), *documents]:
+        compared = "/stores/main/compare?before=first&after=second&examples=50"
+        page.goto(compared)
+        assert page.locator("ol.documents > li").count() > 50
+        for address in [*kinds_of_pages(settings), *documents, compared]:
             page.goto(address)
             assert page.locator(FOREIGN).count() == 0, address
             assert page.locator("main").count() == 1, address
 
 
 def test_a_report_shows_attacks_as_text(root: Path, open_page: Callable[..., Page]) -> None:
-    [file] = root.glob("runs/*/report.html")
+    file = root / "runs/second/report.html"
     with serving(settings_of({"main": root})) as origin:
         page = open_page(origin)
         for address in (f"/api/v1/stores/main/runs/{file.parent.name}/report.html", file.as_uri()):

@@ -23,8 +23,10 @@ def addresses(root: Path, hostile: Path) -> list[str]:  # noqa: F811
     """An address of every kind of page of a real store, and of a store in which all names are hostile."""
     pages = [*kinds_of_pages(settings_of({"main": root})), *kinds_of_pages(settings_of({"evil": hostile})), "/login",
              *(f"/stores/main/datasets/clean/label?by=me&draw=random&run={run.name}" for run in root.glob("runs/*"))]
-    assert {"/stores/main/queue", "/stores/main/datasets/clean/labels", "/stores/evil/runs/evil/assets",
-            *(f"/stores/main/runs/{run.name}/assets" for run in root.glob("runs/*"))} <= set(pages)
+    wanted = {"/stores/main/queue", "/stores/main/datasets/clean/labels", "/stores/evil/runs/evil/assets"}
+    for run in root.glob("runs/*"):
+        wanted |= {f"/stores/main/runs/{run.name}/assets", f"/stores/main/compare?after={run.name}"}
+    assert wanted <= set(pages)
     assert len(pages) > 18 and any("/tune?" in address for address in pages), pages
     return list(dict.fromkeys(pages))
 

@@ -1,5 +1,5 @@
 """What a user of the service does, in a browser: submit a recipe, watch its run, cancel another run, move a threshold,
-save the recipe, and run it. Drivers are real processes."""
+save the recipe, run it, and compare the two runs. Drivers are real processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.fs import Store
 from tests.browser.conftest import serving, settings_of
-from tests.browser.pages import faults
+from tests.browser.pages import faults, tab_order
 from tests.corpus import sentences
 
 pytestmark = pytest.mark.slow
@@ -131,6 +131,24 @@ def test_a_threshold_is_moved_saved_and_run(site: Path, origin: str, open_page: 
     assert [int(made.nth(i).inner_text()) for i in (0, 1)] == [counts[1], counts[0]]
     expect(page.get_by_role("link", name="Driver's log")).to_be_visible()
     assert faults(page) == []
+    page.get_by_role("link", name="Compare with first").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("first → longer")
+    keys = page.get_by_role("region", name="Keys of the recipe that differ")
+    expect(keys.get_by_role("row").nth(1)).to_have_text(re.compile(r"min_doc_words\s*50\s*100"))
+    changed = page.get_by_role("region", name="What changed in clean").get_by_role("cell").first
+    expect(changed).to_have_text(str(counts[0] - counts[1]))
+    assert faults(page) == [] and tab_order(page) == []
+    document = page.locator("ol.documents h4 a").first
+    id = document.inner_text()
+    document.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text(id)
+    expect(page.locator("main")).to_contain_text("gopher_short_doc")
+    page.goto("/stores/s")
+    page.get_by_role("combobox", name="Before").select_option("longer")
+    page.get_by_role("combobox", name="After").select_option("first")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("longer → first")
     page.goto("/stores/s")
     shown = page.get_by_role("region", name=re.compile("Datasets")).get_by_role("link", name="kept of clean")
     expect(shown).to_have_text(re.compile(rf"^{counts[1]}\b"))

@@ -115,11 +115,14 @@ def test_urls_and_domains_name_documents_and_stay_out_of_other_recipes(site, opt
 
 def test_a_dry_run_changes_nothing_and_says_what_would_go(site, capsys):
     store = Store(str(site / "store"))
+    assert tokenmill("shards", "export", site / "store/shards/web/split=train", "--format", "olmo", "--out",
+                     site / "web-olmo", "--quiet") == 0
     before = state(store)
     urls = listing(site, "urls.txt", f"{HOST}/kept", f"{HOST}/nowhere")
     assert tokenmill("takedown", "--urls", urls, "--dry-run", "--store", store.root) == 0
     out, err = capsys.readouterr()
     assert "2 documents would be removed, 1 of them as near-duplicates" in out and "shards/web/split=train" in out
+    assert f"outside the store, and not changed: {site}/web-olmo (on " in out
     assert err.strip() == f"no document matches {HOST}/nowhere"
     assert state(store) == before
 

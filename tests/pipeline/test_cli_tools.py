@@ -78,6 +78,24 @@ def test_inspect_names_the_mistake(site, tokenmill):
     assert tokenmill("inspect", "clean", *at, "-n", "-3").code == 2
 
 
+# -- dedup index -----------------------------------------------------------------------------------------------------
+def test_index_names_each_step_of_which_none_can_be_made(tmp_path, tokenmill):
+    """A step with `boilerplate` would otherwise be missing from the folder without a word."""
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "page {n} of a few words"}}\n' for n in range(3)))
+    lines = ["version: 1", f"sources: {{web: {{read: jsonl, path: {tmp_path}/a.jsonl}}}}",
+             "datasets:", "  both: {from: web, steps: [exact, {minhash: {boilerplate: 0.05}}]}",
+             "  one: {from: both, steps: [{minhash: {verify: null}}]}"]
+    (tmp_path / "recipe.yaml").write_text("\n".join(lines))
+    at = ("--store", tmp_path / "store", "--backend", "inline")
+    assert tokenmill("run", tmp_path / "recipe.yaml", "--name", "first", "--quiet", *at).code == 0
+    done = tokenmill("dedup", "index", "first", "both", "--out", tmp_path / "both.index", "--quiet", *at)
+    assert done.code == 0 and not done.out
+    assert "warning: no index can be made of the step minhash of 'both': its boilerplate" in done.err
+    refused = tokenmill("dedup", "index", "first", "one", "--out", tmp_path / "one.index", *at)
+    assert refused.code == 1 and "minhash of 'one': it compares no texts; set verify: 0.75" in refused.err
+    assert not (tmp_path / "one.index").exists()
+
+
 # -- dedup explain ---------------------------------------------------------------------------------------------------
 def removed(site: Path, stage: str) -> str:
     return rows(site / "store/dropped/deduped", f"select id from PARTS where stage = '{stage}' order by id")[0][0]

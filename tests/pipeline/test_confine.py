@@ -101,6 +101,8 @@ def test_a_wildcard_meets_no_link_that_leads_out(top):
     ("tokenizer: {load: out}", "tokenizer.load"),
     ("train: {model: {from: /etc/model}}", "train.model.from"),
     ("train: {init: {from: /etc/model}}", "train.init.from"),
+    ("train: {evaluate: {tasks: {tasks: [arc_easy, out/own.yaml], data: docs}}}", "train.evaluate.tasks.tasks[1]"),
+    ("train: {evaluate: {tasks: {tasks: arc_easy, data: /etc}}}", "train.evaluate.tasks.data"),
     ("datasets: {d: {from: x, steps: [{url: {domains: /etc/hosts}}]}}", "datasets.d.steps[0].url.domains"),
     ("datasets: {d: {from: x, steps: [{perplexity: {models: {en: /etc/lm}}}]}}",
      "datasets.d.steps[0].perplexity.models.en"),
@@ -129,7 +131,8 @@ def test_code_may_name_what_its_files_define(top):
 
 def test_values_of_wrong_types_are_left_to_validation(top):
     for text in ("sources: 3", "sources: {docs: 3}", "sources: {docs: {path: {a: 1}}}", "datasets: [1]", "code: 3",
-                 "datasets: {d: {steps: 3}}", "datasets: {d: {steps: [3, null, {url: 3}]}}", "tokenizer: 3"):
+                 "datasets: {d: {steps: 3}}", "datasets: {d: {steps: [3, null, {url: 3}]}}", "tokenizer: 3",
+                 "sources: {docs: {read: [text], path: docs}}", "train: {evaluate: {tasks: [3]}}"):
         refused(top, text)
 
 

@@ -18,12 +18,13 @@ from pipeline.report import sampled
 from pipeline.report.distributions import histogram, sections
 from pipeline.report.domains import domain_section
 from pipeline.report.nodes import NodeFigures
-from pipeline.report.signals import score_bins, signal_section, tried
+from pipeline.report.signals import measured, score_bins, signal_section, tried
 from pipeline.store.fs import Store
 from pipeline.store.parts import PartWriter, document_schema
 from pipeline.store.records import FileInfo, PartRecord
 from stages.document import Document
 from stages.filter.gopher_quality import GopherQuality
+from stages.filter.language import Language
 from stages.filter.where import Where
 
 
@@ -32,9 +33,20 @@ def test_bins_are_those_of_the_tally(values):
     assert score_bins(np.array(values)).tolist() == [score_bin(v) for v in values]
 
 
-def test_other_thresholds_stand_around_the_one_set():
-    assert tried(50.0) == [25, 40, 50, 62, 100] and tried(0.2) == [0.1, 0.16, 0.2, 0.25, 0.4]
-    assert tried(0.0) == [0] and tried(-2.0) == [-4, -2, -1], "whole numbers stay whole, and none stands twice"
+@pytest.mark.parametrize(("stage", "key", "thresholds"), [
+    (GopherQuality(min_doc_words=50), "min_doc_words", [25, 40, 50, 62, 100]),
+    (Where(signals={"s": {"min": 0.2}}), "signals.s.min", [0.1, 0.16, 0.2, 0.25, 0.4]),
+    (Where(signals={"s": {"min": 0.0}}), "signals.s.min", [0]),
+    (Where(signals={"s": {"min": -2.0}}), "signals.s.min", [-4, -2, -1]),       # whole, and none stands twice
+    # what a recipe refuses is not tried
+    (Language(model="whatlang", min_script_share=0.9), "min_script_share", [0.45, 0.72, 0.9]),    # le=1
+    (GopherQuality(min_stop_words=1), "min_stop_words", [1, 2]),                                  # whole numbers only
+    (Where(signals={"a.b": {"min": 0.5, "max": 0.6}}), "signals.a.b.min", [0.25, 0.4, 0.5]),      # min < max
+    (Where(signals={"a.b": {"min": 0.5, "max": 0.6}}), "signals.a.b.max", [0.6, 0.75, 1.2]),
+])
+def test_other_thresholds_that_a_recipe_may_have_stand_around_the_one_set(stage, key, thresholds):
+    [bound] = [bound for bound in stage.bounds() if bound.key == key]
+    assert tried(bound, stage.config) == thresholds
 
 
 def test_bounds_follow_the_settings():
@@ -42,7 +54,7 @@ def test_bounds_follow_the_settings():
     assert ("gopher_words", "min_doc_words", "min", 7.0) in off
     assert not {"max_doc_words", "max_symbol_word_ratio"} & {b.key for b in off}, "0 and null switch a rule off"
     assert [tuple(b) for b in Where(signals={"a": {"min": 1, "max": 2}, "b": [3]}).bounds()] == [
-        ("a", "signals.a.min", "min", 1.0), ("a", "signals.a.max", "max", 2.0)]
+        ("a", "signals.a.min", "min", 1.0), ("a", "signals.a.max", "below", 2.0)]
 
 
 def nodes(store: Store, values: list[tuple[float | None, bool]], tasks: int,
@@ -67,7 +79,7 @@ def nodes(store: Store, values: list[tuple[float | None, bool]], tasks: int,
             "0:step": {"in": len(mine), "dropped": {"r": {"x": gone}} if gone else {}, "cpu_s": 0.0}}}
         records.append(PartRecord(f"{random.Random(task).getrandbits(128):032x}", "documents", "d", "a", files,
                                   counters))
-    bounds = [{"signal": "s", "key": "least", "side": "min", "value": 0.5}]
+    bounds = measured("step", Where(signals={"s": {"min": 0.5}}))["bounds"]
     return [
         NodeFigures(
             {
@@ -133,6 +145,14 @@ def test_estimates_where_not_all_parts_are_read(tmp_path: Path, monkeypatch: pyt
         assert abs(at["docs"] - sum(v >= at["value"] for v, _ in there)) < 0.06 * len(there)
     again = nodes(Store(str(tmp_path)), values, 20)
     assert signal_section(Store(str(tmp_path)), again) == section, "the choice is the same each time"
+
+
+def test_the_end_of_a_half_open_range_does_not_pass(tmp_path: Path):
+    passes = nodes(Store(str(tmp_path)), [(value, value < 10) for value in (3.0, 5.0, 10.0, 20.0)], 1)
+    passes[0].measures = [measured("step", Where(signals={"s": {"max": 10}}))]
+    [signal] = signal_section(Store(str(tmp_path)), passes)["signals"]
+    assert [(at["value"], at["docs"]) for at in signal["bounds"][0]["at"]] == [
+        (5, 1), (8, 2), (10, 2), (12, 3), (20, 3)]
 
 
 def test_rows_of_a_large_part_stand_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.app import run_command
-from pipeline.cli.transfer import MARK
+from pipeline.cli.incomplete import MARK
 from pipeline.store.fs import Store
 from pipeline.store.remote import Remote
 from tests.tokenizer.exports import corpus, tree

@@ -192,9 +192,12 @@ def test_variants_are_named_by_file_or_by_change(site):
                                                  ("n", "a.yaml")]
 
 
-def test_a_variant_may_add_a_dataset_that_is_read(site):
-    made = study(site, [["x", "datasets.more={from: raw, steps: []}", "shards.text.from=more"]])
-    assert "more" in made.recipes[1].datasets and "more" not in made.recipes[0].datasets
+@pytest.mark.parametrize(("source", "change", "options"), [
+    ("raw", "shards.text.from=more", {}), ("other", "datasets.last.steps.exact.against=[more]", {}),
+    ("raw", "tokenizer.train.from=more", {"tokenizers": True})])
+def test_a_variant_may_add_a_dataset_that_is_read(site, source, change, options):
+    loaded = study(site, [["x", f"datasets.more={{from: {source}, steps: [exact]}}", change]], **options)
+    assert "more" in loaded.recipes[1].datasets and "more" not in loaded.recipes[0].datasets
 
 
 def test_an_unknown_key_of_a_variant_names_the_nearest_one(site):

@@ -38,9 +38,9 @@ EVIL = ("<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\" onfocus
         "<!--", "]]>", "<base href=https://evil.example>", "<meta http-equiv=refresh content=0>")
 #: all that a page may be made of
 TAGS = re.compile(
-    "html|head|meta|title|link|script|body|a|header|nav|form|input|button|span|main|h1|h2|h3|div|p|b|code|pre|ol|ul|li|"
+    "html|head|meta|title|link|script|body|a|header|nav|form|input|button|span|main|h[1-5]|div|p|b|code|pre|ol|ul|li|"
     "section|table|caption|thead|tbody|tr|th|td|progress|dl|dt|dd|details|summary|label|select|option|fieldset|legend|"
-    "bdi|del|ins|textarea|output|br|img|svg|g|rect|path|text")
+    "bdi|del|ins|mark|textarea|output|br|img|svg|g|rect|path|text")
 ATTRIBUTES = re.compile(
     "lang|charset|name|content|rel|href|nonce|src|defer|class|id|tabindex|method|action|type|value|max|for|required|"
     "autocomplete|maxlength|inputmode|selected|scope|dir|open|role|colspan|data-events|data-from|data-every|data-ended|"

@@ -252,6 +252,11 @@ def test_the_cells_of_a_cube_add_up_to_its_figures(sites):
         (s, lang) for s in ("web", "docs") for lang in ("en", "de", "fr")}
 
 
+def test_a_cube_has_no_threshold_that_a_recipe_would_refuse(sites):
+    cube = make_cube(playground(sites("passes", "all")), Changes(), 1, "min_script_share")
+    assert 0 <= cube.edges[0] < cube.edges[-1] <= 1                # many documents have a share of 1
+
+
 def test_a_cube_stands_while_other_changes_stand(sites):
     game = playground(sites("english", "until-drop"))
     cube = make_cube(game, Changes({3: {"line_punct_thr": 0.6}}), 1, "min_doc_words")

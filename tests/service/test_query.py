@@ -19,7 +19,7 @@ from pipeline.base.clock import Clock
 from pipeline.service.answer_memory import AnswerMemory
 from pipeline.service.duck import Busy, Cancelled, Database, QueryError, QueryLimits, Stop, TooDear
 from pipeline.service.filters import Filter, SignalRange, SortOrder
-from pipeline.service.parts import NoDataset, PublishedPart, StillChecking
+from pipeline.service.parts import NoDataset, PublishedPart, StillChecking, hash_of
 from pipeline.service.query import DocumentKind, PlaceGone, Queries
 from pipeline.service.reader import PartReader
 from pipeline.store.errors import DamagedFile
@@ -212,6 +212,18 @@ def test_a_repeated_question_reads_no_part_and_has_the_same_answer(tmp_path, mon
     assert repr(questions()) == repr(fresh) != repr(answers)
 
 
+def test_a_query_hashes_the_list_of_the_parts_once(store, monkeypatch):
+    queries, at, hashed = Queries(), DocumentKind(store, "kept", "d"), []
+    monkeypatch.setattr("pipeline.service.reader.hash_of", lambda parts: hashed.append(len(parts)) or hash_of(parts))
+    for ask in (lambda: queries.page(at, Filter(), SortOrder("id"), 5, queries.stop()),
+                lambda: queries.page(at, Filter(), SortOrder(), 5, queries.stop()),
+                lambda: queries.counts(at, Filter(), ["source"], queries.stop())):
+        for answer in ("new", "remembered"):
+            hashed.clear()
+            ask()
+            assert len(hashed) == 1, answer
+
+
 @pytest.mark.parametrize("ask", [
     lambda q, at: q.counts(at, Filter(), ["source"], q.stop()),
     lambda q, at: q.histogram(at, Filter(), "a", 5, q.stop()),
@@ -231,14 +243,15 @@ def test_a_remembered_answer_is_not_given_when_a_part_is_damaged(tmp_path, ask):
 
 
 def test_the_memory_of_answers_forgets_those_not_used_for_the_longest_time():
-    memory, parts = AnswerMemory(most=1000), [PublishedPart("datasets/d/p", "k", "n", 1, 1, "0" * 64)]
+    memory, part = AnswerMemory(most=1000), PublishedPart("datasets/d/p", "k", "n", 1, 1, "0" * 64)
+    parts = hash_of([part])
     for i in range(5):
         memory.put(parts, ("q", i), "x" * 200)
         assert memory.get(parts, ("q", 0)) == "x" * 200              # used again and again
     assert [memory.get(parts, ("q", i)) is None for i in range(5)] == [False, True, False, False, False]
-    memory.put(parts, "long", "x" * 600)
-    assert memory.get(parts, "long") is None and memory.get(parts, ("q", 4))
-    assert memory.get([parts[0]._replace(sha256="1" * 64)], ("q", 4)) is None
+    memory.put(parts, ("long",), "x" * 600)
+    assert memory.get(parts, ("long",)) is None and memory.get(parts, ("q", 4))
+    assert memory.get(hash_of([part._replace(sha256="1" * 64)]), ("q", 4)) is None
     for _ in range(9):
         memory.put(parts, ("q", 4), "y" * 240)                       # an answer that is put again counts once
     assert memory.get(parts, ("q", 0)) and memory.get(parts, ("q", 4)) == "y" * 240

@@ -201,8 +201,8 @@ def test_there_is_a_most_of_streams(store):
 def test_many_who_ask_at_once_share_one_look(store, monkeypatch):
     from pipeline.service import watch
 
-    looks, look_at = [], watch.look_at
-    monkeypatch.setattr(watch, "look_at", lambda *args: looks.append(1) or look_at(*args))
+    reads, read_state = [], watch.read_state
+    monkeypatch.setattr(watch, "read_state", lambda *args: reads.append(1) or read_state(*args))
     client = TestClient(create_app(ServiceSettings({"s": store.root}, look_s=3600.0)), base_url=BASE)
     with client:
         threads = [threading.Thread(target=client.get, args=(f"{RUNS}/first",)) for _ in range(20)]
@@ -210,23 +210,23 @@ def test_many_who_ask_at_once_share_one_look(store, monkeypatch):
             thread.start()
         for thread in threads:
             thread.join()
-    assert len(looks) == 1
+    assert len(reads) == 1
 
 
 def test_a_slow_look_holds_up_nobody_who_has_an_older_one(store, monkeypatch):
     from pipeline.service import watch
 
-    gate, look_at = threading.Event(), watch.look_at
+    gate, read_state = threading.Event(), watch.read_state
 
     async def main() -> None:
         seen = watch.RunWatch(0.0)
-        first = await seen.look("s", store, "first")
+        first = await seen.state("s", store, "first")
         monkeypatch.setattr(watch, "PATIENCE_S", 0.01)
-        monkeypatch.setattr(watch, "look_at", lambda *args: gate.wait() and look_at(*args))
+        monkeypatch.setattr(watch, "read_state", lambda *args: gate.wait() and read_state(*args))
         write_run(store, "first", docs=77)
-        assert await seen.look("s", store, "first") is first
+        assert await seen.state("s", store, "first") is first
         gate.set()
-        while (await seen.look("s", store, "first")).document["docs"] != 77:
+        while (await seen.state("s", store, "first")).document["docs"] != 77:
             pass
 
     asyncio.run(main())

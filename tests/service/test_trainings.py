@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import threading
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +291,9 @@ def test_a_spike_leads_to_its_documents_as_the_command_names_them(trained, capsy
     ("POST", "", {"run": "main", "overrides": ["metrics.wandb={project: x}"]}, 422, "overrides"),
     ("POST", "", {"run": "main", "overrides": ["train.init.from=/etc"]}, 422, "overrides"),
     ("POST", "", {"run": "main", "overrides": ["train.metrics.wandb={project: x}"]}, 422, "overrides"),
+    ("POST", "", {"run": "main", "overrides": ["evaluate.tasks.data=/etc"]}, 422, "overrides"),
+    ("POST", "", {"run": "main", "overrides": ["evaluate={tasks: {every: 5, tasks: [x.yaml], data: /}}"]}, 422,
+     "overrides"),
     ("POST", "", {"run": "main", "overrides": ["--out"]}, 422, "overrides"),
     ("POST", "", {"run": "main", "overrides": ["seed=\0"]}, 422, "overrides"),
     ("POST", "", {"run": "main", "ranks": 0}, 422, "ranks"), ("POST", "/nosuch/stop", {}, 404, "training"),
@@ -338,6 +342,21 @@ def test_of_two_servers_one_starts_a_training(trained, tmp_path):
     assert child.wait() == 2 and results.count(409) == 1          # the run that it is to train on does not exist
     assert len(list((trained / "trainings/twice").glob("*.process.json"))) == 1
     assert "nosuch" in (tmp_path / "twice/train.log").read_text()
+
+
+def test_processes_of_a_training_import_nothing_from_its_folder(trained, tmp_path, monkeypatch):
+    """Whoever may write to the folder could run code in this way."""
+    training = Training("planted", "main", tmp_path / "planted")
+    (training.folder / "trainer").mkdir(parents=True)
+    (training.folder / "trainer/__init__.py").write_text("raise SystemExit('planted')")
+    options: dict[str, Any] = {}
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen",
+                        lambda command, **given: options.update(given) or Namespace(pid=os.getpid()))
+        start(Store(trained), training, Options(), "operator")
+    ranks = [sys.executable, "-m", "trainer", "--help"]           # as trainer.launch.local starts them
+    output = subprocess.run(ranks, cwd=options["cwd"], env=options["env"], capture_output=True, text=True)
+    assert output.returncode == 0 and "planted" not in output.stderr
 
 
 def test_a_start_that_fails_does_not_bar_the_next(trained, tmp_path):

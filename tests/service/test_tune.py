@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -223,6 +224,19 @@ def test_mistakes_free_their_place(app):
 
 def test_nobody_asks_without_a_token(app):
     assert client(app, "x" * 24).get(PLACE).status_code == 401
+
+
+def test_a_cube_belongs_to_its_playground(monkeypatch):
+    """An object in the place of one that is gone has its id."""
+    class Game:
+        pass
+
+    monkeypatch.setattr("pipeline.service.tune.make_cube", lambda game, *_: type(game).__name__ + str(next(numbers)))
+    games, numbers = Playgrounds(), itertools.count()
+    cubes = [games.cube(Game(), Changes(), 0, "key") for _ in range(20)]
+    assert len(set(cubes)) == 20
+    game = Game()
+    assert games.cube(game, Changes(), 0, "key") == games.cube(game, Changes(), 0, "key")
 
 
 def test_datasets_leave_the_memory_when_others_need_it(site):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -10,10 +11,12 @@ import pytest
 
 from pipeline.store.fs import Store
 from stages.dedup import boilerplate
-from stages.dedup.boilerplate import Boilerplate, similarity_without
-from stages.dedup.fragment import Sizes
+from stages.dedup.boilerplate import MEMORY_MB, Boilerplate, Remainders, boilerplate_limits
+from stages.dedup.explain import explain
+from stages.dedup.fragment import PartGroup, Sizes
 from stages.dedup.minhash import MinHash
 from stages.stage import SettingsError
+from tests.conftest import alone
 from tests.stages.dedup_corpus import edited, vocabulary
 from tests.stages.dedup_fragment import Doc, Outcome, run_fragment, write_parts
 
@@ -77,33 +80,144 @@ def test_the_layout_changes_no_verdict(tmp_path, rows):
     assert (got.removed, got.clusters) == (expected.removed, expected.clusters)
 
 
-@pytest.mark.parametrize(("documents", "bits"), [(1024, 22), (3, 22), (5, 4)])
-def test_boilerplate_is_what_counting_finds(monkeypatch, documents, bits):
+def test_near_duplicates_of_a_small_input_go_as_without_boilerplate(tmp_path):
+    """5 % of 38 documents are one: what a text shares with its copy would be boilerplate."""
+    rng = random.Random(6)
+    names = vocabulary(rng)
+    originals = [rng.choices(names, k=200) for _ in range(19)]
+    docs = [Doc(" ".join(words), "web", f"{rng.getrandbits(128):032x}")
+            for words in (*originals, *(edited(rng, words, 0.02, names) for words in originals))]
+    without = run(docs, tmp_path / "a")
+    assert len(without.removed) > 10
+    assert run(docs, tmp_path / "b", boilerplate=0.05).removed == without.removed
+
+
+def counted(sets: list[np.ndarray], groups: np.ndarray, sources: list[int], limits: list[int]) -> list[int]:
+    """Return the boilerplate of shingle sets as a plain count finds it."""
+    boilerplate: set[int] = set()
+    for source, limit in enumerate(limits):
+        counts = Counter(int(value) for group, values in zip(groups, sets) if sources[group] == source
+                         for value in values)
+        boilerplate |= {value for value, n in counts.items() if n > limit}
+    return sorted(boilerplate)
+
+
+@pytest.mark.parametrize(("batch", "bits"), [(1 << 18, 21), (100, 21), (1, 4)])
+def test_boilerplate_is_what_counting_finds(monkeypatch, batch, bits):
     """Whatever is counted together, and although 16 counters are shared by 300 shingles."""
-    monkeypatch.setattr(boilerplate, "_DOCUMENTS", documents)
+    monkeypatch.setattr(boilerplate, "_BATCH", batch)
     monkeypatch.setattr(boilerplate, "_BITS", bits)
     rng = np.random.default_rng(bits)
     shingles = rng.integers(0, 2**64, 300, dtype=np.uint64)
     sets = [np.unique(rng.choice(shingles[:rng.integers(5, 300)], 40)) for _ in range(50)]
     groups = rng.integers(0, 5, 50)
-    sources, rows, share = [0, 1, 0, 1, 1], [90, 60], 0.15
-    expected: set[int] = set()
-    for source, limit in enumerate(share * n for n in rows):
-        counts = Counter(int(value) for group, values in zip(groups, sets) if sources[group] == source
-                         for value in values)
-        expected |= {value for value, n in counts.items() if n > limit}
+    sources, limits = [0, 1, 0, 1, 1], [13, 9]
+    expected = counted(sets, groups, sources, limits)
     assert expected
-    assert Boilerplate(share, sources, rows).of(groups, sets.__getitem__).tolist() == sorted(expected)
+    assert Boilerplate(sources, limits).of(groups, sets.__getitem__).tolist() == expected
+
+
+def test_more_shingles_than_are_counted_exactly_hide_none_that_is_frequent(monkeypatch):
+    """One counter for all shingles, so that all are counted exactly, of which there is room for 60."""
+    monkeypatch.setattr(boilerplate, "_BITS", 1)
+    monkeypatch.setattr(boilerplate, "_MOST", 60)
+    monkeypatch.setattr(boilerplate, "_BATCH", 50)
+    rng = np.random.default_rng(7)
+    frame = rng.integers(0, 2**64, 20, dtype=np.uint64)
+    some = rng.integers(0, 2**64, 3, dtype=np.uint64)                     # in 12 of 200 documents: at most the limit
+    sets = [np.unique(np.r_[frame, some[:3 if i < 12 else 0], rng.integers(0, 2**64, 30, dtype=np.uint64)])
+            for i in range(200)]
+    assert Boilerplate([0], [12]).of(np.zeros(200, int), sets.__getitem__).tolist() == sorted(frame.tolist())
+
+
+def test_the_limit_is_a_share_of_each_input_and_at_least_ten_documents():
+    parts = [PartGroup((), 0, 1, "web", 0, rows, 0) for rows in (300, 500)] + [PartGroup((), 2, 1, "wiki", 1, 90, 0)]
+    assert boilerplate_limits(0.05, parts) == {"sources": [0, 0, 1], "limits": [40, 10]}
+
+
+def counting_peak() -> tuple[list[int], int]:
+    """Return (how many of the shingles of a template are found, how many others are, peak of the memory in bytes) for
+    1,000 pages of a template. Each page has 20,000 shingles of its own: a third of these share a counter that is beyond
+    the limit, which are more than can be counted exactly."""
+    frame = np.random.default_rng(8).integers(0, 2**64, 2000, dtype=np.uint64)
+
+    def page(number: int) -> np.ndarray:
+        return np.sort(np.r_[frame, np.random.default_rng(number).integers(0, 2**64, 20_000, dtype=np.uint64)])
+
+    tracemalloc.start()
+    values = Boilerplate([0], [10]).of(np.zeros(1000, int), page)
+    remainders = Remainders(values, page)
+    for number in range(1, 300):
+        remainders.similarity(number - 1, number)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return [int(np.isin(frame, values).sum()), int((~np.isin(values, frame)).sum())], peak
+
+
+@pytest.mark.slow
+def test_memory_is_bounded_as_declared():
+    counts, peak = alone(counting_peak)
+    assert counts == [2000, 0]
+    assert 40 << 20 < peak < MEMORY_MB << 20
+
+
+def test_a_task_that_compares_texts_declares_the_memory_of_boilerplate(tmp_path):
+    docs, _ = trap(2)
+    memory = []
+    for number, config in enumerate(({}, {"boilerplate": 0.1})):
+        barrier, store = MinHash(config), Store(tmp_path / str(number))
+        parts = write_parts(barrier, docs, store, part_rows=1000)
+        results = run_fragment(barrier, parts, store).results
+        [verify] = [wave for wave in barrier.waves(parts) if wave.name == "verify"]
+        memory.append([draft.memory_mb for draft in verify.tasks(results)])
+    assert memory[1] == [mb + MEMORY_MB for mb in memory[0]] != []
 
 
 def test_boilerplate_is_left_out_unless_little_else_is_left():
     frame = np.arange(100, dtype=np.uint64)
     one, two = (np.r_[frame, np.arange(start, start + 20, dtype=np.uint64)] for start in (200, 210))
-    assert similarity_without(frame, one, two) == 10 / 30
-    assert similarity_without(frame[:0], one, two) == 110 / 130
     short = np.r_[frame, np.arange(200, 205, dtype=np.uint64)]
-    assert similarity_without(frame, one, short) == 105 / 120, "5 of 105 are less than a tenth"
-    assert similarity_without(frame, frame, frame) == 1.0
+    remainders = Remainders(frame, [one, two, short, frame].__getitem__)
+    assert remainders.similarity(0, 1) == 10 / 30
+    assert remainders.similarity(0, 2) == 105 / 120, "5 of 105 are less than a tenth"
+    assert remainders.similarity(3, 3) == 1.0
+
+
+def test_what_is_left_of_a_page_is_computed_once_for_all_its_comparisons(monkeypatch):
+    rng = np.random.default_rng(1)
+    frame = np.sort(rng.integers(0, 2**64, 100, dtype=np.uint64))
+    pages = [np.sort(np.r_[frame, rng.integers(0, 2**64, 50, dtype=np.uint64)]) for _ in range(20)]
+    fetched: Counter[int] = Counter()
+
+    def page(number: int) -> np.ndarray:
+        fetched[number] += 1
+        return pages[number]
+
+    def compare(remainders: Remainders) -> list[float]:
+        return [remainders.similarity(i, j) for i in range(20) for j in range(i)]
+
+    expected = compare(Remainders(frame, page))
+    assert set(fetched.values()) == {1}
+    monkeypatch.setattr(boilerplate, "_KEPT_BYTES", 1000)                  # two pages of 400 bytes
+    fetched.clear()
+    assert compare(Remainders(frame, page)) == expected
+    assert max(fetched.values()) > 1
+
+
+def test_an_explanation_goes_by_the_similarity_that_the_run_noted(tmp_path):
+    """Of two pages of a template most shingles are common, but only the run knows which are boilerplate."""
+    docs, kinds = trap(5)
+    texts = {doc.id: doc.text for doc in docs}
+    pages = [id for id in texts if kinds[id] == "page"]
+    removed = {id: (kept, similarity) for id, (_, kept, similarity, _) in
+               run(docs, tmp_path, boilerplate=0.1).removed.items() if kinds[id] in ("page", "twin")}
+    assert removed
+    config = {"boilerplate": 0.1}
+    for id, (kept, similarity) in removed.items():
+        assert explain(texts[id], texts[kept], config, recorded=similarity).confirmed is True
+    alike = explain(texts[pages[0]], texts[pages[1]], config)
+    assert alike.similarity > 0.75 and alike.confirmed is None
+    assert explain(texts[pages[0]], texts[pages[1]], config, recorded=0.1).confirmed is False
 
 
 @pytest.mark.parametrize(("more", "words"), [({"verify": None}, "boilerplate needs verify"),

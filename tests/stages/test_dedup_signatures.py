@@ -106,6 +106,12 @@ def test_languages_have_any_name_and_others_no_words_of_english():
         MinHashSignature(words="language")
 
 
+@pytest.mark.parametrize("dialect", ["tokenmill", "datasketch"])
+def test_a_hash_that_has_no_effect_is_refused(dialect):
+    with pytest.raises(ValueError, match="hash: xxhash is for dialect: datatrove"):
+        MinHashSignature(dialect=dialect, hash="xxhash")
+
+
 def test_datatrove_dialect_is_bit_equal_on_real_texts():
     assert same_as_datatrove("sha1", real_texts(150)) > 140
 

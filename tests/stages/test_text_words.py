@@ -202,6 +202,10 @@ def test_rules_are_exported_once_and_refused_when_broken(tmp_path, monkeypatch):
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path))
     folder.mkdir()
     shutil.copy(english, folder)
+    # the driver of a submitted recipe runs in a folder that others may write to: nothing is imported from it
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages/__init__.py").write_text("raise SystemExit('planted')")
+    monkeypatch.chdir(tmp_path)
     started = []
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda command, **kw: started.append(command) or run(command, **kw))

@@ -9,7 +9,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,7 +19,9 @@ import pytest
 from pipeline.base.scratch import Scratch
 from pipeline.cli.app import run_command
 from pipeline.cli.errors import BadUsage
-from pipeline.cli.transfer import MARK, local_copy, uploaded
+from pipeline.cli.incomplete import MARK
+from pipeline.cli.stored_files import token_files
+from pipeline.cli.streamed import streamed
 from pipeline.store.errors import StoreError
 from pipeline.store.fs import Store
 from tests.tokenizer.exports import Corpus, corpus, tree
@@ -27,7 +29,6 @@ from tests.tokenizer.packs import write_packing
 from tests.tokenizer.test_encode_tasks import Runner
 from tests.tokenizer.test_materialize import curriculum, materialise, published
 from tokenizer.export.export import FORMATS
-from tokenizer.load import load_tokenizer
 from tokenizer.train import train_bpe
 
 
@@ -91,18 +92,14 @@ def test_samples_of_a_run_in_a_bucket_are_exported(bucket, s3_server, tmp_path, 
     assert {name[:2] for name in read if name.endswith(".tokens")} == {"p1"}, "rows of other phases are not fetched"
 
 
-def upload(url: str, name: str, meanwhile: Callable[[], None] = lambda: None) -> None:
-    with uploaded(url, "--out") as folder:
-        folder.mkdir()
-        (folder / name).write_bytes(name.encode())
-        meanwhile()
-
-
-def test_of_two_exports_to_one_url_one_is_whole_and_the_other_is_refused(bucket):
+def test_of_two_commands_that_write_to_one_url_one_is_whole_and_the_other_is_refused(bucket):
     url = f"{bucket}/out"
-    with pytest.raises(BadUsage, match="another command has written"):
-        upload(url, "slow.ds", lambda: upload(url, "fast.ds"))
-    assert objects(url) == {"fast.ds": b"fast.ds"}
+    with streamed(url, "--out", "slow") as slow:
+        with pytest.raises(BadUsage, match=MARK), streamed(url, "--out", "fast"):
+            raise AssertionError("must not be written")
+        with slow.create("slow.ds") as file:
+            file.write(b"slow")
+    assert objects(url) == {"slow.ds": b"slow"}
 
 
 def test_a_folder_whose_upload_was_killed_is_not_imported(bucket, tmp_path, capsys):
@@ -198,7 +195,7 @@ def test_an_export_killed_at_a_request_looks_incomplete_and_can_be_run_again(buc
     assert process.returncode == -signal.SIGKILL and ("partNumber" in paths[-1] or "uploadId" in paths[-1]) == in_part
     left = objects(f"{bucket}/out")
     assert MARK in left and len(left) < 10
-    with pytest.raises(BadUsage, match=MARK), local_copy(f"{bucket}/out", "PATH"):           # as an import reads it
+    with pytest.raises(BadUsage, match=MARK), token_files(f"{bucket}/out", "PATH"):
         raise AssertionError("must not be read")
     assert run_command(line) == 0 and run_command(export_line(shard_set, "ds", str(tmp_path / "out"))) == 0
     assert objects(f"{bucket}/out") == tree(tmp_path / "out")
@@ -282,24 +279,24 @@ def test_a_damaged_set_in_a_bucket_is_named_by_its_url(bucket, tmp_path, capsys)
     assert f"{bucket}/none" in capsys.readouterr().err
 
 
-def test_an_import_from_and_to_a_bucket_has_the_bytes_of_one_on_a_disk(bucket, tmp_path, capsys):
-    train_bpe(["the quick brown fox jumps over the lazy dog"] * 9, 300, tmp_path / "tokenizer.json")
-    eos = load_tokenizer(tmp_path / "tokenizer.json").eos
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.ds").write_bytes(b"".join(t.to_bytes(2, "little") for t in [5, eos] * 50))
-    (tmp_path / "in" / "a.ds.index").write_bytes(b"".join(e.to_bytes(8, "little") for e in range(2, 101, 2)))
-    put(tmp_path / "in", f"{bucket}/in")
-    line = ["--format", "ds", "--tokenizer", str(tmp_path / "tokenizer.json"), "--name", "web", "--val", "0.3",
-            "--store"]
-    assert run_command(["shards", "import", str(tmp_path / "in"), *line, str(tmp_path / "store")]) == 0
-    assert run_command(["shards", "import", f"{bucket}/in", *line, f"{bucket}/store"]) == 0
-    assert objects(f"{bucket}/store/shards") == tree(tmp_path / "store" / "shards")
-    assert f"{bucket}/store/shards/web/split=train" in capsys.readouterr().out
-    before = objects(f"{bucket}/store/shards")
-    assert run_command(["shards", "import", f"{bucket}/in", *line, f"{bucket}/store"]) == 2
-    assert "--name web" in capsys.readouterr().err and objects(f"{bucket}/store/shards") == before
-    Store(f"{bucket}/in").write("a.ds.index", b"12345678")
-    line[line.index("web")] = "other"
-    assert run_command(["shards", "import", f"{bucket}/in", *line, f"{bucket}/store"]) == 1
-    err = capsys.readouterr().err
-    assert f"{bucket}/in/a.ds" in err and err.count("\n") == 1 and objects(f"{bucket}/store/shards") == before
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_set_in_a_bucket_is_read_without_copies_of_its_tokens(bucket, tmp_path, monkeypatch, format):
+    shards = [[5, 7, 300], [1, 1, 40], [60], [2] * 20, [9]]
+    shard_set = corpus(tmp_path / "set", 300, shards, masked=(0, 2))
+    put(shard_set.folder, f"{bucket}/set")
+    drop = [] if FORMATS[format].holds_loss else ["--drop-loss"]
+    copied, most, download = [], 0, Store.download
+
+    def watched(self: Store, path: str, local: str) -> None:
+        nonlocal most
+        download(self, path, local)
+        copied.append(path)
+        most = max(most, sum(name.suffix == ".ends" for name in Path(local).parent.iterdir()))
+
+    monkeypatch.setattr(Store, "download", watched)
+    line = ["shards", "export", "--format", format, "--quiet", *drop, "--out"]
+    assert run_command([*line, str(tmp_path / "out"), str(shard_set.folder)]) == 0
+    assert run_command([*line, str(tmp_path / "again"), f"{bucket}/set"]) == 0
+    assert tree(tmp_path / "again") == tree(tmp_path / "out")
+    big = {name for info in shard_set.manifest.shards for name in (info.body, info.loss)}
+    assert copied and not big & set(copied) and most <= 3

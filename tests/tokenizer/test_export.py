@@ -18,6 +18,7 @@ import pytest
 
 from pipeline.cli.app import run_command
 from pipeline.cli.formats import TokenFormat
+from tests.conftest import alone
 from tests.tokenizer.exports import VOCABS, Corpus, corpus, tree
 from tests.tokenizer.test_encode_tasks import CONFIG, Runner, encode
 from tests.tokenizer.test_loss_spans import mixed
@@ -150,19 +151,22 @@ def test_ids_outside_the_vocabulary_are_refused(tmp_path, name):
     assert sorted(os.listdir(tmp_path)) == ["set"]
 
 
+def measured_peak(shard_set: Path, name: str, out: Path) -> int:
+    """Return the most bytes that Python allocates to export a shard set."""
+    arrow = pa.total_allocated_bytes()
+    tracemalloc.start()
+    export(ShardSet(shard_set), name, out)
+    peak = tracemalloc.get_traced_memory()[1]
+    assert pa.total_allocated_bytes() <= arrow, "nothing is kept where tracemalloc does not see it"
+    return peak
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_memory_does_not_grow_with_the_shard(tmp_path, large, name):
     """A shard of 35 MB, one document of which is longer than a block, in blocks of 8 MB."""
-    arrow = pa.total_allocated_bytes()
-    tracemalloc.start()
-    try:
-        export(ShardSet(large.folder), name, tmp_path / "out")
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    peak = alone(measured_peak, large.folder, name, tmp_path / "out")
     assert peak < (60e6 if name in ("mds", "litdata") else 25e6), f"{peak:,}"
-    assert pa.total_allocated_bytes() <= arrow, "nothing is kept where tracemalloc does not see it"
 
 
 @pytest.fixture(scope="module")

@@ -330,9 +330,13 @@ def test_input_of_ten_times_all_memory_imports_included(tmp_path):
     assert out_of_core(tmp_path, 44 << 20, 1750 << 20, "parquet") * 10 <= 1750 << 20
 
 
-@pytest.mark.parametrize("rest", [{}, {"streams": [], "files": [{}]}, {"streams": 1, "files": []}, {"else": 1}])
+@pytest.mark.parametrize("rest", [{}, {"streams": [], "files": [{}]}, {"streams": 1, "files": []}, {"else": 1},
+                                  {"dtype": "float64"}, {"rows": -1}, {"files": [5]}, {"files": [{"phase": "x"}]}])
 def test_a_damaged_list_of_rows_is_an_error_that_names_the_file(rest):
-    doc = {"magic": "tokenmill-rows", "version": 1, "streams": [], "files": [], **rest}
+    doc = {"magic": "tokenmill-rows", "version": 1, "format": "bytes", "dtype": "uint16", "order": "", "rows": 0,
+           "streams": [], "files": []}
+    read_manifest(json.dumps(doc).encode(), "here/rows.json")
+    doc |= rest
     if not rest:
         del doc["streams"]
     with pytest.raises(ShardError, match=r"^here/rows\.json: damaged"):

@@ -183,7 +183,7 @@ def test_a_file_that_cannot_be_mapped_says_why(tmp_path, monkeypatch, number, re
         raise OSError(number, os.strerror(number))
 
     write_set(tmp_path / "s", [[np.array([4, 5])]], 100)
-    monkeypatch.setattr("tokenizer.shards.reader.mmap.mmap", refused)
+    monkeypatch.setattr("tokenizer.shards.mapped.mmap.mmap", refused)
     with pytest.raises(ShardError, match=re.escape(remedy)):
         ShardSet(tmp_path / "s").read(0, 2)
 
@@ -195,7 +195,7 @@ def test_what_is_read_ahead_is_what_was_named_and_no_more(tmp_path, monkeypatch)
         def madvise(self, option, start, length):
             asked.append((option, start, length))
 
-    monkeypatch.setattr("tokenizer.shards.reader.mmap.mmap", Map)
+    monkeypatch.setattr("tokenizer.shards.mapped.mmap.mmap", Map)
     rng = np.random.default_rng(0)
     write_set(tmp_path / "s", [[rng.integers(4, 99, 3999)], [rng.integers(4, 99, 5999)]], 1000)
     shards, page = ShardSet(tmp_path / "s"), mmap.PAGESIZE
@@ -299,19 +299,28 @@ def test_a_manifest_of_another_version_names_itself_and_the_remedy(tmp_path):
             ShardSet(tmp_path)
 
 
-@pytest.mark.parametrize(("key", "value"), [("vocab_size", "99"), ("eos", True), ("source", []),
-                                            ("shards.0.index", "0"), ("shards.0.tokens", 3.0)])
-def test_a_value_of_another_type_in_a_manifest_is_refused_although_its_sha256_is_right(tmp_path, key, value):
-    made = write_set(tmp_path, [[np.array([5, 6])]], 99)
-    doc = json.loads(made.dumps())
-    if key.startswith("shards"):
-        doc["shards"][0][key.split(".")[2]] = value
-        made = replace(made, shards=(Shard(**doc["shards"][0]),))
+@pytest.mark.parametrize(("key", "value"), [
+    ("vocab_size", "99"), ("vocab_size", 0), ("eos", True), ("eos", -1), ("eos", 99), ("source", []), ("split", None),
+    ("tokens", 10**30), ("parts", "ab"), ("parts", [5]), ("shards", {}), ("shards", ["x"]), ("shards[0].index", "0"),
+    ("shards[0].tokens", 3.0), ("shards[0].documents", -1), ("shards[0].loss", None)])
+def test_a_wrong_value_in_a_manifest_is_refused_although_its_sha256_is_right(tmp_path, key, value):
+    manifest = write_set(tmp_path, [[np.array([5, 6])]], 99)
+    doc = json.loads(manifest.dumps())
+    if key.startswith("shards["):
+        doc["shards"][0][key.split(".")[1]] = value
+        manifest = replace(manifest, shards=(Shard(**doc["shards"][0]),))
     else:
         doc[key] = value
-        made = replace(made, **{key: value})
-    with pytest.raises(ShardError, match=key.split(".")[-1]):
-        Manifest.from_json({**doc, "sha256": made.identity()}, "shards.json")
+        manifest = manifest if key == "shards" else replace(manifest, **{key: value})
+    text = json.dumps({**doc, "sha256": manifest.identity()})
+    with pytest.raises(ShardError, match=rf"^here/shards\.json: .*({re.escape(key)} |of a vocabulary of 0)"):
+        Manifest.loads(text, "here/shards.json")
+
+
+@pytest.mark.parametrize("data", [b"{", b"\xff", b"[" * 100_000])
+def test_a_manifest_that_is_no_json_is_refused(data):
+    with pytest.raises(ShardError, match=r"^here/shards.json: not JSON"):
+        Manifest.loads(data, "here/shards.json")
 
 
 @pytest.mark.parametrize("kind", ["body", "table"])

@@ -204,6 +204,23 @@ def test_a_candidate_is_annealed_beside_the_mixture_of_the_run(annealed, capsys)
     assert np.bincount(at.stream, minlength=3)[names.index("math")] == pytest.approx(0.6 * 50, abs=1)
 
 
+@pytest.mark.slow
+def test_halving_counts_the_steps_of_the_anneal_alone(annealed, capsys):
+    """Of the steps from 20 to 30: a quarter ends at step 23."""
+    run, command = annealed
+    command = [*command[:command.index("--mixes")], "--candidates", "left=math", "mixed=math,web", "right=math:3,code",
+               "--tokens", "1600", "--seeds", "1", "--device", "cpu", "--halving", "--json"]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["arms"][0] == "base" and len(found["arms"]) == 2
+    assert [one["share"] for one in found["ended"]] == [0.25, 0.25]
+    folder = run / "train" / "anneal" / "from20"
+    for one in found["ended"]:
+        history = read(folder / f"{one['arm']}-seed0" / "metrics.jsonl")
+        assert [line["step"] for line in history if line["event"] == "step"] == [21, 22, 23]
+    assert main(command) == 0 and json.loads(capsys.readouterr().out) == found
+
+
 @pytest.mark.parametrize(("words", "said"), [
     (["--candidates", "math", "--share", "0%"], "share above 0"), (["--candidates", "math", "math"], "twice"),
     (["--candidates", "../x=math"], "name of a folder"), (["--candidates", "..=math"], "name of a folder"),

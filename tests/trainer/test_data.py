@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.conftest import alone
 from tests.trainer import synthetic
 from tests.trainer.synthetic import EOS, TOKENIZER, VOCAB, make_run
 from tokenizer.mixture.curriculum import Curriculum, CurriculumError
@@ -235,18 +236,24 @@ def test_steps_located_ahead_are_those_of_each_alone(tmp_path):
 
 
 @mock.patch("tokenizer.mixture.kernels.ENOUGH", sys.maxsize)
-def test_memory_is_constant_in_total_tokens(tmp_path):
-    """SmolLM3's second mystery: an index proportional to the run. Here a run 128 times as long costs the same."""
+def measured_peaks(folder: Path) -> dict[int, int]:
+    """Return the most bytes that Python allocates for three steps of each of two runs, by tokens of the run."""
     peaks = {}
     for tokens in (1 << 24, 1 << 31):                # without numba, which one of them would import
-        curriculum = sparse_curriculum(tmp_path / str(tokens), tokens)
+        curriculum = sparse_curriculum(folder / str(tokens), tokens)
         middle = curriculum.samples // 2 // 8 * 8
         tracemalloc.start()
-        made = Data(curriculum, tmp_path / str(tokens))
+        made = Data(curriculum, folder / str(tokens))
         for first in (0, middle, curriculum.samples - 8):
             made.step(first, 8, 0, 2)
         peaks[tokens] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
+    return peaks
+
+
+def test_memory_is_constant_in_total_tokens(tmp_path):
+    """SmolLM3's second mystery: an index proportional to the run. Here a run 128 times as long costs the same."""
+    peaks = alone(measured_peaks, tmp_path)
     small, big = peaks[1 << 24], peaks[1 << 31]
     assert big < small + 100_000, peaks
 

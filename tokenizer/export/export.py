@@ -3,14 +3,9 @@ project. Tokens stay as they are."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
-
-import pyarrow as pa
 
 from tokenizer.export.ds import DsWriter
 from tokenizer.export.format import ExportFormat
@@ -23,7 +18,7 @@ from tokenizer.export.packed import PackedSamples
 from tokenizer.export.parquet import ParquetWriter
 from tokenizer.export.samples import ExportSamples, TrainingSamples
 from tokenizer.export.source import ExportError, ExportSource
-from tokenizer.export.target import OpenTarget, opened
+from tokenizer.export.target import OpenTarget, contents_of, opened
 from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.shards.reader import ShardSet
 from tokenizer.shards.rows import RowSet
@@ -104,13 +99,6 @@ def write_samples(samples: ExportSamples, name: str, out: Path | OpenTarget) -> 
     with opened(out, contents) as target:
         FORMATS[name].write_samples(samples, target)
     return Exported(target.files, target.bytes, target.linked, len(samples), samples.tokens)
-
-
-def contents_of(name: str, masked: bool, *facts: str) -> str:
-    """Return a hash that identifies the bytes of the files of an export in the format `name`. `facts` identify what is
-    exported; gzip and Parquet files also depend on the versions of Python and pyarrow."""
-    text = json.dumps([name, masked, *facts, sys.version, pa.__version__])
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def check_holds_loss(name: str, folder: Path) -> None:

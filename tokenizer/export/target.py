@@ -1,11 +1,14 @@
 """Writes the files of an export or import into a folder that appears whole or not at all. A command may give another
-place for the files of an export, such as object storage (`OpenTarget`)."""
+place for the files, such as object storage (`OpenTarget`)."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import shutil
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -13,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import pyarrow as pa
 
 from pipeline.base.files import beside, link, sync
 from tokenizer.export.source import ExportError
@@ -22,11 +26,16 @@ BUFFER = 1 << 20
 
 
 class Target(ABC):
-    """Where the files of an export are written. `files` counts the files, `bytes` their size, and `linked` the bytes of
-    the files that are hard links to files of the shard set."""
+    """Where the files of an export or import are written. `files` counts the files, `bytes` their size, and `linked`
+    the bytes of the files that are hard links to files of the shard set."""
 
     def __init__(self) -> None:
         self.files = self.bytes = self.linked = 0
+
+    @property
+    @abstractmethod
+    def work(self) -> Path:
+        """A folder of this machine for files whose names are not known before they are complete, and for notes."""
 
     @abstractmethod
     def create(self, name: str) -> AbstractContextManager[BinaryIO]:
@@ -45,21 +54,34 @@ class Target(ABC):
         self.write(name, contents)
 
 
-#: opens the place of an export. The argument identifies the contents of its files: equal ones have equal files
+    @abstractmethod
+    def move(self, local: Path, name: str) -> None:
+        """Make the finished file `local`, which is in the folder `work`, the file `name`. It is durable on return."""
+
+    @abstractmethod
+    def open(self, name: str) -> BinaryIO:
+        """Open a file that was written, for reading."""
+
+
+#: opens the place of an export or import. The argument identifies the contents of its files: equal ones, equal files
 OpenTarget = Callable[[str], AbstractContextManager[Target]]
 
 
 class FolderTarget(Target):
-    """Writes the files of an export into a local folder, which must exist. `appearing` makes the folder appear whole
+    """Writes files into a local folder, which must exist, and must be empty. `appearing` makes the folder appear whole
     or not at all; this class does not."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
 
+    @property
+    def work(self) -> Path:
+        return self.folder
+
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
-        path = self.folder / name
+        path = self._path(name)
         with open(path, "xb", buffering=BUFFER) as file:
             yield file
             file.flush()
@@ -81,17 +103,37 @@ class FolderTarget(Target):
         size = (self.folder / name).stat().st_size
         self.files, self.bytes, self.linked = self.files + 1, self.bytes + size, self.linked + size
 
+    def move(self, local: Path, name: str) -> None:
+        sync(local)
+        local.rename(self._path(name))
+        self.files, self.bytes = self.files + 1, self.bytes + (self.folder / name).stat().st_size
+
+    def open(self, name: str) -> BinaryIO:
+        return open(self.folder / name, "rb")
+
+    def _path(self, name: str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
 
 @contextlib.contextmanager
-def opened(out: Path | OpenTarget, contents: str) -> Iterator[Target]:
-    """A context manager for writing the files of an export to the new folder `out`, or to the place that `out` opens.
-    `contents` identifies the contents of the files."""
+def opened(out: Path | OpenTarget, contents: str, option: str = "") -> Iterator[Target]:
+    """A context manager for writing the files of an export or import to the new folder `out`, or to the place that
+    `out` opens. `contents` identifies the contents of the files, and `option` the folder, in messages."""
     if not isinstance(out, Path):
         with out(contents) as target:
             yield target
         return
-    with appearing(out, f"--out {out}") as folder:
+    with appearing(out, option or f"--out {out}") as folder:
         yield FolderTarget(folder)
+
+
+def contents_of(*facts: object) -> str:
+    """Return a hash that identifies the bytes of the files of an export or import. `facts` identify what is written,
+    and how; gzip and Parquet files also depend on the versions of Python and pyarrow."""
+    text = json.dumps([*facts, sys.version, pa.__version__])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @contextlib.contextmanager
@@ -104,7 +146,8 @@ def appearing(out: Path, option: str) -> Iterator[Path]:
     part.mkdir()
     try:
         yield part
-        sync(part)
+        for folder in (*filter(Path.is_dir, part.rglob("*")), part):
+            sync(folder)
         try:
             os.rename(part, out)                  # replaces an empty folder, and nothing else
         except OSError:

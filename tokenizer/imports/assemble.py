@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +22,16 @@ class Assembly:
     of the stream, where G is `shard_bytes` in tokens. How the documents are spread over the files that are read does
     not matter.
 
+    A file gets its name, which holds its sha256, when it is complete: `move` is called with the file in `folder` and
+    this name. By default the file is renamed. A `move` that removes the file from the folder keeps no more than one
+    shard on the disk.
+
     With `packs`, the documents are the pieces of rows (`tokenizer.imports.rows`), and the packed rows of each shard are
     written, too. All documents of a row are then in one shard, the one that its first document belongs to."""
 
-    def __init__(self, folder: Path, vocab_size: int, eos: int, shard_bytes: int, packs: bool = False) -> None:
-        self.folder, self.vocab_size, self.eos = folder, vocab_size, eos
+    def __init__(self, folder: Path, vocab_size: int, eos: int, shard_bytes: int, packs: bool = False,
+                 move: Callable[[Path, str], None] | None = None) -> None:
+        self.folder, self.vocab_size, self.eos, self._move = folder, vocab_size, eos, move or renamed
         self.step = max(1, shard_bytes // token_dtype(vocab_size).itemsize)
         self.shards: list[Shard] = []
         self.tokens = 0
@@ -108,12 +113,10 @@ class Assembly:
             sums["loss"] = facts["loss_sha256"]
         names = {kind: file_name(self._index, kind, sha) for kind, sha in sums.items()}
         for kind, name in names.items():
-            sync(self.folder / kind)
-            (self.folder / kind).rename(self.folder / name)
+            self._move(self.folder / kind, name)
         if self._packer is not None:
             packed = self._packer.close()
-            sync(self.folder / "packed")
-            (self.folder / "packed").rename(self.folder / packed_name(self._index, packed["sha256"]))
+            self._move(self.folder / "packed", packed_name(self._index, packed["sha256"]))
             self.packed.append(PackedShard(index=self._index, documents=facts["documents"], longer=0, **packed,
                                            file=packed_name(self._index, packed["sha256"])))
         self.shards.append(Shard(**{**facts, **names}, index=self._index, table_sha256=sums["table"]))
@@ -122,3 +125,9 @@ class Assembly:
         """Finish the last shard. Returns all shards."""
         self._finish()
         return tuple(self.shards)
+
+
+def renamed(path: Path, name: str) -> None:
+    """Give a finished file another name in its folder."""
+    sync(path)
+    path.rename(path.with_name(name))

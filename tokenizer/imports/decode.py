@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenizer.export.target import FolderTarget, appearing
+from tokenizer.export.target import OpenTarget, contents_of, opened
 from tokenizer.imports.documents import ImportedDocuments
-from tokenizer.imports.imports import FORMATS, ids_of
-from tokenizer.imports.source import OTHER, Coding, ImportSource, TokenFileError, WrongTokenizer
+from tokenizer.imports.imports import FORMATS, ids_of, states_of
+from tokenizer.imports.source import OTHER, Coding, ImportSource, StoredFiles, TokenFileError, WrongTokenizer
 
 #: bytes after which a file of texts is full
 FILE_BYTES = 1 << 28
@@ -56,16 +56,17 @@ class Decoded(NamedTuple):
     damaged: int                  # documents with U+FFFD, which stands for bytes that are not valid UTF-8
 
 
-def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.ndarray], str], out: Path,
-                  progress: Callable[[int, int], None] = lambda done, total: None,
-                  file_bytes: int = FILE_BYTES, unknown: int | None = None) -> Decoded:
+def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.ndarray], str], out: Path | OpenTarget,
+                  progress: Callable[[int, int], None] = lambda done, total: None, file_bytes: int = FILE_BYTES,
+                  unknown: int | None = None, stored: StoredFiles | None = None) -> Decoded:
     """Write the texts of the documents in a file or folder `path` to the new folder `out`, in their order, as files
-    00000.jsonl and so on. A line has the keys `id` and `text`; the text is without the EOS at its end. The id is the
-    one in the files; if they have no ids, it is FILE#NUMBER. A new file begins after `file_bytes` bytes. `decode` is
-    the tokenizer's function that turns tokens into a text, and `unknown` is its unknown token (None: it has none).
-    Raises TokenFileError when a file does not have the format `format`, when another tokenizer seems to have made it,
-    when there are no documents, or when a file has a loss mask by which some tokens are no targets, which texts cannot
-    carry; `out` then stays as it was."""
+    00000.jsonl and so on. With `stored`, the files are read from object storage, and `path` is their name in messages.
+    `out` may also open another place. A line has the keys `id` and `text`; the text is without the EOS at its end. The
+    id is the one in the files; if they have no ids, it is FILE#NUMBER. A new file begins after `file_bytes` bytes.
+    `decode` is the tokenizer's function that turns tokens into a text, and `unknown` is its unknown token (None: it has
+    none). Raises TokenFileError when a file does not have the format `format`, when another tokenizer seems to have
+    made it, when there are no documents, or when a file has a loss mask by which some tokens are no targets, which
+    texts cannot carry; `out` then stays as it was."""
     done = total = 0
 
     def read(size: int) -> None:
@@ -73,12 +74,11 @@ def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.
         done += size
         progress(done, total)
 
-    reader, source = FORMATS[format], ImportSource(path, coding, read)
+    reader, source = FORMATS[format], ImportSource(path, coding, read, stored=stored)
     documents = tokens = damaged = 0
-    with appearing(out, f"--out {out}") as folder:
-        target = FolderTarget(folder)
-        names = reader.files(source)
-        total = source.size(names)
+    names = reader.files(source)
+    total = source.size(names)
+    with opened(out, contents_of(format, *coding, file_bytes, states_of(source, reader, names))) as target:
         lines = lines_of(source, reader.documents(source, names), decode, FirstTexts(unknown))
         line = next(lines, None)
         while line is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import xxhash
@@ -68,11 +69,11 @@ def hashed(id: str) -> int:
     return xxhash.xxh3_64_intdigest(id.encode())
 
 
-def places_in(tables: Iterable[Path], files: Sequence[str]) -> Iterator[tuple[str, str]]:
+def places_in(tables: Iterable[BinaryIO], files: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the id and the place (file and number, as text) of every document in document tables of shards. `files` are
-    the names of the files to which the numbers in the column `part` refer."""
-    for path in tables:
-        with open_parquet(path) as table:
+    the names of the files to which the numbers in the column `part` refer. The tables are closed."""
+    for file in tables:
+        with file, open_parquet(file) as table:
             for batch in table.iter_batches(columns=["id", "part", "row"], use_threads=False):
                 for id, part, row in zip(*(batch.column(name).to_pylist() for name in ("id", "part", "row"))):
                     yield id, f"{files[part]}, document {row:,}"

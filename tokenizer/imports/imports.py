@@ -9,13 +9,13 @@ the file in the manifest's `source`, and `row` is the number of the document in 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.base.files import sync, write_synced
-from tokenizer.export.target import appearing
+from tokenizer.export.target import OpenTarget, Target, contents_of, opened
 from tokenizer.imports.assemble import Assembly
 from tokenizer.imports.documents import ImportedDocuments
 from tokenizer.imports.ds import DsReader
@@ -28,7 +28,7 @@ from tokenizer.imports.nanogpt import NanoGptReader
 from tokenizer.imports.olmo import OlmoReader
 from tokenizer.imports.parquet import ParquetReader
 from tokenizer.imports.rows import RowPieces, blocks_of
-from tokenizer.imports.source import LIMITS, Coding, ImportLimits, ImportSource, TokenFileError
+from tokenizer.imports.source import LIMITS, Coding, ImportLimits, ImportSource, StoredFiles, TokenFileError
 from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest
 from tokenizer.shards.packed import MANIFEST as PACKED
 from tokenizer.shards.packed import Packing
@@ -54,10 +54,14 @@ class Imported(NamedTuple):
 
 def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str, make_id: Callable[[str, int], str],
                   progress: Callable[[int, int], None] = lambda done, total: None, shard_bytes: int = SHARD_BYTES,
-                  is_held_out: Callable[[str], bool] | None = None, sequence: int = 0,
-                  limits: ImportLimits = LIMITS) -> Imported:
+                  is_held_out: Callable[[str], bool] | None = None, sequence: int = 0, limits: ImportLimits = LIMITS,
+                  stored: StoredFiles | None = None, place: OpenTarget | None = None) -> Imported:
     """Write the documents in a file or folder `path` as the set split=train of the stream `name` in the new folder
-    `out`. For files without ids, `make_id` returns the id of a document from the name of its file and its number in it.
+    `out`. With `stored`, the files are read from object storage, and with `place`, the set is written where this opens;
+    `path` and `out` then only say where that is. What `place` gets identifies all arguments but `make_id` and
+    `is_held_out`.
+
+    For files without ids, `make_id` returns the id of a document from the name of its file and its number in it.
     Documents for whose ids `is_held_out` is true go to the set split=val instead. `progress` gets the bytes read and
     the bytes to read. With `sequence` = L, the files have rows of L + 1 tokens instead of documents; they become packed
     rows of the set, and none is held out. Raises TokenFileError when a file is not as the format wants it, when two
@@ -70,20 +74,20 @@ def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str,
         done += size
         progress(done, total)
 
-    reader, source = FORMATS[format], ImportSource(path, coding, read, sequence=sequence, limits=limits)
+    reader, source = FORMATS[format], ImportSource(path, coding, read, sequence=sequence, limits=limits, stored=stored)
     if sequence:
         check_keeps_rows(format, path)
     parts: dict[str, int] = {}                    # file → its number
-    with appearing(out, f"--name {name}") as folder:
-        names = reader.files(source)
-        total = source.size(names)
+    names = reader.files(source)
+    total = source.size(names)
+    contents = contents_of(format, *coding, name, shard_bytes, sequence, states_of(source, reader, names))
+    with opened(place or out, contents, f"--name {name}") as target:
         assemblies = {}
         for split in ("train", "val") if is_held_out else ("train",):
-            (folder / f"split={split}").mkdir()
-            assemblies[split] = Assembly(folder / f"split={split}", coding.vocab_size, coding.eos, shard_bytes,
-                                         packs=bool(sequence))
-        hashes = IdHashes(folder / "ids")
-        of_rows = RowCounts(sequence)
+            (target.work / f"split={split}").mkdir()
+            assemblies[split] = Assembly(target.work / f"split={split}", coding.vocab_size, coding.eos, shard_bytes,
+                                         packs=bool(sequence), move=partial(moved, target, f"split={split}"))
+        hashes, of_rows = IdHashes(target.work / "ids"), RowCounts(sequence)
         for documents, rows in blocks_of(source, reader, names):
             ids, part = ids_of(source, documents, make_id), parts.setdefault(documents.file, len(parts))
             hashes.add(ids)
@@ -100,19 +104,34 @@ def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str,
         manifests = {split: Manifest.of(name, split, coding.sha256, coding.vocab_size, coding.eos, assembly.close(),
                                         source={"format": format, "files": list(parts), **of_rows.facts()})
                      for split, assembly in assemblies.items()}
-        hashes.check(places_in((folder / f"split={split}" / shard.table for split, manifest in manifests.items()
-                                for shard in manifest.shards), [str(source.folder / file) for file in parts]))
-        if sequence:
-            packing = Packing(manifests["train"].sha256, sequence, tuple(assemblies["train"].packed))
-            for file in (packing.name, PACKED):
-                write_synced(folder / "split=train" / file, packing.dumps().encode())
-        for split, manifest in manifests.items():
-            for file in (f"shards-{manifest.sha256[:16]}.json", MANIFEST):
-                write_synced(folder / f"split={split}" / file, manifest.dumps().encode())
-            sync(folder / f"split={split}")
+        tables = (f"split={split}/{shard.table}" for split, manifest in manifests.items() for shard in manifest.shards)
+        hashes.check(places_in(map(target.open, tables), [str(source.folder / file) for file in parts]))
+        write_manifests(target, manifests, Packing(manifests["train"].sha256, sequence, tuple(
+            assemblies["train"].packed)) if sequence else None)
     train = manifests["train"]
     return Imported(out / "split=train", train.sha256, len(train.shards), train.documents, train.tokens,
                     manifests["val"].documents if "val" in manifests else 0, sum(of_rows.counts))
+
+
+def states_of(source: ImportSource, reader: ImportFormat, names: list[str]) -> list[tuple[str, str]]:
+    """Return the files that are read, with values that change when a file is written again."""
+    return [(file, source.state(file)) for name in names for file in (name, *reader.beside(source, name))]
+
+
+def moved(target: Target, folder: str, local: Path, name: str) -> None:
+    target.move(local, f"{folder}/{name}")
+
+
+def write_manifests(target: Target, manifests: Mapping[str, Manifest], packing: Packing | None) -> None:
+    """Write the manifests of sets whose other files are complete. That of the set split=train, which others look for,
+    is the last."""
+    texts = [] if packing is None else [(f"split=train/{file}", packing.dumps()) for file in (packing.name, PACKED)]
+    for split, manifest in reversed([*manifests.items()]):
+        texts += [(f"split={split}/{file}", manifest.dumps())
+                  for file in (f"shards-{manifest.sha256[:16]}.json", MANIFEST)]
+    for path, text in texts:
+        with target.create(path) as file:
+            file.write(text.encode())
 
 
 class RowCounts:

@@ -6,10 +6,10 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -67,20 +67,48 @@ class ImportLimits:
 LIMITS = ImportLimits()
 
 
+class StoredFile(Protocol):
+    """A file of object storage, open for reading. It is a binary file, too, for readers of gzip and Parquet."""
+
+    size: int
+
+    def read_at(self, start: int, size: int) -> bytes:
+        """Read up to `size` bytes from byte `start` on. Raises OSError when the object has become shorter."""
+
+    def is_unchanged(self) -> bool:
+        """Whether the object is still the one that was opened."""
+
+    def close(self) -> None: ...
+
+
+class StoredFiles(Protocol):
+    """The files below a folder of object storage. `sizes` are their sizes in bytes, by name, and `states` are values
+    that change when an object is written again."""
+
+    sizes: Mapping[str, int]
+    states: Mapping[str, str]
+
+    def open(self, name: str) -> StoredFile: ...
+
+
 class TokenFile:
-    """A file of another project, open for reading at any position. `path` is its name in messages. `local` is where it
-    is on this machine; the default is `path`.
+    """A file of another project, open for reading at any position. `path` is its name in messages. `place` is where it
+    is on this machine, or the open file of object storage; the default is `path`.
 
     Every read is compared with the size of the file before memory is allocated. So a damaged header with an absurd
     count leads to an error, not to a lack of memory.
     """
 
-    def __init__(self, path: Path, local: Path | None = None) -> None:
-        self.path, self._local = path, local or path
+    def __init__(self, path: Path, place: Path | StoredFile | None = None) -> None:
+        self.path, self._stored = path, None if place is None or isinstance(place, Path) else place
+        if self._stored is not None:
+            self.file, self.size = cast(BinaryIO, self._stored), self._stored.size
+            return
+        self._local = place if isinstance(place, Path) else path
         try:
             if not stat.S_ISREG(self._local.stat().st_mode):      # opening a pipe would wait for its writer
                 raise TokenFileError(f"{path}: is no file; name a file, or a folder of files")
-            self.file = open(self._local, "rb", buffering=0)  # noqa: SIM115  closed by `close`
+            self.file = cast(BinaryIO, open(self._local, "rb", buffering=0))  # noqa: SIM115  closed by `close`
         except OSError as e:
             raise TokenFileError(f"{path}: cannot be read ({e.strerror})") from e
         info = os.fstat(self.file.fileno())
@@ -94,7 +122,8 @@ class TokenFile:
         pieces = []
         while size:
             try:
-                piece = os.pread(self.file.fileno(), size, start)
+                piece = os.pread(self.file.fileno(), size, start) if self._stored is None else \
+                    self._stored.read_at(start, size)
             except OSError as e:
                 raise TokenFileError(f"{self.path}: cannot be read at byte {start:,} ({e.strerror})") from e
             if not piece:
@@ -126,6 +155,10 @@ class TokenFile:
 
     def check_unchanged(self) -> None:
         """Raise TokenFileError when the file was written or replaced since it was opened."""
+        if self._stored is not None:
+            if not self._stored.is_unchanged():
+                raise self._changed()
+            return
         try:
             infos = os.fstat(self.file.fileno()), self._local.stat()
         except OSError:
@@ -142,7 +175,8 @@ class ImportSource:
     called after each read, with the number of bytes that were read.
 
     With `names`, the source has exactly these files below the folder `path`, and `find` returns where a file is on this
-    machine. The folder itself is then not read, and its path only appears in messages.
+    machine. With `stored`, the source has exactly the files of this folder of object storage. The folder `path` is then
+    not read, and only appears in messages.
 
     With `sequence` = L, the files have rows of L + 1 tokens (training samples) instead of documents, or rows of the
     first L tokens if `ImportFormat.keeps_rows` is false. What the formats yield as documents are then the pieces of
@@ -150,9 +184,11 @@ class ImportSource:
 
     def __init__(self, path: Path, coding: Coding, progress: Callable[[int], None] = lambda size: None,
                  names: Collection[str] | None = None, find: Callable[[str], str] | None = None,
-                 sequence: int = 0, limits: ImportLimits = LIMITS) -> None:
+                 sequence: int = 0, limits: ImportLimits = LIMITS, stored: StoredFiles | None = None) -> None:
         self.path, self.coding, self.progress, self.sequence, self.limits = path, coding, progress, sequence, limits
-        self._names, self._find = None if names is None else frozenset(names), find
+        self._stored, self._find = stored, find
+        names = names if stored is None else stored.sizes
+        self._names = None if names is None else frozenset(names)
         self.is_folder = names is not None or path.is_dir()
         self.folder = path if self.is_folder else path.parent
         #: type of tokens in the shard set
@@ -184,11 +220,21 @@ class ImportSource:
 
     def size(self, names: Sequence[str]) -> int:
         """Return the size of files in bytes, for reports of progress. Files that cannot be read count as empty."""
+        if self._stored is not None:
+            return sum(self._stored.sizes.get(name, 0) for name in names)
         size = 0
         for name in names:
             with contextlib.suppress(OSError):
                 size += (self.folder / name).stat().st_size
         return size
+
+    def state(self, name: str) -> str:
+        """Return a value that changes when a file is written or replaced; "" if it cannot be read."""
+        if self._stored is not None:
+            return self._stored.states.get(name, "")
+        with contextlib.suppress(OSError):
+            return state((self.folder / name).stat())
+        return ""
 
     def has(self, name: str) -> bool:
         return (self.folder / name).is_file() if self._names is None else name in self._names
@@ -203,7 +249,8 @@ class ImportSource:
             raise TokenFileError(f"{self.folder / name}: its name is no UTF-8; rename it") from None
         if self._names is not None and name not in self._names:
             raise TokenFileError(f"{self.folder / name}: is missing; add it, or see that the path of the source has it")
-        file = TokenFile(self.folder / name, None if self._find is None else Path(self._find(name)))
+        file = TokenFile(self.folder / name, self._stored.open(name) if self._stored is not None else
+                         None if self._find is None else Path(self._find(name)))
         try:
             yield file
         except TokenFileError:

@@ -136,7 +136,7 @@ class Curriculum:
             if doc.get("version") in VERSIONS and doc.pop("sha256", "") != _digest(doc):
                 raise ValueError("what it says does not have the sha256 it names")
             return cls.from_json(doc, where)
-        except (ValueError, TypeError, KeyError, AttributeError) as e:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
             if isinstance(e, CurriculumError):
                 raise
             raise CurriculumError(f"{where}: damaged, or changed by hand ({e}): run the recipe again. Where `tokenmill "

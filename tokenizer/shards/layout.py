@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -169,6 +169,15 @@ class Manifest:
         return json.dumps(doc, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
     @classmethod
+    def loads(cls, data: bytes | str, where: str) -> Manifest:
+        """Parse the contents of a `shards.json`, and check it like `from_json`."""
+        try:
+            doc = json.loads(data)
+        except (ValueError, RecursionError) as e:
+            raise ShardError(f"{where}: not JSON ({e}): {REMEDY}") from e
+        return cls.from_json(doc, where)
+
+    @classmethod
     def from_json(cls, doc: Mapping[str, Any], where: str) -> Manifest:
         """Build a manifest from parsed JSON, and check it. `where` is the file that error messages name. Raises a
         ShardError that says what is wrong."""
@@ -178,12 +187,15 @@ class Manifest:
             raise ShardError(f"{where}: version {doc.get('version')!r}; this Tokenmill reads {VERSION}")
         try:
             _check_fields(cls, doc, where)
-            for shard in doc["shards"]:
-                _check_fields(Shard, shard, where)
+            for number, shard in enumerate(doc["shards"]):
+                _check_fields(Shard, shard, where, f"shards[{number}].")
             shards = tuple(Shard(**shard) for shard in doc["shards"])
             manifest = cls(**{**doc, "shards": shards, "parts": tuple(doc["parts"])})
         except (TypeError, KeyError) as e:
             raise ShardError(f"{where}: damaged ({e}): {REMEDY}") from e
+        if not 0 < manifest.vocab_size <= 1 << 32 or manifest.eos >= manifest.vocab_size:
+            raise ShardError(f"{where}: eos {manifest.eos} is no token of a vocabulary of {manifest.vocab_size}: "
+                             f"{REMEDY}")
         if manifest.identity() != manifest.sha256:
             raise ShardError(f"{where}: its sha256 does not follow from its contents: edited by hand? {REMEDY}")
         # an older Tokenmill wrote tokens of u16 for vocabularies of at most 256 tokens
@@ -201,9 +213,36 @@ class Manifest:
         return manifest
 
 
-def _check_fields(kind: type[Manifest | Shard], doc: Mapping[str, Any], where: str) -> None:
+def is_count(value: object) -> bool:
+    """Return whether a value from a JSON file is a whole number that int64 holds, and not negative."""
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _all(entries: object, kind: type) -> bool:
+    return isinstance(entries, list) and all(isinstance(entry, kind) for entry in entries)
+
+
+#: type of a field of a manifest → whether a value from a JSON file fits
+_FITS: dict[object, Callable[[Any], bool]] = {
+    "int": is_count, "str": lambda value: isinstance(value, str),
+    "dict[str, Any]": lambda value: isinstance(value, dict),
+    "dict[str, str]": lambda value: isinstance(value, dict) and _all(list(value.values()), str),
+    "tuple[str, ...]": lambda value: _all(value, str), "tuple[Shard, ...]": lambda value: _all(value, dict),
+    "tuple[RowFile, ...]": lambda value: _all(value, dict)}
+
+
+def wrong_type(kind: type[Any], doc: Mapping[str, Any], key: str = "") -> str:
+    """Return which value of the JSON object `doc` has another type than the field of the dataclass `kind`, as "KEY is
+    VALUE", or "" if none has. `key` stands before the name of the field. A sha256 proves no types, because whoever
+    writes a manifest can compute it, too."""
+    return next((f"{key}{spec.name} is {str(doc[spec.name])[:80]!r}" for spec in fields(kind)
+                 if spec.name in doc and not _FITS[spec.type](doc[spec.name])), "")
+
+
+def _check_fields(kind: type[Manifest | Shard], doc: Mapping[str, Any], where: str, key: str = "") -> None:
     """Raise ShardError when the mapping `doc`, a manifest or the entry of a shard in it, does not have the fields that
-    this version of the format defines, or when a number or text in it is of another type."""
+    this version of the format defines, or when a value has another type. `key` stands before the name of a field in
+    the message."""
     required = {spec.name: spec.default is MISSING and spec.default_factory is MISSING for spec in fields(kind)}
     differences = [f"lacks {name!r}" for name, needed in required.items() if needed and name not in doc]
     differences += [f"has {name!r}" for name in doc if name not in required]
@@ -211,7 +250,5 @@ def _check_fields(kind: type[Manifest | Shard], doc: Mapping[str, Any], where: s
         owner = " of a shard" if kind is Shard else ""
         raise ShardError(f"{where}: written by another version of Tokenmill ({', '.join(differences)}{owner}); run the "
                          f"recipe again")
-    types: dict[object, type] = {"int": int, "str": str, "dict[str, Any]": dict}
-    for spec in fields(kind):                          # a hostile manifest may have any value, with a right sha256
-        if spec.type in types and type(doc.get(spec.name, types[spec.type]())) is not types[spec.type]:
-            raise ShardError(f"{where}: damaged ({spec.name} is {str(doc[spec.name])[:80]!r}): {REMEDY}")
+    if wrong := wrong_type(kind, doc, key):
+        raise ShardError(f"{where}: damaged ({wrong}): {REMEDY}")

@@ -29,7 +29,7 @@ from typing import Any, overload
 import numpy as np
 from pyarrow import fs
 
-from tokenizer.shards.layout import ENDS, REMEDY, Manifest, ShardError
+from tokenizer.shards.layout import ENDS, REMEDY, Manifest, ShardError, is_count
 
 MAGIC = "tokenmill-packed"
 VERSION = 1
@@ -109,12 +109,12 @@ class Packing:
                 raise ValueError("not packed rows that this Tokenmill reads")
             result = cls(**{**doc, "files": tuple(PackedShard(**file) for file in doc["files"])})
             counts = [getattr(file, spec.name) for file in result.files for spec in fields(file) if spec.type == "int"]
-            if result.longest < 1 or not all(isinstance(n, int) and n >= 0 for n in (result.longest, *counts)):
+            if result.longest < 1 or not all(map(is_count, (result.longest, *counts))):
                 raise ValueError("its counts are not numbers")
             for file in result.files:       # the name must follow from the sum, so that it cannot lead elsewhere (../x)
                 if file.file != file_name(file.index, file.sha256):
                     raise ValueError(f"{file.file!r} is no name of the rows of shard {file.index}")
-        except (ValueError, TypeError, KeyError, AttributeError) as e:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
             raise ShardError(f"{where}: damaged ({e}): {REMEDY}") from e
         return result
 

@@ -33,7 +33,7 @@ import pyarrow as pa
 
 from pipeline.base.files import sha256
 from pipeline.base.parquet import open_parquet
-from tokenizer.shards.layout import ShardError
+from tokenizer.shards.layout import ShardError, wrong_type
 
 MAGIC = "tokenmill-rows"
 MANIFEST = "rows.json"
@@ -137,15 +137,19 @@ def read_manifest(data: bytes, where: object) -> RowManifest:
     the list of a set of rows."""
     try:
         doc = json.loads(data)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ShardError(f"{where}: no materialised rows there ({e}); materialise the run again") from e
     if not isinstance(doc, dict) or doc.get("magic") != MAGIC or doc.get("version") != 1:
         raise ShardError(f"{where}: not a set of rows this Tokenmill reads")
     try:
+        if not (wrong := wrong_type(RowManifest, doc)):
+            wrong = "".join(wrong_type(RowFile, file, f"files[{i}].") for i, file in enumerate(doc["files"]))
+        if wrong or doc["dtype"] not in ("uint8", "uint16", "uint32"):
+            raise ValueError(wrong or f"dtype is {doc['dtype']!r}")
         return RowManifest(**{**doc, "streams": tuple(doc["streams"]),
                               "files": tuple(RowFile(**file) for file in doc["files"])})
-    except (TypeError, KeyError) as e:
-        raise ShardError(f"{where}: damaged ({e!r:.200}); materialise the run again") from e
+    except (ValueError, TypeError, KeyError) as e:
+        raise ShardError(f"{where}: damaged ({e!s:.200}); materialise the run again") from e
 
 
 class RowSet:

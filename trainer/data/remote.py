@@ -20,7 +20,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -234,7 +233,7 @@ def _pinned(remote: fs.FileSystem, top: str, store: Path, curriculum: Curriculum
                 except FileNotFoundError:
                     path = f"{folder}/{MANIFEST}"
                     _fetch(remote, f"{top}/{path}", store / path, None)
-            manifest = Manifest.from_json(json.loads((store / path).read_text(encoding="utf-8")), path)
+            manifest = Manifest.loads((store / path).read_bytes(), path)
             for shard in manifest.shards:
                 stays = split == "train"
                 yield ShardFile(f"{folder}/{shard.body}", shard.sha256,

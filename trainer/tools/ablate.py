@@ -15,6 +15,7 @@ neither affects the differences between arms of one seed.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -189,8 +190,8 @@ def widths_of(given: str | None) -> Sequence[int | None]:
 def scaled(settings: Mapping[str, Any], width: int, narrowest: int) -> dict[str, Any]:
     """Return the settings of a model like that of `settings`, with another width. Heads keep their width, and their
     number and that of hidden units scale with the width of the model. The learning rates are meant for the width
-    `narrowest`; muP makes them fit. Raises ConfigError when muP has no rule for the optimiser, or when the width is no
-    multiple of that of all heads together that share keys and values."""
+    `narrowest`, or for the width that the settings name for muP; muP makes them fit. Raises ConfigError when muP has no
+    rule for the optimiser, or when heads that share keys and values cannot be in proportion to the width."""
     from trainer.base.config import ConfigError, build
     from trainer.loop.config import TrainConfig
 
@@ -198,13 +199,14 @@ def scaled(settings: Mapping[str, Any], width: int, narrowest: int) -> dict[str,
     model = config.model
     if config.optimizer.mup_rule() == "unknown":
         raise ConfigError("--widths: muP has no rule for this optimiser; take another one, or leave out --widths")
-    group = model.heads // model.kv_heads
-    if width % model.dim or (width // model.dim) % group:
-        raise ConfigError(f"--widths {width}: heads are {model.dim} wide and {group} share keys and values, so a width "
-                          f"is a multiple of {model.dim * group}")
+    groups, left = divmod(model.kv_heads * width, model.width)
+    if left or not groups:
+        step = model.width // math.gcd(model.kv_heads, model.width)
+        raise ConfigError(f"--widths {width}: a model of width {model.width} has {model.kv_heads} groups of heads that "
+                          f"share keys and values, so a width is a multiple of {step}")
     ffn = max(8, round(model.ffn * width / model.width / 8) * 8)
-    return {**asdict(model), "width": width, "heads": width // model.dim, "kv_heads": width // model.dim // group,
-            "head_dim": model.dim, "ffn": ffn, "mup": narrowest}
+    return {**asdict(model), "width": width, "heads": groups * (model.heads // model.kv_heads), "kv_heads": groups,
+            "head_dim": model.dim, "ffn": ffn, "mup": model.mup or narrowest}
 
 
 def shortened(old: Curriculum, tokens: int | None, seed: int) -> Curriculum:

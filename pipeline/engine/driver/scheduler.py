@@ -29,17 +29,16 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.engine.driver.bad_files import BadFiles
-from pipeline.engine.driver.endings import CannotRun, DamageFound, Interrupted, TaskFailed
+from pipeline.engine.driver.endings import CannotRun, DamageFound, TaskFailed
 from pipeline.engine.driver.losses import CAUSES, MAX_LOST, BaseRate, History, TaskLosses
 from pipeline.engine.driver.protocols import Backend, CommitLog, Listener, Running
 from pipeline.engine.driver.queue import TaskBatch, TaskQueue, TaskRecords
+from pipeline.engine.driver.stop import StopRequest
 from pipeline.engine.driver.stragglers import Flight, to_double
 from pipeline.engine.driver.sums import NodeSums
 from pipeline.engine.messages import (
@@ -98,8 +97,7 @@ class Scheduler:
         self._history: dict[str, History] = defaultdict(History)
         self._times: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=TIMES))
         self._serial, self._flushed, self._doubled = 0, 0.0, float("-inf")
-        self._stop: int | None = None                # signal that asked for a stop
-        self._stop_at = 0.0                          # when tasks that still run are killed
+        self._stop = StopRequest(clock)
         self._ending = contextlib.ExitStack()
         self._started = False
 
@@ -194,12 +192,12 @@ class Scheduler:
                 raise DamageFound(self._damaged)
             return
         self._start()
-        if self._stop is None:
+        if not self._stop.asked:
             self._hand_out()
-        if self._stop is not None and self.backend.interruptible:
-            self._stop_at = 0.0         # the stop came when no signal could interrupt tasks: do not wait for them
+        if self._stop.asked and self.backend.interruptible:
+            self._stop.end_grace()      # the stop came when no signal could interrupt tasks: do not wait for them
             self.check_stop()
-        elif self._stop is not None and self.progress:
+        elif self._stop.asked and self.progress:
             self.progress.stopping()
         events, failure = self.backend.wait(0.0 if self._queue.unread else 0.5), None
         for event in events:
@@ -266,7 +264,7 @@ class Scheduler:
             # before our signal handlers are installed, because ray.init installs handlers of its own
             kinds = {*self._queue.waiting, *(s.kind for s in self._retries)}
             self.backend.start(max(kind.memory_mb for kind in kinds))
-            self._ending.enter_context(self._signals())
+            self._ending.enter_context(self._stop.at_signals(self.grace_s, lambda: self.backend.interruptible))
             self._started, self._flushed = True, self._clock.now()
 
     def _commit(self, id: int, record: PartRecord) -> None:
@@ -421,42 +419,13 @@ class Scheduler:
                     self.progress.repeated(spec)
 
     # -- stop ----------------------------------------------------------------------------------------------------
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Context manager: inside it, SIGINT and SIGTERM ask the run for a clean stop. A second signal goes to the
-        previous handlers, which by default end the process. In a thread that is not the main thread, it does
-        nothing."""
-        if threading.current_thread() is not threading.main_thread():
-            yield                     # only the main thread may install handlers; another thread's owner calls `stop`
-            return
-        before = {s: signal.getsignal(s) or signal.SIG_DFL for s in (signal.SIGINT, signal.SIGTERM)}
-
-        def handler(signum: int, frame: Any) -> None:
-            for s, old in before.items():
-                signal.signal(s, old)
-            if self.backend.interruptible:
-                raise Interrupted(signum)
-            self.stop(signum, self.grace_s if signum == signal.SIGTERM else 0.0)
-
-        for s in before:
-            signal.signal(s, handler)
-        try:
-            yield
-        finally:
-            for s, old in before.items():
-                signal.signal(s, old)
-
     def stop(self, signum: int = signal.SIGTERM, grace_s: float = 0.0) -> None:
         """Ask for a stop, from any thread. No further task begins. Running tasks may finish within `grace_s` seconds;
         then they are killed. Finished tasks are committed, and the run raises Interrupted. If several stops are
         requested, the earliest deadline counts."""
-        deadline = self._clock.now() + grace_s
-        if self._stop is None or deadline < self._stop_at:
-            self._stop_at, self._stop = deadline, signum
+        self._stop.ask(signum, grace_s)
 
     def check_stop(self) -> None:
         """Raise Interrupted if a stop was requested and either no task runs any more or the time for running tasks is
         over."""
-        if self._stop is not None and (not self._flights or self._clock.now() >= self._stop_at):
-            signum, self._stop = self._stop, None
-            raise Interrupted(signum)
+        self._stop.check(idle=not self._flights)

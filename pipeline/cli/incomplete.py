@@ -1,0 +1,68 @@
+"""Keeps folders of object storage unread while a command writes them, and names them in messages."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.base.errors import TokenmillError
+from pipeline.cli.errors import BadUsage
+from pipeline.cli.options import check_root
+from pipeline.store.fs import Store
+
+#: name of the object that marks a folder as incomplete while its objects are uploaded
+MARK = "INCOMPLETE"
+
+
+def is_url(place: str | Path) -> bool:
+    return "://" in str(place)
+
+
+def unused_store(url: str, option: str) -> Store:
+    """Return the store of a new folder. Raises BadUsage if the folder has objects, but no MARK."""
+    check_root(url, option)
+    store = Store(url)
+    here = list(store.list(""))
+    if here and MARK not in here:
+        raise BadUsage(f"{option} {url}: has {here[0]}: the folder is not empty; name a new folder, or remove it first")
+    return store
+
+
+def claim(store: Store, option: str, own: bytes) -> set[str]:
+    """Create MARK with the contents `own`, whose first word identifies the contents of the folder. Returns the objects
+    that are there. There are none, unless a command that writes the same contents was killed, or runs at this moment;
+    its MARK is replaced. Raises BadUsage when the folder has a MARK with another first word, or objects without a
+    MARK."""
+    if store.put_absent(MARK, own):
+        if all(path == MARK for path in store.list("")):
+            return set()
+        store.remove(MARK)
+        raise BadUsage(f"{option} {store.root}: another command has written there; name a new folder")
+    if store.read(MARK).split(b" ")[0] != own.split(b" ")[0]:
+        raise claimed(store, option)
+    store.write(MARK, own)
+    return {*store.list("")} - {MARK}
+
+
+def claimed(store: Store, option: str) -> BadUsage:
+    return BadUsage(f"{option} {store.root}: has {MARK}: another command writes there, or was killed; name a new "
+                    f"folder, or remove it first")
+
+
+def index_last(path: str) -> tuple[bool, bool, str]:
+    """Return a key that sorts the paths of a folder in the order of their upload: first all other files, then the
+    indices, which name them. Among files of the same kind, those of the training set (split=train) come last."""
+    name = path.rpartition("/")[2]
+    return name in ("index.json", "shards.json"), "split=train" in path, path
+
+
+@contextlib.contextmanager
+def naming(folder: str, url: str) -> Iterator[None]:
+    """A context manager that replaces `folder` by `url` in the messages of TokenmillErrors that are raised in the
+    `with` block. """
+    try:
+        yield
+    except TokenmillError as e:
+        e.args = tuple(arg.replace(folder, url) if isinstance(arg, str) else arg for arg in e.args)
+        raise

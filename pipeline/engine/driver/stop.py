@@ -1,0 +1,70 @@
+"""The request for a clean stop of a run: running tasks may finish for a while, and no further task begins."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pipeline.base.clock import Clock
+from pipeline.engine.driver.endings import Interrupted
+
+
+class StopRequest:
+    """Whether a stop of the run was requested, by a signal or from any thread (`ask`), and until when running tasks
+    may go on."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._signum: int | None = None              # signal that asked for the stop
+        self._deadline = 0.0                         # when tasks that still run are killed
+
+    @property
+    def asked(self) -> bool:
+        return self._signum is not None
+
+    def ask(self, signum: int, grace_s: float) -> None:
+        """Ask for a stop in the name of a signal. Running tasks may finish within `grace_s` seconds. If several stops
+        are requested, the earliest deadline counts."""
+        deadline = self._clock.now() + grace_s
+        if self._signum is None or deadline < self._deadline:
+            self._deadline, self._signum = deadline, signum
+
+    def end_grace(self) -> None:
+        """Let the time for running tasks be over now."""
+        self._deadline = 0.0
+
+    def check(self, idle: bool) -> None:
+        """Raise Interrupted if a stop was requested and either no task runs any more (`idle`) or the time for running
+        tasks is over. The request is then forgotten."""
+        if self._signum is not None and (idle or self._clock.now() >= self._deadline):
+            signum, self._signum = self._signum, None
+            raise Interrupted(signum)
+
+    @contextlib.contextmanager
+    def at_signals(self, grace_s: float, interruptible: Callable[[], bool]) -> Iterator[None]:
+        """Context manager: inside it, SIGINT and SIGTERM ask for a stop, and only SIGTERM leaves running tasks
+        `grace_s` seconds. If `interruptible()` says so, they raise Interrupted at once instead. A second signal goes to
+        the previous handlers, which by default end the process. In a thread that is not the main thread, it does
+        nothing."""
+        if threading.current_thread() is not threading.main_thread():
+            yield                     # only the main thread may install handlers; another thread's owner calls `ask`
+            return
+        before = {s: signal.getsignal(s) or signal.SIG_DFL for s in (signal.SIGINT, signal.SIGTERM)}
+
+        def handler(signum: int, frame: Any) -> None:
+            for s, old in before.items():
+                signal.signal(s, old)
+            if interruptible():
+                raise Interrupted(signum)
+            self.ask(signum, grace_s if signum == signal.SIGTERM else 0.0)
+
+        for s in before:
+            signal.signal(s, handler)
+        try:
+            yield
+        finally:
+            for s, old in before.items():
+                signal.signal(s, old)
