@@ -234,14 +234,14 @@ def ours(spec: dict[str, Any], vocab: int, micro: int, packed: bool, smoke: bool
     peak bytes of memory."""
     from unittest import mock
 
-    from trainer.checkpoint import checkpoints as checkpoint
+    from trainer.checkpoint import saver
     from trainer.loop.run import open_run
     from trainer.loop.train import train
     from trainer.observe.metrics import read
     from trainer.parallel.world import world
 
     # the final checkpoint (13 GB for the 1 B model) comes after the measurement and takes longer than it
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(checkpoint.Saver, "save"), world("auto") as here:
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(saver.Saver, "save"), world("auto") as here:
         run = store(Path(folder), spec, vocab, micro, packed, smoke)
         train(open_run(str(run), None, None, []), here, None, lambda text: print(text, file=sys.stderr, flush=True))
         steps = [line for line in read(run / "train" / "metrics.jsonl") if line["event"] == "step"]

@@ -25,6 +25,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
@@ -165,11 +166,15 @@ def write_slice(out: Out, name: str, table: pa.Table, meta: dict[str, Any] | Non
     the rows, not the bytes of the Parquet file."""
     write_table(table, out.path(name), write_statistics=False)
     h = hashlib.sha256()
-    for row in (row for batch in table.to_batches(4096) for row in batch.to_pylist()):   # a list of all rows is large
-        similarity = "" if row["similarity"] is None else row["similarity"].hex()
-        h.update(f"{row['row']}\t{row['reason']}\t{row['kept'] or ''}\t{similarity}\t{row['cluster']}"
-                 f"{''.join(chr(9) + n['id'] + n['similarity'].hex() for n in row['near'] or ())}"
-                 f"{''.join(map(_cut_line, row.get('cuts') or ()))}\n".encode())
+    for batch in table.to_batches(4096):                              # lists of all rows would be large
+        columns = dict(zip(batch.schema.names, (column.to_pylist() for column in batch.columns)))
+        for row, reason, kept, similarity, cluster, near, cuts in zip(
+                columns["row"], columns["reason"], columns["kept"], columns["similarity"], columns["cluster"],
+                columns["near"], columns.get("cuts") or repeat(None)):
+            similar = "" if similarity is None else similarity.hex()
+            more = "".join([f"\t{n['id']}{n['similarity'].hex()}" for n in near]) if near else ""
+            more += "".join(map(_cut_line, cuts)) if cuts else ""
+            h.update(f"{row}\t{reason}\t{kept or ''}\t{similar}\t{cluster}{more}\n".encode())
     out.note(name, rows=table.num_rows, content=h.hexdigest(), meta=meta)
 
 

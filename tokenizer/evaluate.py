@@ -4,7 +4,6 @@ text. All tokenizers see the same texts."""
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,13 +11,16 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
+import regex
 
 from tokenizer.load import Tokenizer
 
-#: pattern of a word: letters with inner apostrophes or hyphens, or digits. In scripts without spaces it finds "words"
-#: that are much too long. In scripts with vowel signs, such as Devanagari and Thai, it finds pieces of words, because
-#: the signs are no letters to Python. Compare tokenizers on such scripts by bytes per token instead
-WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+")
+#: a letter, also one such as ² or Ⅳ, with the marks that follow it, such as the vowel signs of Devanagari and Thai, and
+#: with the invisible joiners that Indic and Persian words have
+_LETTERS = r"(?:[\p{L}\p{Nl}\p{No}][\p{M}\u200c\u200d]*)+"
+#: pattern of a word: letters with inner apostrophes or hyphens, or digits. In scripts without spaces, a "word" reaches
+#: to the next space or punctuation mark, so it may be a clause. Compare tokenizers there by bytes per token instead
+WORD = regex.compile(rf"{_LETTERS}(?:['’-]{_LETTERS})*|\d+")
 #: order of the Rényi entropy: the one of best correlation with BLEU (Zouhar et al., arXiv 2306.16842)
 ALPHA = 2.5
 #: names of the group of English texts, against which parity is measured

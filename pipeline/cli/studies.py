@@ -16,19 +16,20 @@ import yaml
 from pipeline.base.visible import visible
 from pipeline.cli.errors import BadUsage, stoppable
 from pipeline.cli.options import check_root, resolve_run
+from pipeline.forecast.mixture import phases
 from pipeline.recipe.model import Recipe
-from pipeline.recipe.token_models import PhaseSettings
 from pipeline.run import RunSummary, default_workers, make_backend
 from pipeline.store.fs import Store
 from pipeline.study.data import StudyData, candidate_data, make_data, study_data
 from pipeline.study.variants import HELD_OUT, DataVariant, load_variant, named_variants
 from tokenizer.mixture.curriculum import Curriculum
+from tokenizer.mixture.phases import Phase
 
 
-def ablate_data(options: Namespace, check: Callable[[tuple[Any, int]], None]) -> list[str]:
+def ablate_data(options: Namespace, check: Callable[[tuple[Any, Sequence[Phase]]], None]) -> list[str]:
     """Make the runs of the variants of a study, and return the arguments of `train ablate` that compare them. Before
-    that, `check` gets the section `train:` of the recipe and the number of tokens of a first step; it raises an error
-    when the options do not fit them."""
+    that, `check` gets the section `train:` of the recipe and the phases of its curriculum; it raises an error when the
+    options do not fit them."""
     if options.runs or options.arms or options.on:
         raise BadUsage("--data compares recipes: leave out RUN, --arm and --on")
     root = options.store or os.environ.get("TOKENMILL_STORE", "store")
@@ -39,8 +40,7 @@ def ablate_data(options: Namespace, check: Callable[[tuple[Any, int]], None]) ->
     study = study_data(named_variants(options.data or [], options.vary), options.held_out or [], name=options.name,
                        tokens=options.tokens, tokenizers=options.tokenizers, allow_custom=options.allow_custom_stages)
     first = check_settings(study.variants[0], options)
-    assert first.curriculum is not None
-    check((first.train, first_step(first.curriculum.phases[0])))
+    check((first.train, phases(first)))
     summaries = made_runs(study, root, options)
     return ["ablate", *(f"{summary.store}/runs/{summary.run}" for summary in summaries), "--on", HELD_OUT,
             "--out", options.out or f"{summaries[0].store}/studies/{study.name}",
@@ -77,13 +77,6 @@ def check_settings(first: DataVariant, options: Namespace) -> Recipe:
     setting of the training that does not exist, or a wrong value."""
     return load_variant(first, [f"train.{change.removeprefix('train.')}" for change in options.overrides],
                         options.allow_custom_stages)
-
-
-def first_step(phase: PhaseSettings) -> int:
-    """Return the number of tokens of the first step of a curriculum that begins with `phase`; 0 if the phase does not
-    say how long its windows are or how large its batch is."""
-    batch = min(phase.batch.values()) if isinstance(phase.batch, dict) else phase.batch
-    return batch if batch and phase.sequence else 0
 
 
 def tokenizer_of(store: Store, folder: Path, run: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pipeline.forecast.mixture import mixture, phases
 from pipeline.forecast.range import exactly
 from pipeline.recipe.errors import nearest
 from pipeline.recipe.model import Recipe
+from tokenizer.mixture.phases import epochs_allowed
 
 #: R*_D, the half-life of repeated tokens (Muennighoff et al., arXiv 2305.16264, 6.1)
 HALF_LIFE = 15.387756
@@ -45,7 +46,7 @@ class PhaseUse:
 
     @property
     def exhausted(self) -> bool:
-        return self.allowed is not None and self.epochs > self.allowed
+        return self.allowed is not None and self.epochs > epochs_allowed(self.allowed)
 
 
 def worth(epochs: float) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pipeline.forecast.range import Range
 from pipeline.recipe.model import Recipe
 from tokenizer.mixture.mix import streams_in
-from tokenizer.mixture.phases import Phase
+from tokenizer.mixture.phases import Phase, epochs_allowed
 from tokenizer.mixture.resolve import WORTHWHILE_EPOCHS, parse_count, resolve_phases
 
 
@@ -64,9 +64,10 @@ def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse
             needed[stream] += phase.tokens * weight / sum(phase.weights.values())
             allowed = phase.max_epochs.get(stream, 1)
             has = tokens.get(stream)
-            if has is None or phase.on_exhausted == "repeat" or needed[stream] <= allowed * has.low:
+            most = epochs_allowed(allowed)
+            if has is None or phase.on_exhausted == "repeat" or needed[stream] <= most * has.low:
                 continue
-            verb = "has" if needed[stream] > allowed * has.high else "may have"
+            verb = "has" if needed[stream] > most * has.high else "may have"
             often = f"{allowed:g} epoch" + ("s" if allowed != 1 else "")
             expected = f"{has.low:,.0f}" + (f" … {has.high:,.0f}" if has.high > has.low else "")
             notes.setdefault(stream, f"curriculum: by the end of phase '{phase.name}' stream '{stream}' {verb} too few "
@@ -78,7 +79,7 @@ def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse
         if not amount or has is None:
             continue
         epochs = Range(*(amount / max(n, 1.0) for n in (has.value, has.high, has.low)))
-        if epochs.value > WORTHWHILE_EPOCHS:
+        if epochs.value > epochs_allowed(WORTHWHILE_EPOCHS):
             notes.setdefault(stream, f"curriculum: stream '{stream}' would be read about {epochs.value:,.1f} times; "
                              f"beyond {WORTHWHILE_EPOCHS} epochs a repeated token is worth little (arXiv 2305.16264)")
         uses.append(StreamUse(stream, has, amount, epochs))

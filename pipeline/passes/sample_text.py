@@ -32,7 +32,7 @@ from pipeline.passes.strata import Cut, Strata
 from pipeline.store.records import Counters
 from stages.barrier import Done, PartRef, TaskDraft, Wave
 from stages.dedup.fragment import SIZES, Sizes, files_of, groups
-from stages.dedup.verify import texts_at
+from stages.dedup.part_texts import texts_at
 
 #: dtype: rank of a document, UTF-8 bytes of its text, and the key of its stratum
 RANK = np.dtype([("rank", "<u8"), ("bytes", "<u8"), ("stratum", "<u8")])

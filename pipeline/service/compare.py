@@ -3,13 +3,13 @@ changed sides."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request
 from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
 
 from pipeline.base.visible import visible
 from pipeline.cluster.attempts import bad_name
@@ -23,11 +23,14 @@ from pipeline.service.datasets import QueriesOf, answer
 from pipeline.service.html import page
 from pipeline.service.latest import finished_runs
 from pipeline.service.pages import linkable, or_problem
+from pipeline.service.problems import SafeJSON
+from pipeline.service.query import Queries
 from pipeline.service.stores import StoreOf
 from pipeline.store.fs import Store
 
 router = APIRouter(prefix="/api/v1/stores", tags=["runs"], dependencies=[Depends(viewer)])
 page_router = APIRouter(include_in_schema=False, dependencies=[Depends(viewer)])
+T = TypeVar("T")
 
 #: most examples of a kind of change
 MOST_EXAMPLES = 50
@@ -41,18 +44,25 @@ async def show_comparison(request: Request, at: StoreOf, queries: QueriesOf,
                                                       description="the finished run to compare it with")],
                           examples: Annotated[int, Query(ge=0, le=MOST_EXAMPLES, description="most documents that are "
                                                          "shown of each kind of change in a dataset")] = EXAMPLES,
-                          ) -> dict[str, Any]:
+                          ) -> Response:
     """Tell how the run `after` differs from the run `before`, with the fields of `tokenmill report --compare --json`:
     keys of the recipe, all figures of the reports side by side, and the documents that one run kept and the other did
     not, or that have another text, with the reasons. Examples come first that are nearest to the threshold that
     decided. Documents are read from the files that each run made, even if a later run has published the dataset again.
     If the documents of a dataset cannot be compared in time, the answer is without them, and `problems` says why."""
+    return await _compared(request, at, queries, (before, after), examples, SafeJSON)
+
+
+async def _compared(request: Request, at: Store, queries: Queries, runs: tuple[str, str], examples: int,
+                    make: Callable[[dict[str, Any]], T]) -> T:
+    """Compare two runs, and return what `make` makes of the result. Both happen in a thread: the result may be so large
+    that other requests would have to wait while it is written."""
     comparisons: Comparisons = request.app.state.comparisons
     stop = queries.stop()
 
-    def call() -> dict[str, Any]:
+    def call() -> T:
         with queries.turn(stop):
-            return comparisons.compare(at, before, after, examples, stop)
+            return make(comparisons.compare(at, *runs, examples, stop))
 
     return await answer(request, stop, call)
 
@@ -65,16 +75,16 @@ async def compare_page(request: Request, store: str, at: StoreOf, queries: Queri
     the run `after`."""
     runs = await run_in_threadpool(finished_runs, at)
     problems: list[dict[str, Any]] = []
-    document = None
+    shown = None
     if before and after:
-        document = await or_problem(show_comparison(request, at, queries, before, after, examples), problems)
+        shown = await or_problem(_compared(request, at, queries, (before, after), examples, _shown), problems)
     else:
         before, after = await run_in_threadpool(_proposed, at, runs, before, after)
     # the documents of the later run are published, so that they have pages
     published = "before" if await run_in_threadpool(latest_run, at) == before else "after"
     return page(request, "compare.html.j2", problems[0]["status"] if problems else 200, store=store, runs=runs,
                 before=before, after=after, examples=examples, most_examples=MOST_EXAMPLES, problems=problems,
-                d=document, shown=document and _shown(document), published=published, linkable=linkable,
+                d=shown and shown["document"], shown=shown, published=published, linkable=linkable,
                 marked=_marked, value=compare_html.value, figure=compare_html.figure, change=compare_html.change,
                 fate=compare_html.fate, decided=compare_html.decided, rows=compare_html.ROWS,
                 groups=compare_html.GROUPS)
@@ -90,11 +100,13 @@ def _proposed(at: Store, runs: list[str], before: str, after: str) -> tuple[str,
     return before, after
 
 
-def _shown(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rows of the page's tables, as the page of `tokenmill report --compare --html` chooses them."""
+def _shown(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a comparison with the rows of the page's tables, as the page of `tokenmill report --compare --html`
+    chooses them."""
     differ, equal = compare_html.by_difference(compare_html.overview(document))
     most = compare_html.ROWS
-    return {"totals": compare_html.cut(differ, most), "totals_left_out": max(0, len(differ) - most), "equal": equal,
+    return {"document": document, "totals": compare_html.cut(differ, most),
+            "totals_left_out": max(0, len(differ) - most), "equal": equal,
             "datasets": compare_html.datasets(document), "sections": compare_html.sections(document, most)}
 
 

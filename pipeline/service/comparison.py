@@ -31,7 +31,7 @@ from pipeline.service.stores import check_run, read_file
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 
-#: most bytes of a run's files: its report (a comparison takes 90 times as much memory), its recipe, and its plan and
+#: most bytes of a run's files: its report (a comparison takes 70 times as much memory), its recipe, and its plan and
 #: list of tasks
 REPORT, RECIPE, PLAN = 4 << 20, 1 << 20, 64 << 20
 #: characters of remembered comparisons, written as Python values

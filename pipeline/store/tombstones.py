@@ -4,7 +4,7 @@
     takedowns/00000001.done.json    what was removed. Exists when the takedown is complete
 
 Both files are created once and never changed. The first line of a file is the sha256 of the rest, which is JSON. A file
-holds ids of documents, hashes of URLs and texts, and names of domains; it holds no text and no URL.
+holds ids of documents, hashes of URLs and texts, and names of domains, but no text and no URL of a document.
 
 A takedown without its second file has not finished, and the store may still hold some of its documents. A run refuses
 such a store, so that no result is built on these documents (`finished_tombstones`).

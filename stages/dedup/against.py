@@ -28,11 +28,11 @@ from stages.dedup.fragment import NEAR, VERDICT, bucket_of, read_segments, split
 from stages.dedup.hashing import mix
 from stages.dedup.index import ROWS, document_dtype, found, records_of
 from stages.dedup.index_texts import OldSets
+from stages.dedup.judge import ClusterJudge
 from stages.dedup.lsh import EDGE
 from stages.dedup.shingle_sets import ShingleSetReader
 from stages.dedup.signature import MinHashSignature
 from stages.dedup.survivor import DEFAULT, in_order, preference
-from stages.dedup.verify import ClusterJudge
 from stages.task import Counters, Cursor, Inputs, Out
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class JudgeAgainst(ClusterJudge):
                  counters: dict[str, int], old: OldDocuments, number: NDArray[np.int64], old_sets: OldSets) -> None:
         super().__init__(candidates, candidates["source"], rank, args, sets, counters)
         self.old, self.number, self.old_sets = old, number, old_sets
-        self.removed_for_old = 0
+        self.removed_for_old = self.small = 0      # old documents are read as they are needed, which a kernel cannot
         self.counts = _Sizes(self)
         self.position = np.empty(len(old.documents), np.int64)             # of each old document among the candidates
         is_old = number >= 0

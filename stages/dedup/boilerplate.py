@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stages.dedup.fragment import PartGroup
-from stages.dedup.hashing import jaccard
+from stages.dedup.sets import jaccard
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,13 +51,15 @@ class Boilerplate:
 
     def __init__(self, sources: Sequence[int], limits: Sequence[int]) -> None:
         self._sources, self._limits = np.asarray(sources, np.int64), limits
+        #: a cluster of at most so many documents has no boilerplate
+        self.smallest_limit = min(limits, default=COPIES)
 
     def of(self, groups: NDArray[Any], set_of: Callable[[int], Hashes]) -> Hashes:
         """Return the boilerplate of a cluster, sorted: the shingles that more documents of the cluster have than the
         limit of their common source. `groups` is the number of the group of each document of the cluster, and `set_of`
         returns the shingle set of a document, given its number in the cluster."""
         boilerplate = [np.zeros(0, np.uint64)]
-        if len(groups) > min(self._limits):
+        if len(groups) > self.smallest_limit:
             sources = self._sources[groups]
             for source, limit in enumerate(self._limits):
                 documents = np.flatnonzero(sources == source).tolist()

@@ -71,6 +71,10 @@ class Sizes:
 SIZES = Sizes()
 
 ID = [("id_hi", "<u8"), ("id_lo", "<u8")]
+#: the value of each byte as a hexadecimal digit, or 255
+_DIGITS = np.full(256, 255, np.uint8)
+for _digit in "0123456789abcdefABCDEF":
+    _DIGITS[ord(_digit)] = int(_digit, 16)
 #: why a document is removed: it resembles the kept document, or the kept document contains it
 SIMILAR, CONTAINED = 1, 2
 #: the verdict about a document: its part and row within its group, why it is removed (0 if it stays), its similarity to
@@ -178,18 +182,16 @@ def read_segments(inputs: Inputs, refs: Sequence[FileRef], bucket: int, dtype: n
 
 
 # -- ids and side tables ---------------------------------------------------------------------------------------------
-def ids_to_ints(ids: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+def ids_to_ints(ids: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Return the high and the low 64 bits of document ids, which are 32 hex digits. Raises ValueError for any other id,
     because its order as text would differ from its order as a number."""
-    text = ids.to_pylist()
-    try:
-        raw = bytes.fromhex("".join(text))
-    except (ValueError, TypeError):
-        raw = b""
-    if len(raw) != 16 * len(text) or any(len(id_text) != 32 for id_text in text):
-        strange = next((id_text for id_text in text if not _is_id(id_text)), None)
+    column = (ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids).cast(pa.large_string())
+    ends = np.frombuffer(column.buffers()[1] or bytes(8), np.int64)[column.offset:column.offset + len(column) + 1]
+    digits = _DIGITS[np.frombuffer(column.buffers()[2] or b"", np.uint8)[ends[0]:ends[-1]]]
+    if column.null_count or (np.diff(ends) != 32).any() or (digits > 15).any():
+        strange = next((id_text for id_text in column.to_pylist() if not _is_id(id_text)), None)
         raise ValueError(f"document id {strange!r} is not 32 hex digits (see stages.document.document_id)")
-    both = np.frombuffer(raw, ">u8").reshape(-1, 2).astype(np.uint64)
+    both = (digits[::2] << 4 | digits[1::2]).view(">u8").reshape(-1, 2).astype(np.uint64)
     return both[:, 0].copy(), both[:, 1].copy()
 
 

@@ -1,4 +1,4 @@
-"""Computes word shingles, MinHash signatures, band keys and Jaccard similarities, for the search for near-duplicates.
+"""Computes word shingles, MinHash signatures and band keys, for the search for near-duplicates.
 
 Hashes and signatures are computed with unsigned integers of 64 bits, so they are the same on every machine. A
 *simplified* text (`stages.text.normalize.simplify`) is in lower case, has 0 for each number and single spaces, and no
@@ -83,7 +83,7 @@ def _wide_code(data, i):
 @njit(cache=True)
 def _word_hashes(data):
     """Return the hash of each word of a text, uint64[words]. `data` is the simplified text (lower case, no punctuation,
-    single spaces) in UTF-8, uint8[bytes]."""
+    words parted by spaces) in UTF-8, uint8[bytes]."""
     wide = False
     for i in range(data.shape[0]):
         wide |= data[i] >= 0xE0                        # a character of three or four bytes, which may be a word alone
@@ -275,37 +275,6 @@ def band_keys(signature, bands, rows):
 
 
 @njit(cache=True)
-def common(a, b):
-    """Return how many values two sorted arrays without repetitions share."""
-    i, j, shared = 0, 0, 0
-    while i < a.shape[0] and j < b.shape[0]:
-        if a[i] == b[j]:
-            shared, i, j = shared + 1, i + 1, j + 1
-        elif a[i] < b[j]:
-            i += 1
-        else:
-            j += 1
-    return shared
-
-
-@njit(cache=True)
-def _distinct(ordered):
-    """Move the distinct values of a sorted array to its beginning, and return their number."""
-    count = 0
-    for i in range(ordered.shape[0]):
-        if not count or ordered[i] != ordered[count - 1]:
-            ordered[count] = ordered[i]
-            count += 1
-    return count
-
-
-def distinct(values: Hashes) -> Hashes:
-    """Return the distinct values of an array, sorted. `np.unique` takes several times as long."""
-    ordered = np.sort(values)
-    return ordered[:_distinct(ordered)]
-
-
-@njit(cache=True)
 def mix(values):
     """Hash each of the integers `values` by a bijection of the 64-bit integers, so that even consecutive numbers spread
     evenly."""
@@ -315,14 +284,6 @@ def mix(values):
     return out
 
 
-def jaccard(a: Hashes, b: Hashes) -> float:
-    """Return the Jaccard similarity |A and B| / |A or B| of two shingle sets (hashes of word n-grams, sorted, unique).
-    It is 0 if both are empty."""
-    shared = int(common(a, b))
-    union = len(a) + len(b) - shared
-    return shared / union if union else 0.0
-
-
 def split_words(simplified: str) -> list[str]:
     """Return the words that `word_shingles` hashes, as strings, to show them to people."""
     return _WORD.findall(simplified)
@@ -330,10 +291,32 @@ def split_words(simplified: str) -> list[str]:
 
 def word_shingles(simplified: NDArray[np.uint8], ngram: int) -> tuple[Hashes, int]:
     """Return (hash of every run of `ngram` words in order, number of words) of the UTF-8 of a simplified text (lower
-    case, no punctuation, single spaces). Words are split and hashed by the rules of the dialect ``tokenmill``, one of
-    the sets of rules that `minhash` knows."""
+    case, no punctuation), which may have several spaces between words. Words are split and hashed by the rules of the
+    dialect ``tokenmill``, one of the sets of rules that `minhash` knows."""
     words = _word_hashes(simplified)
     return _join(words, ngram), len(words)
+
+
+@njit(cache=True)
+def _shingles_of_texts(simplified, ends, ngram, out, counts):
+    """Write the hashes of the runs of `ngram` words of many texts to `out`, one text after another, and their number in
+    each text to `counts`. `ends` are the ends of the texts in `simplified`. Returns the number of all hashes."""
+    total, start = 0, 0
+    for number in range(ends.shape[0]):
+        shingles = _join(_word_hashes(simplified[start:ends[number]]), ngram)
+        out[total:total + shingles.shape[0]] = shingles
+        counts[number] = shingles.shape[0]
+        total += shingles.shape[0]
+        start = ends[number]
+    return total
+
+
+def word_shingles_of_texts(simplified: NDArray[np.uint8], ends: NDArray[np.int64],
+                           ngram: int) -> tuple[Hashes, NDArray[np.int64]]:
+    """Do what `word_shingles` does for many texts, of which `ends` are the ends in `simplified`. Returns (the hashes of
+    all texts, one text after another; the number of hashes of each text)."""
+    out, counts = np.empty(len(simplified), np.uint64), np.zeros(len(ends), np.int64)
+    return out[:_shingles_of_texts(simplified, ends, ngram, out, counts)], counts
 
 
 def character_shingles(simplified: NDArray[np.uint8], ngram: int) -> tuple[Hashes, int]:

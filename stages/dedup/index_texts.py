@@ -22,10 +22,10 @@ import xxhash
 
 from pipeline.base.parquet import read_table, write_table
 from stages.dedup.fragment import bucket_of, fixed_bytes, id_texts, ids_to_ints, read_side, write_segments
-from stages.dedup.hashing import distinct
 from stages.dedup.index import KEY, ROWS, document_dtype
+from stages.dedup.part_texts import utf8_at
+from stages.dedup.sets import distinct
 from stages.dedup.signature import MinHashSignature, beginning
-from stages.dedup.verify import utf8_at
 from stages.task import Counters, Cursor, Inputs, Out
 
 if TYPE_CHECKING:

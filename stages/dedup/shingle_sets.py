@@ -8,7 +8,8 @@ says for each set where it begins, how many values it has, and the xxh3-64 of it
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import xxhash
@@ -16,6 +17,12 @@ import xxhash
 from stages.barrier import FileRef
 from stages.dedup.hashing import mix
 from stages.task import Inputs
+
+#: bytes of sets that are read at once, so that they fit into the processor's cache; and from each file, since a request
+#: to object storage costs as much as this many bytes
+_CHUNK, _PIECE = 8 << 20, 256 << 10
+#: checksum of the bytes of a set
+_digest: Callable[[Any], int] = xxhash.xxh3_64_intdigest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +38,7 @@ class ShingleSetWriter:
     def __init__(self, path: str, chunk_bytes: int) -> None:
         self._file: BinaryIO = open(path, "wb", 1 << 20)  # noqa: SIM115 (closed by `close`)
         self._chunk_bytes = chunk_bytes
-        self._roots: list[int] = []
+        self._roots = [np.zeros(0, np.uint64)]
         self._pending: list[Hashes] = []
         self._bytes = self.written = 0
         #: of all sets, in the order in which they were added: numbers of values and checksums, and offsets by chunk
@@ -39,27 +46,28 @@ class ShingleSetWriter:
         self._sums: list[int] = []
         self._offsets = [np.zeros(0, np.int64)]
 
-    def add(self, root: int, values: Hashes) -> None:
-        """Add the shingle set `values` (hashes of word n-grams) of a document in the cluster `root`."""
-        values = values.astype("<u8", copy=False)
-        self._roots.append(root)
-        self._pending.append(values)
-        self._counts.append(len(values))
-        self._sums.append(xxhash.xxh3_64_intdigest(values.data))
+    def add(self, roots: NDArray[np.uint64], values: Hashes, counts: NDArray[np.int64]) -> None:
+        """Add the shingle sets (hashes of word n-grams) of documents in the clusters `roots`. `values` holds the sets
+        one after another, and `counts` their sizes."""
+        values, ends = values.astype("<u8", copy=False), np.cumsum(counts)
+        sets = [values[start:end] for start, end in zip((ends - counts).tolist(), ends.tolist())]
+        self._roots.append(roots)
+        self._pending += sets
+        self._counts += counts.tolist()
+        self._sums += map(_digest, sets)
         self._bytes += values.nbytes
         if self._bytes > self._chunk_bytes:
             self._flush()
 
     def _flush(self) -> None:
-        order = np.argsort(mix(np.array(self._roots, np.uint64)), kind="stable")
-        for number in order.tolist():
-            self._file.write(self._pending[number].data)
+        order = np.argsort(mix(np.concatenate(self._roots)), kind="stable")
+        self._file.writelines([self._pending[number] for number in order.tolist()])
         counts = np.array(self._counts[len(self._counts) - len(order):], np.int64)[order]
         offsets = np.empty(len(order), np.int64)
         offsets[order] = self.written + np.cumsum(counts) - counts
         self._offsets.append(offsets)
         self.written += int(counts.sum())
-        self._roots, self._pending, self._bytes = [], [], 0
+        self._roots, self._pending, self._bytes = [np.zeros(0, np.uint64)], [], 0
 
     def close(self) -> tuple[list[int], NDArray[np.int64], list[int]]:
         """Close the file. Returns three lists with an entry for each set, in the order in which the sets were added:
@@ -75,6 +83,8 @@ class ShingleSetReader:
 
     def __init__(self, inputs: Inputs, refs: list[FileRef], cache_bytes: int) -> None:
         self._inputs, self._refs, self._cache_bytes = inputs, refs, cache_bytes
+        #: bytes of sets that `read` should be asked for at once
+        self.chunk_bytes = min(max(_CHUNK, _PIECE * len(refs)), cache_bytes)
         self._files: OrderedDict[int, BinaryIO] = OrderedDict()
         self._sets: OrderedDict[tuple[int, int], NDArray[np.uint64]] = OrderedDict()
         self._bytes = 0
@@ -84,21 +94,54 @@ class ShingleSetReader:
         if values is not None:
             self._sets.move_to_end((file, offset))
             return values
-        handle = self._files.get(file)
-        if handle is None:
-            handle = self._files[file] = self._inputs.open(self._refs[file])
-            if len(self._files) > 32:
-                self._files.popitem(last=False)[1].close()
-        self._files.move_to_end(file)
+        handle = self._opened(file)
         handle.seek(8 * offset)
         raw = handle.read(8 * count)
-        if xxhash.xxh3_64_intdigest(raw) != expected:
+        if _digest(raw) != expected:
             raise self._inputs.damaged(self._refs[file])
         values = self._sets[file, offset] = np.frombuffer(raw, "<u8")
         self._bytes += len(raw)
         while self._bytes > self._cache_bytes and len(self._sets) > 1:
             self._bytes -= self._sets.popitem(last=False)[1].nbytes
         return values
+
+    def read(self, files: NDArray[Any], candidates: NDArray[Any]) -> tuple[Hashes, NDArray[np.int64]]:
+        """Read the shingle sets of many candidates, which are in the files number `files`. Sets that follow one another
+        are read at once. Returns (all sets, where the set of each candidate begins among them). The sets that `get`
+        keeps in memory are dropped."""
+        self._sets, self._bytes = OrderedDict(), 0
+        order = np.lexsort((candidates["offset"], files))
+        files, records = files[order], candidates[order]
+        counts = records["count"].astype(np.int64)
+        first = records["offset"].astype(np.int64)
+        ends = np.cumsum(counts)
+        values = np.empty(int(counts.sum()), "<u8")
+        data = values.view(np.uint8).data
+        is_new = np.r_[True, (files[1:] != files[:-1]) | (first[1:] != first[:-1] + counts[:-1])]
+        runs = np.flatnonzero(is_new)
+        stops = np.r_[ends[runs[1:] - 1], ends[-1:]]
+        for file, offset, start, stop in zip(files[runs].tolist(), first[runs].tolist(),
+                                             (ends - counts)[runs].tolist(), stops.tolist()):
+            handle: Any = self._opened(file)                   # the type BinaryIO lacks `readinto`
+            handle.seek(8 * offset)
+            handle.readinto(data[8 * start:8 * stop])          # fewer bytes are noticed by their checksums
+        starts = ends - counts
+        sums = [_digest(values[start:stop]) for start, stop in zip(starts.tolist(), ends.tolist())]
+        if sums != records["sum"].tolist():
+            damaged = next(n for n, expected in enumerate(records["sum"].tolist()) if sums[n] != expected)
+            raise self._inputs.damaged(self._refs[int(files[damaged])])
+        offsets = np.empty(len(order), np.int64)
+        offsets[order] = starts
+        return values, offsets
+
+    def _opened(self, file: int) -> BinaryIO:
+        handle = self._files.get(file)
+        if handle is None:
+            handle = self._files[file] = self._inputs.open(self._refs[file])
+            if len(self._files) > 32:
+                self._files.popitem(last=False)[1].close()
+        self._files.move_to_end(file)
+        return handle
 
     def close(self) -> None:
         for handle in self._files.values():

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from stages.barrier import CUT_SCHEMA, FileRef, write_slice
 from stages.dedup.fragment import bucket_of, by_part, id_text, ids_to_ints, read_side
+from stages.dedup.part_texts import texts_at
 from stages.dedup.token_units import TokenUnits
-from stages.dedup.verify import texts_at
 from stages.dedup.windows import covering, merged, windows_with
 from stages.task import Counters, Cursor, Inputs, Out
 

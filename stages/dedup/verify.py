@@ -22,53 +22,39 @@ and the text that is compared may thus differ in an e-mail address, for example,
 
 Texts are never passed from task to task. For each group of parts (files of documents), one task reads the texts of its
 candidates once and writes their shingle sets (hashes of word n-grams) to one file, ordered by cluster. A judging task
-reads a bucket of clusters from these files, through a cache of limited size. In a cluster of any size, a document is
-compared with at most `max_comparisons` others (a count, not a time limit). A document for which these comparisons find
-no duplicate is kept.
+reads a bucket of clusters from these files. It reads the sets of small clusters many at once, and a kernel decides
+about these clusters. It reads the sets of other clusters when they are compared, through a cache of limited size. The
+rules are the same (`stages.dedup.judge`). In a cluster of any size, a document is compared with at most
+`max_comparisons` others (a count, not a time limit). A document for which these comparisons find no duplicate is kept.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from pipeline.base.parquet import open_parquet
-from stages.dedup.boilerplate import Boilerplate, Remainders
 from stages.dedup.cluster import MEMBER
 from stages.dedup.fragment import (
-    CONTAINED,
     NEAR,
-    SIMILAR,
     VERDICT,
     bucket_of,
     by_part,
     fixed_bytes,
-    id_text,
     ids_to_ints,
     read_segments,
     read_side,
     write_segments,
 )
-from stages.dedup.hashing import distinct, jaccard, mix
+from stages.dedup.hashing import mix
+from stages.dedup.judge import ClusterJudge
+from stages.dedup.part_texts import text_batches
+from stages.dedup.sets import distinct_of_texts
 from stages.dedup.shingle_sets import ShingleSetReader, ShingleSetWriter
 from stages.dedup.signature import MinHashSignature
 from stages.dedup.survivor import DEFAULT, in_order, order_field, preference
-from stages.document import DuplicateId
 from stages.task import Counters, Cursor, Inputs, Out
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-
-#: similarity from which two kept documents are recorded as near-duplicates of each other
-RESEMBLING = 0.5
-#: a removal: number of the removed candidate, why it is removed, its similarity to the kept one, number of the kept one
-_REMOVAL = np.dtype([("removed", "<i8"), ("code", "<u4"), ("similarity", "<f8"), ("kept", "<i8")])
 
 
 def candidate(bands: int, prefer: Sequence[str] = DEFAULT) -> np.dtype[Any]:
@@ -84,13 +70,6 @@ def candidate(bands: int, prefer: Sequence[str] = DEFAULT) -> np.dtype[Any]:
     return np.dtype([("root", "<u8"), ("part", "<u4"), ("row", "<u4"), ("id_hi", "<u8"), ("id_lo", "<u8"),
                      ("chars", "<u4"), ("count", "<u4"), ("offset", "<u8"), ("sum", "<u8"), ("bands", "<u8", (bands,)),
                      *order_field(prefer)])
-
-
-def contained(similarity: float, size: int, other_size: int) -> float:
-    """Return the share of a set of `size` values that is in a set of `other_size` values, from their Jaccard
-    similarity."""
-    common = round(similarity * (size + other_size) / (1 + similarity))
-    return common / size if size else 0.0
 
 
 class Shingles:
@@ -133,10 +112,12 @@ class Shingles:
                 records["order"] = fixed_bytes(side["order"])[1].view("<u8")
             blocks.append(records)
             if sets is not None:
-                languages = side["language"].to_pylist() if "language" in columns else repeat("")
-                texts = utf8_at(inputs.fetch(refs["text"]), members_of_part["row"])
-                for root, text, language in zip(records["root"].tolist(), texts, languages):
-                    sets.add(root, distinct(stage.shingles_of(text, language)[0]))
+                languages = side["language"].to_pylist() if "language" in columns else None
+                done = 0
+                for texts in text_batches(inputs.fetch(refs["text"]), members_of_part["row"]):
+                    batch = slice(done, done := done + len(texts.starts))
+                    shingles = stage.shingles_of_texts(texts, languages[batch] if languages is not None else None)
+                    sets.add(records["root"][batch], *distinct_of_texts(*shingles))
         candidates = np.concatenate(blocks) if blocks else np.zeros(0, dtype)
         if sets is not None:
             candidates["count"], candidates["offset"], candidates["sum"] = sets.close()
@@ -144,32 +125,6 @@ class Shingles:
         write_segments(out, "candidates.seg", candidates, bucket_of(mix(candidates["root"]), buckets), buckets,
                        ("root",))
         return {"candidates": len(candidates), "shingles": sets.written if sets is not None else 0}
-
-
-def texts_at(path: str, rows: NDArray[Any]) -> Iterator[str]:
-    """Yield the texts of the given rows (ascending) of a part, as `utf8_at` does, but as strings."""
-    return (data.tobytes().decode() for data in utf8_at(path, rows))
-
-
-def utf8_at(path: str, rows: NDArray[Any]) -> Iterator[NDArray[np.uint8]]:
-    """Yield the texts of the given rows (ascending) of a part, a Parquet file of documents at `path`, as UTF-8. Row
-    groups that hold none of these rows are not read. Raises ValueError at the end if the part has fewer rows."""
-    first = rows_read = 0
-    with open_parquet(path) as file:
-        for number in range(file.num_row_groups):
-            stop = first + file.metadata.row_group(number).num_rows
-            rows_up_to = int(np.searchsorted(rows, stop))
-            if rows_up_to > rows_read:
-                column = file.read_row_group(number, columns=["text"], use_threads=False)["text"]
-                column.validate(full=True)             # the kernels read beyond the end of a text that is no UTF-8
-                texts = column.combine_chunks().cast(pa.large_binary())
-                places = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset:]
-                data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)
-                for row in (rows[rows_read:rows_up_to] - first).tolist():
-                    yield data[places[row]:places[row + 1]]
-            first, rows_read = stop, rows_up_to
-    if rows_read < len(rows):
-        raise ValueError(f"a part has {first} rows, but its side table speaks of row {int(rows[rows_read])}")
 
 
 class Verify:
@@ -212,146 +167,3 @@ class Verify:
                 judged += len(block)
         sets.close()
         return {"judged": judged, **counters}
-
-
-class ClusterJudge:
-    """Decides which documents of a cluster are removed, one cluster after another. Its methods name a document by its
-    row number in the sorted array `candidates`."""
-
-    def __init__(self, candidates: NDArray[Any], file: NDArray[Any], rank: NDArray[Any], args: dict[str, Any],
-                 sets: ShingleSetReader, counters: dict[str, int]) -> None:
-        self.candidates, self.sets, self.counters = candidates, sets, counters
-        self.threshold, self.cap = float(args["verify"]), int(args["max_comparisons"])
-        self.containment, self.record = float(args.get("containment", 0.0)), bool(args.get("record"))
-        #: whether documents are decided in the order of `place`
-        self.by_place = tuple(args.get("prefer", DEFAULT)) == DEFAULT
-        self.last_rank = int(rank.max(initial=0))
-        #: (priority, negative length) of each candidate; the candidates of a cluster are ordered by this pair and then
-        #: by id, if `prefer` has its default
-        self.place = list(zip(rank.tolist(), (-candidates["chars"].astype(np.int64)).tolist()))
-        self.bands, self.counts = candidates["bands"], candidates["count"].tolist()
-        #: where the shingle set of each candidate is: arguments of `ShingleSetReader.get`
-        self.where = list(zip(file.tolist(), candidates["offset"].tolist(), self.counts, candidates["sum"].tolist()))
-        self.boilerplate = Boilerplate(**args["boilerplate"]) if args.get("boilerplate") else None
-        #: compares documents of the cluster without its boilerplate; None if it has none
-        self.remainders: Remainders | None = None
-        self.near: list[tuple[int, int, float]] = []
-        self.removals: list[tuple[int, int, float, int]] = []          # values of _REMOVAL
-
-    def verdicts(self) -> NDArray[Any]:
-        """Decide about all candidates, and return a VERDICT record for each."""
-        candidates, root = self.candidates, self.candidates["root"]
-        starts = np.flatnonzero(np.r_[True, root[1:] != root[:-1]])
-        sizes = np.diff(np.r_[starts, len(root)])
-        by_id = np.lexsort((candidates["id_lo"], candidates["id_hi"], root))
-        ids = candidates[["root", "id_hi", "id_lo"]][by_id]
-        twice = np.flatnonzero(ids[1:] == ids[:-1])
-        if len(twice):
-            raise DuplicateId(id_text(*ids[["id_hi", "id_lo"]][twice[0]]))
-        for start, size in zip(starts.tolist(), sizes.tolist()):
-            self.judge_cluster(start, start + size)
-        removals = np.array(self.removals, _REMOVAL)
-        removed = removals["removed"]
-        verdicts = np.zeros(len(candidates), VERDICT)
-        for field in ("part", "row"):
-            verdicts[field] = candidates[field]
-        verdicts["removed"][removed], verdicts["similarity"][removed] = removals["code"], removals["similarity"]
-        for half in ("hi", "lo"):
-            verdicts[f"kept_{half}"][removed] = candidates[f"id_{half}"][removals["kept"]]
-            verdicts[f"cluster_{half}"] = np.repeat(ids[f"id_{half}"][starts], sizes)
-        return verdicts
-
-    def judge_cluster(self, start: int, stop: int, index: dict[int, list[int]] | None = None) -> None:
-        """Decide about the candidates [start, stop). `index` may hold documents that were kept before, by band key."""
-        index = {} if index is None else index
-        survivors = 0
-        if self.boilerplate is not None:
-            left_out = self.boilerplate.of(self.candidates["source"][start:stop], lambda i: self._set(start + i))
-            self.remainders = Remainders(left_out, self._set) if len(left_out) else None
-        for i in range(start, stop):
-            twin, similarity, near = self._twin(i, start, index)
-            if twin is not None:
-                is_similar = not self.threshold or similarity >= self.threshold
-                self.removals.append((i, SIMILAR if is_similar else CONTAINED, similarity, twin))
-                continue
-            survivors += 1
-            self.near += ((i, j, s) for j, s in near)
-            if self.threshold and i + 1 < stop:
-                for key in self.bands[i].tolist():
-                    if self.by_place:
-                        index.setdefault(key, []).append(i)
-                    else:
-                        insort(index.setdefault(key, []), i, key=self.place.__getitem__)
-        self.counters["kept"] += survivors
-        self.counters["removed"] += stop - start - survivors
-        self.counters["max_cluster_kept"] = max(self.counters["max_cluster_kept"], survivors)
-
-    def near_records(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the pairs of kept documents that resemble each other, as (number of the group, NEAR record) for each
-        document of each pair."""
-        i, j = (np.array([pair[side] for pair in self.near], np.int64) for side in (0, 1))
-        own, resembled = np.r_[i, j], np.r_[j, i]
-        records = np.zeros(len(own), NEAR)
-        for field in ("part", "row"):
-            records[field] = self.candidates[field][own]
-        for field in ("id_hi", "id_lo"):
-            records[field] = self.candidates[field][resembled]
-        records["similarity"] = np.tile(np.array([similarity for _, _, similarity in self.near]), 2)
-        return self.candidates["source"][own], records
-
-    def _twin(self, i: int, start: int,
-              index: dict[int, list[int]]) -> tuple[int | None, float, list[tuple[int, float]]]:
-        """Look for a kept document that is similar enough for document `i` to be removed. `start` is the first document
-        of the cluster, and `index` holds the kept documents by band key. If `verify` is 0, `start` is that document for
-        all others, and the similarity is NaN unless it is to be noted (`record`).
-
-        Returns (the kept document, or None if `i` stays; the similarity of the two; the kept documents that `i`
-        resembles, with similarities). Documents that share the most bands with `i` are compared first, and of these the
-        ones that were kept first.
-        """
-        if not self.threshold:
-            if i == start:
-                return None, 0.0, []
-            return start, jaccard(self._set(i), self._set(start)) if self.record else float("nan"), []
-        near: list[tuple[int, float]] = []
-        shared: dict[int, int] = {}
-        for key in self.bands[i].tolist() if index else ():
-            if kept := index.get(key):
-                for j in kept if len(kept) <= self.cap else self._nearest(kept, i):
-                    shared[j] = shared.get(j, 0) + 1
-        compared = 0
-        size = self.counts[i]
-        for j in sorted(shared, key=lambda j: (-shared[j], j)):
-            other_size = self.counts[j]
-            fits = bool(self.containment) and size <= other_size           # the kept one may contain it
-            if (not fits and self.remainders is None
-                    and min(size, other_size) / max(size, other_size, 1) < self.threshold):
-                continue                               # no two sets of these sizes reach that similarity
-            if compared == self.cap:
-                self.counters["capped"] += 1
-                break
-            compared += 1
-            self.counters["comparisons"] += 1
-            similarity = (jaccard(self._set(i), self._set(j)) if self.remainders is None
-                          else self.remainders.similarity(i, j))
-            if similarity >= self.threshold or (fits and contained(similarity, size, other_size) >= self.containment):
-                return j, similarity, []
-            if similarity >= RESEMBLING:
-                near.append((j, similarity))
-        return None, 0.0, near
-
-    def _nearest(self, kept: Sequence[int], i: int) -> Iterable[int]:
-        """Choose those documents from `kept` (kept documents with one band key, by priority and then by length) that
-        are nearest to document `i` in length: around the place that `i` has in its own priority up to `cap` documents
-        on each side, and around the place that it would have in each other priority up to half as many (rounded up).
-        Priorities that come after all kept documents are left out."""
-        nearest: dict[int, None] = {}
-        rank, length = self.place[i]
-        for priority in range((rank if self.by_place else self.last_rank) + 1):
-            middle = bisect_left(kept, (priority, length), key=self.place.__getitem__)
-            reach = self.cap if priority == rank else (self.cap + 1) // 2
-            nearest.update(dict.fromkeys(kept[max(0, middle - reach):middle + reach]))
-        return nearest
-
-    def _set(self, i: int) -> NDArray[np.uint64]:
-        return self.sets.get(*self.where[i])

@@ -6,9 +6,9 @@ once, though, and a sample shows which ones: a *seed* is the run of `window` // 
 smallest (its minimizer, Schleimer et al. 2003, "Winnowing"). If several runs have the smallest hash, the run that is
 the seed of the window before is taken if it is among them ("robust winnowing"), and the last of them if not. Without
 this rule, a text of a million equal bytes would have a million seeds. Equal windows have seeds of equal hash, and
-neighbouring windows mostly share their
-seed, so that a text has about 4 seeds for each `window` bytes. Only windows whose seed's hash occurs more than once
-need be hashed. (Two equal windows that do not overlap have two seeds, because each seed lies within its window.)
+neighbouring windows mostly share their seed, so that a text has about 4 seeds for each `window` bytes. Only windows
+whose seed's hash occurs more than once need be hashed. (Two equal windows that do not overlap have two seeds, because
+each seed lies within its window.)
 
 The same functions work on the tokens of a text, given by number, instead of its bytes.
 

@@ -47,6 +47,12 @@ _SIGMA_BYTES = np.frombuffer("σς".encode(), np.uint8)
 _SPACE, _ZERO = 32, 48
 #: a byte that is in no UTF-8 text
 _RARE = 255
+_U = np.uint64
+#: eight bytes in an integer: the highest bit of each; spaces; and what turns the highest bit of a byte below 128 on, if
+#: the byte is at least "0", greater than "9", at least "a", greater than "z"
+_EACH = _U(0x0101010101010101)
+_HIGHEST, _SPACES = _EACH * _U(128), _EACH * _U(_SPACE)
+_FROM_0, _AFTER_9, _FROM_A, _AFTER_Z = (_EACH * _U(128 - byte) for byte in b"0:a{")
 #: results of `_simplified` other than a number of bytes: the text is for `by_rules`; -2 - p: page p is missing
 _BY_RULES = -1
 
@@ -186,13 +192,20 @@ def _after_number(data, i, pages, kinds):
 
 
 @njit(cache=True, nogil=True)
-def _ascii_stretch(data, i, ascii_bytes, out, size, last):
+def _ascii_stretch(data, i, ascii_bytes, gaps, out, size, last):
     """Simplify a text from byte `i` on, up to the next digit or character outside ASCII. `out` has `size` bytes before.
-    `last` is the last of these bytes; it is _RARE after a character outside ASCII, even one that left no byte. Returns
-    the new (i, size, last).
+    `last` is the last of these bytes; it is _RARE after a character outside ASCII, even one that left no byte, and if
+    `gaps` is true. Returns the new (i, size, last).
 
-    The loop has no branch that depends on where words end, because processors would often mispredict it.
+    The loops have no branch that depends on where words end, because processors would often mispredict it.
     """
+    if gaps:
+        done = _ascii_blocks(data[i:], out[size:])
+        i, size = i + done, size + done
+        while i < data.shape[0] and ascii_bytes[data[i]] != _RARE:
+            out[size] = ascii_bytes[data[i]]
+            i, size = i + 1, size + 1
+        return i, size, _RARE
     while i < data.shape[0]:
         byte = np.int64(ascii_bytes[data[i]])
         if byte == _RARE:
@@ -205,11 +218,34 @@ def _ascii_stretch(data, i, ascii_bytes, out, size, last):
 
 
 @njit(cache=True, nogil=True)
-def _simplified(data, ascii_bytes, pages, kinds, starts, sizes, blob, out):
+def _ascii_blocks(data, out):
+    """Write each byte of a text in lower case if it is a letter, and otherwise as a space, up to the first block of
+    eight bytes that holds a digit or a part of a character outside ASCII. Returns the number of bytes written.
+
+    The eight bytes are computed in one integer: a sum does not overflow into the next byte, since both summands are
+    less than 128, and its highest bit says whether the byte is at least some value.
+    """
+    blocks = data.shape[0] // 8
+    source, target = data[:8 * blocks].view(np.uint64), out[:8 * blocks].view(np.uint64)
+    done = _U(0)
+    while done < _U(blocks):
+        eight = source[done]
+        plain = eight & ~_HIGHEST
+        if (eight | ((plain + _FROM_0) & ~(plain + _AFTER_9))) & _HIGHEST:
+            break
+        lower = plain | _SPACES
+        letters = (((lower + _FROM_A) & ~(lower + _AFTER_Z) & _HIGHEST) >> _U(7)) * _U(255)
+        target[done] = (lower & letters) | (_SPACES & ~letters)
+        done += _U(1)
+    return 8 * np.int64(done)
+
+
+@njit(cache=True, nogil=True)
+def _simplified(data, ascii_bytes, pages, kinds, starts, sizes, blob, gaps, out):
     """Write the simplified form of the text `data` (UTF-8) to `out`, perhaps with spaces at its ends, and return its
-    number of bytes. If only `by_rules` can simplify the text, the result is _BY_RULES. If the table of characters lacks
-    a page that is needed, the result is -2 - page."""
-    i, size, last = _ascii_stretch(data, 0, ascii_bytes, out, 0, _SPACE)
+    number of bytes. If `gaps` is true, there may be several spaces between words. If only `by_rules` can simplify the
+    text, the result is _BY_RULES. If the table of characters lacks a page that is needed, the result is -2 - page."""
+    i, size, last = _ascii_stretch(data, 0, ascii_bytes, gaps, out, 0, _SPACE)
     while i < data.shape[0]:
         code, width = _code(data, i)
         entry = _entry(code, pages)
@@ -241,7 +277,7 @@ def _simplified(data, ascii_bytes, pages, kinds, starts, sizes, blob, out):
                 out[size] = blob[place]
                 size += 1
             last = _RARE                                 # a mark is deleted, but it parts the spaces around it
-        i, size, last = _ascii_stretch(data, i + width, ascii_bytes, out, size, last)
+        i, size, last = _ascii_stretch(data, i + width, ascii_bytes, gaps, out, size, last)
     return size
 
 
@@ -256,14 +292,15 @@ def _ascii_bytes() -> Bytes:
     return table
 
 
-def simplified_utf8(data: Bytes) -> Bytes:
-    """Return the simplified form of a text; both are UTF-8, in which a lone surrogate takes three bytes."""
+def simplified_utf8(data: Bytes, gaps: bool = False) -> Bytes:
+    """Return the simplified form of a text; both are UTF-8, in which a lone surrogate takes three bytes. If `gaps` is
+    true, there may be several spaces between words. That takes less time, and is enough to find the words."""
     global _characters
     out = np.empty(3 * len(data) + 1, np.uint8)          # the decomposition of a Hangul syllable is 3 times as long
-    size = int(_simplified(data, _ascii_bytes(), *_characters, out))
+    size = int(_simplified(data, _ascii_bytes(), *_characters, gaps, out))
     while size < _BY_RULES:
         _characters = _characters.with_page(-2 - size)
-        size = int(_simplified(data, _ascii_bytes(), *_characters, out))
+        size = int(_simplified(data, _ascii_bytes(), *_characters, gaps, out))
     if size == _BY_RULES:
         return utf8(by_rules(data.tobytes().decode("utf-8", "surrogatepass")))
     first = 0                                            # a mark that stands alone leaves a space behind
@@ -272,6 +309,46 @@ def simplified_utf8(data: Bytes) -> Bytes:
     while size > first and out[size - 1] == 32:
         size -= 1
     return out[first:size]
+
+
+@njit(cache=True, nogil=True)
+def _simplified_texts(data, starts, stops, ascii_bytes, pages, kinds, page_starts, sizes, blob, gaps, out, ends):
+    """Write the simplified forms of the texts data[starts[n]:stops[n]], without spaces at their ends, to `out`, one
+    after another, and the end of each to `ends`. Returns 0, or what `_simplified` returns for the first text that it
+    cannot simplify."""
+    end = 0
+    for number in range(starts.shape[0]):
+        text, source = out[end:], data[starts[number]:stops[number]]
+        size = _simplified(source, ascii_bytes, pages, kinds, page_starts, sizes, blob, gaps, text)
+        if size < 0:
+            return size
+        first = 0
+        while first < size and text[first] == _SPACE:
+            first += 1
+        while size > first and text[size - 1] == _SPACE:
+            size -= 1
+        for i in range(first, size if first else 0):
+            text[i - first] = text[i]
+        end += size - first
+        ends[number] = end
+    return 0
+
+
+def simplified_texts(data: Bytes, starts: NDArray[np.int64], stops: NDArray[np.int64],
+                     gaps: bool = False) -> tuple[Bytes, NDArray[np.int64]]:
+    """Return (the simplified forms of the texts data[starts[n]:stops[n]], one after another; the end of each). All are
+    UTF-8, and `gaps` is that of `simplified_utf8`, which takes twice as long for many short texts."""
+    global _characters
+    out = np.empty(3 * int((stops - starts).sum()) + 1, np.uint8)
+    ends = np.zeros(len(starts), np.int64)
+    code = int(_simplified_texts(data, starts, stops, _ascii_bytes(), *_characters, gaps, out, ends))
+    while code < _BY_RULES:
+        _characters = _characters.with_page(-2 - code)
+        code = int(_simplified_texts(data, starts, stops, _ascii_bytes(), *_characters, gaps, out, ends))
+    if code == _BY_RULES:
+        each = [simplified_utf8(data[start:stop], gaps) for start, stop in zip(starts.tolist(), stops.tolist())]
+        return np.concatenate(each), np.cumsum([len(simplified) for simplified in each])
+    return out[:ends[-1] if len(ends) else 0], ends
 
 
 def simplify(text: str) -> str:

@@ -288,6 +288,8 @@ def test_candidates_get_the_tokenizer_of_the_run_and_weights_by_their_tokens(sit
 @pytest.mark.parametrize(("words", "said"), [
     (["--set", "optimizer.lrr=1"], "did you mean 'lr'"),
     (["--by", "tasks"], "--by tasks: the settings have no evaluate.tasks"),
+    (["--by", "tasks", "--set", "checkpoint.every=1000", "--set", "evaluate.tasks={every: 1000, tasks: [TASK], "
+      "data: DATA}"], "--by tasks: each arm scores 1 of its checkpoints on tasks, and 3 are needed"),
     (["--set", "evaluate.tasks={every: 200, tasks: [arc_eazy], data: .}"], "did you mean 'arc_easy'"),
     (["--set", "evaluate.tasks={every: 200, tasks: [arc_easy], data: typo}"], "evaluate.tasks.data: typo is no folder"),
     (["--set", "checkpoint.every=5", "--set", "evaluate.tasks={every: 7, tasks: [sciq], data: .}"],
@@ -295,6 +297,8 @@ def test_candidates_get_the_tokenizer_of_the_run_and_weights_by_their_tokens(sit
 def test_a_mistake_in_the_settings_is_found_before_data_is_made(site, tmp_path, capfd, words, said):
     base = ["ablate", "--data", f"base={site / 'recipe.yaml'}", "--vary", *VARY[0], "--held-out", "judge", "--store",
             str(tmp_path / "new")]
+    (tmp_path / "sciq.jsonl").write_text("{}\n")
+    words = [word.replace("TASK", "sciq").replace("DATA", str(tmp_path)) for word in words]
     assert forward([*base, *words]) == 2
     assert_one_line(capfd.readouterr().err, said)
     assert not (tmp_path / "new").exists()

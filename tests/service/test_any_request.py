@@ -33,19 +33,23 @@ BUSY = (503, 504)
 @pytest.fixture(scope="module")
 def site(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
     """A copy of the store, because the requests change it: they label, submit, cancel and resume."""
-    return Path(shutil.copytree(root, tmp_path_factory.mktemp("asked") / "store"))
+    store = Path(shutil.copytree(root, tmp_path_factory.mktemp("asked") / "store"))
+    [run] = (store / "runs").iterdir()
+    shutil.copytree(run, store / "runs/copy")                       # to be compared with
+    return store
 
 
 def with_real_values(document: dict[str, Any], site: Path) -> dict[str, Any]:
     """Return the OpenAPI document with allowed values for some parameters: values that exist in the store, and similar
     ones that do not. Values generated from the types alone would never pass the first check. The name of the store
     always exists."""
-    [run] = (path.name for path in (site / "runs").iterdir())
+    [run] = (path.name for path in (site / "runs").iterdir() if path.name != "copy")
     odd = ["absent", "\u202e<b>"]
     changes = [{"thresholds": {"0": {"min_doc_words": words}}, "off": off}
                for words in (80, None, "x") for off in ([], [9])]
     real: dict[str, list[Any]] = {
         "store": ["main"], "run": [run, *odd], "dataset": ["clean", *odd], "other": [run, *odd],
+        "before": [run, "copy", *odd], "after": [run, "copy", *odd],
         "changes": [*map(json.dumps, changes), "{}", "[]", "{", '{"thresholds": {"0": {"absent": 1}}}'],
         "sort": ["stored", "id", "signals.gopher_words", "source", "signals.absent", *odd], "step": [0, 1, 99],
         "of": ["gopher_words", *odd], "key": ["min_doc_words", *odd], "threshold": ["0.min_doc_words", "9.x", *odd],

@@ -15,10 +15,10 @@ from stages.dedup.hashing import (
     Permutations,
     band_keys,
     character_shingles,
-    jaccard,
     split_words,
     word_shingles,
 )
+from stages.dedup.sets import jaccard
 from stages.dedup.signature import MinHashSignature
 from stages.document import Document
 from stages.text.chunks import utf8
@@ -104,6 +104,12 @@ def test_languages_have_any_name_and_others_no_words_of_english():
         assert stage.shingles(text * 3, language)[1] == plain.shingles(text * 3)[1] > 5
     with pytest.raises(ValueError, match="dialect: datatrove"):
         MinHashSignature(words="language")
+
+
+@pytest.mark.parametrize("dialect", ["tokenmill", "datasketch"])
+def test_a_hash_that_has_no_effect_is_refused(dialect):
+    with pytest.raises(ValueError, match="hash: xxhash is for dialect: datatrove"):
+        MinHashSignature(dialect=dialect, hash="xxhash")
 
 
 def test_datatrove_dialect_is_bit_equal_on_real_texts():

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stages.dedup import hashing, lsh
+from stages.dedup import hashing, lsh, sets
 from stages.extract.pdf import chars, layout, ocr
 from stages.scoring import word_sums
 from stages.text import ngrams, normalize, repeats
-from stages.text.normalize import simplify
+from stages.text.chunks import utf8
+from stages.text.normalize import simplified_utf8, simplify
 from stages.text.words import Words
 from tests.stages.lid import lid176_model
 from tests.stages.texts import AWKWARD, random_texts
@@ -85,19 +86,46 @@ def test_signatures_and_band_keys(interpreted, dialect):
         minima = hashing._minima_mersenne if dialect == "datatrove" else hashing._minima
         signature = minima(shingles, drawn.a, drawn.b)
         return (words.tolist(), shingles.tolist(), signature.tolist(), hashing.band_keys(signature, 3, 2).tolist(),
-                hashing.mix(np.arange(5, dtype=np.uint64)).tolist(),
-                int(hashing.common(np.unique(words), np.unique(words[::2]))))
+                hashing.mix(np.arange(5, dtype=np.uint64)).tolist())
 
     compiled = [of(text) for text in TEXTS]
     with interpreted(hashing):
         assert [of(text) for text in TEXTS] == compiled
 
 
+def test_shingle_sets_and_small_clusters(interpreted):
+    rng = np.random.default_rng(6)
+    values = [rng.integers(0, 2**64, 60, np.uint64) for _ in range(12)]
+    documents = [np.concatenate([values[n // 3], values[n // 3], values[n][:4 * (n % 3)]]) for n in range(12)]
+    bands = rng.integers(0, 2, (12, 5), np.uint64)
+    starts, stops = np.array([0, 4, 6]), np.array([4, 6, 12])
+
+    def of() -> Any:
+        shingles, counts = sets.distinct_of_texts(np.concatenate(documents), np.array(list(map(len, documents))))
+        offsets = np.cumsum(counts) - counts
+        decided = sets.judge_clusters(starts, stops, bands, shingles, offsets, counts, 0.93, 0.97, 0.5)
+        pair = [shingles[offset:offset + count] for offset, count in zip(offsets, counts)][:2]
+        gone = decided.twins >= 0
+        return (shingles.tolist(), counts.tolist(), int(sets.common(*pair)), decided.twins.tolist(),
+                decided.similarities[gone].tolist(), decided.near.tolist(), decided.near_similarities.tolist(),
+                decided.comparisons, decided.most_kept)
+
+    compiled = of()
+    assert max(compiled[3]) >= 0
+    assert compiled[5]
+    with interpreted(sets):
+        assert of() == compiled
+
+
 def test_simplified_texts(interpreted):
     texts = [*TEXTS, "ΟΔΥΣΣΕΥΣ' ΑΣ 1.2.3 ٣٫٤ 5,", "İ \u0301 한글 \U00010400 \ud800", "ꦄ꧀ꦄ"]
-    compiled = [simplify(text) for text in texts]
+
+    def of() -> list[Any]:
+        return [(simplify(text), simplified_utf8(utf8(text), gaps=True).tolist()) for text in texts]
+
+    compiled = of()
     with interpreted(normalize):
-        assert [simplify(text) for text in texts] == compiled
+        assert of() == compiled
 
 
 @pytest.mark.parametrize("counted", [True, False])

@@ -8,12 +8,13 @@ import re
 import sys
 import unicodedata
 
+import numpy as np
 import pytest
 import regex
 
 from stages.text.characters import PUNCTUATION
 from stages.text.chunks import utf8
-from stages.text.normalize import by_rules, simplified_utf8, simplify
+from stages.text.normalize import by_rules, simplified_texts, simplified_utf8, simplify
 
 NUMBER = regex.compile(r"\p{Nd}+([.,،٫⎖⎗⎘]{1}\p{Nd}+)?", regex.VERBOSE | regex.UNICODE)
 GAP = re.compile(rf"[\s{re.escape(PUNCTUATION)}]")
@@ -59,3 +60,33 @@ def test_known_cases(text, simplified):
 def test_utf8_is_that_of_the_text():
     text = "Café \U0001d7d8\U00010400 3.14 — 今天"
     assert simplified_utf8(utf8(text)).tobytes() == simplify(text).encode() == reference(text).encode()
+
+
+def test_with_gaps_the_words_are_the_same():
+    def words(simplified: str) -> list[str]:
+        return [word for word in simplified.split(" ") if word]
+
+    rng = random.Random(9)
+    texts = ["x" * before + char + "Yz" * 6 for char in map(chr, range(128)) for before in range(9)]
+    texts += ["".join(rng.choice(" .aZ{`@[/:09\x7fé\u0301Σ한—") if rng.random() < 0.1 else rng.choice("abXY ,-")
+                      for _ in range(rng.randint(0, 90))) for _ in range(2000)]
+    for text in [*texts, "ꦄ꧀ꦄ  x", "\ud800 \U0001e900"]:
+        gaps = simplified_utf8(utf8(text), gaps=True).tobytes().decode("utf-8", "surrogatepass")
+        assert words(gaps) == words(simplify(text)), ascii(text)
+        assert gaps == gaps.strip(" ")
+    assert simplified_utf8(utf8("one,  two -- THREE"), gaps=True).tobytes() == b"one   two    three"
+
+
+@pytest.mark.parametrize("more", [[], ["ꦄ꧀ꦄ x"], ["\U0001e900 \u10a0"]], ids=["", "by_rules", "new pages"])
+def test_many_texts_are_simplified_as_each_of_them(more):
+    rng = random.Random(5)
+    mixed = ["".join(rng.choice(" aB1.é\u0301Σ한今—") for _ in range(n)) for n in range(40)]
+    texts = ["", " ", "\u0301 a \u0301", "ΟΔΥΣΣΕΥΣ' ΑΣ 1.2.3", *more, *mixed, "end ", ""]
+    data, sizes = utf8("#".join(texts)), [len(utf8(text)) for text in texts]
+    stops = np.cumsum(sizes) + np.arange(len(texts))
+    simplified, ends = simplified_texts(data, stops - sizes, stops)
+    assert [part.tobytes().decode() for part in np.split(simplified, ends[:-1])] == [simplify(text) for text in texts]
+    simplified, ends = simplified_texts(data, stops - sizes, stops, gaps=True)
+    assert [part.tobytes() for part in np.split(simplified, ends[:-1])] \
+        == [simplified_utf8(utf8(text), gaps=True).tobytes() for text in texts]
+    assert simplified_texts(data, stops[:0], stops[:0])[0].tolist() == []

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.report.tokenizer_page import render
 from tests.tokenizer.test_tokenizers import corpus
-from tokenizer.evaluate import evaluate, rows_of
+from tokenizer.evaluate import WORD, evaluate, rows_of
 from tokenizer.load import byte_tokenizer, load_tokenizer
 from tokenizer.train import train_bpe, train_sentencepiece
 
@@ -54,6 +54,17 @@ def test_a_uniform_use_of_the_vocabulary_has_efficiency_1():
     every = "".join(map(chr, range(0x80)))
     [scores] = evaluate([byte_tokenizer()], [("g", every)])
     assert scores["g"].renyi == pytest.approx(math.log(128) / math.log(256))
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("सभी मनुष्यों को, गौरव", ["सभी", "मनुष्यों", "को", "गौरव"]),
+    ("มนุษย์ทั้งหลาย เกิดมามีอิสระ", ["มนุษย์ทั้งหลาย", "เกิดมามีอิสระ"]),
+    ("كُلُّهُم می\u200cخواهم", ["كُلُّهُم", "می\u200cخواهم"]),
+    ("e\u0301te\u0301 x² o'clock well-known", ["e\u0301te\u0301", "x²", "o'clock", "well-known"]),
+    ("\u0301a_b 12,345", ["a", "b", "12", "345"]),                  # a mark without a letter is no word
+    ("人人生而自由，平等", ["人人生而自由", "平等"])])
+def test_a_word_has_its_vowel_signs_and_accents(text, words):
+    assert WORD.findall(text) == words
 
 
 def test_without_english_there_is_no_parity(tokenizers):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tokenizer.mixture.apportion import CurriculumError
 from tokenizer.mixture.mix import WEIGHT_SUM, read_mix, streams_in
+from tokenizer.mixture.resolve import resolve
 
 SIZES = {"code": 10**9, "de": 4 * 10**9, "en": 64 * 10**9, "is": 10**8}
 
@@ -96,3 +97,22 @@ def test_names_are_found_in_mixes_that_are_not_valid():
 def test_wrong_groups_name_key_and_remedy(group, said):
     with pytest.raises(CurriculumError, match=said):
         read_mix({"g": group}, "mix", SIZES, 10**9, [])
+
+
+@pytest.mark.parametrize(("limit", "total", "allowed"), [(4, 10**9, True), (3.9, 10**9, False), (1, 4 * 10**8, False)])
+def test_unimax_reads_streams_as_often_as_their_limit_allows(limit, total, allowed):
+    """Integer weights and whole windows read a stream a little more often than `unimax` says."""
+    sizes = {f"l{i:02}": 5_000_000 + 997_331 * i**2 for i in range(40)}
+    sets = {name: {"tokenizer": "t" * 64, "dtype": "uint16", "val": None,
+                   "train": {"path": name, "sha256": "0" * 64, "tokens": size}} for name, size in sizes.items()}
+    phase = {"name": "all", "until": "100%", "sequence": 4096, "batch": 40960,
+             "max_epochs": dict.fromkeys(sizes, limit),
+             "mix": {"g": {"share": 1, "streams": [*sizes], "unimax": 4 if limit > 1 else 1}}}
+    recipe = {"shards": {name: {"longest": 4096} for name in sizes},
+              "curriculum": {"seed": 1, "total": total, "phases": [phase]}}
+    tokenizer = {"sha256": "t" * 64, "vocab_size": 300, "eos": 0, "path": "t"}
+    if allowed:
+        resolve(recipe, sets, tokenizer)
+        return
+    with pytest.raises(CurriculumError, match="exhausts stream"):
+        resolve(recipe, sets, tokenizer)

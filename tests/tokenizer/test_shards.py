@@ -440,7 +440,7 @@ def test_damage_is_found_when_many_windows_are_read(tmp_path, kind, compiled):
 
 
 @pytest.mark.parametrize("compiled", COMPILED)
-@pytest.mark.parametrize("wrong", [-1, "last"])
+@pytest.mark.parametrize("wrong", [-1, "last", 10**6])
 def test_a_window_that_is_none_is_refused_among_many(tmp_path, wrong, compiled):
     write_set(tmp_path / "s", [some_documents(np.random.default_rng(7), 60, 300)], 300)
     shards = ShardSet(tmp_path / "s")

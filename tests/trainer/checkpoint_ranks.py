@@ -16,6 +16,7 @@ import torch
 from tests.trainer.synthetic import quiet
 from trainer.__main__ import main as command
 from trainer.checkpoint import checkpoints as ckpt
+from trainer.checkpoint import saver as saving
 from trainer.loop.run import open_run
 from trainer.loop.train import train
 from trainer.parallel.world import World, world
@@ -28,7 +29,7 @@ SPLIT = ["model.width=32", "model.heads=4", "model.kv_heads=2", "model.ffn=64"]
 def failing(run: str, out: str, here: World) -> None:
     """Train while the second rank cannot write its share of the second checkpoint. Every rank must get an error and
     end."""
-    real, real_poll, calls = ckpt.FileSystemWriter, ckpt.Saver.poll, []
+    real, real_poll, calls = saving.FileSystemWriter, saving.Saver.poll, []
 
     class Full(real):
         def write_data(self, plan, planner):
@@ -38,13 +39,13 @@ def failing(run: str, out: str, here: World) -> None:
         calls.append(path)
         return (Full if len(calls) == 2 and here.rank == 1 else real)(path)
 
-    def poll(saver: ckpt.Saver) -> None:             # the second has failed by the next step
+    def poll(saver: saving.Saver) -> None:             # the second has failed by the next step
         if saver.writing is not None and len(calls) == 2:
             saver.writing.thread.join()
         real_poll(saver)
 
     try:
-        with mock.patch.object(ckpt, "FileSystemWriter", writer), mock.patch.object(ckpt.Saver, "poll", poll):
+        with mock.patch.object(saving, "FileSystemWriter", writer), mock.patch.object(saving.Saver, "poll", poll):
             train(open_run(run, None, f"{out}/failing", SET), here, 13, quiet)
     except ckpt.CheckpointError as error:
         Path(f"{out}/failing.{here.rank}").write_text(str(error))
@@ -54,7 +55,7 @@ def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Dying(ckpt.FileSystemWriter):
+class Dying(saving.FileSystemWriter):
     """A FileSystemWriter that kills the process when half of each file is on disk."""
 
     def write_data(self, plan, planner):
@@ -77,7 +78,7 @@ def killed(where: str, arguments: list[str]) -> None:
 
     name, last = {"data": ("FileSystemWriter", Dying), "commit": ("put_absent", die),
                   "committed": ("retain", die)}[where]
-    with mock.patch.object(ckpt, name, second(getattr(ckpt, name), last)):
+    with mock.patch.object(saving, name, second(getattr(saving, name), last)):
         command(arguments)
 
 

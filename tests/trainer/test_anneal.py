@@ -4,6 +4,8 @@ intervals of both."""
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from trainer.loop.run import open_run
 from trainer.observe.metrics import read
 from trainer.tools.anneal import with_candidates
 from trainer.tools.arm_statistics import contrasts, quantile
-from trainer.tools.arm_table import lines, table
+from trainer.tools.arm_table import BITS, NATS, RUN, lines, measured, table
 
 SEQUENCE = {"sequence": 32, "batch": 160}
 PHASES = [{"name": "stable", "until": "100%", **SEQUENCE, "mix": {"web": 50, "code": 50}}]
@@ -62,6 +64,16 @@ def test_the_table_names_what_exceeds_the_noise():
     said = "\n".join(lines(found))
     assert "-0.9950*" in said and "-0.0050 " in said
     assert "one seed" in "\n".join(lines(table({n: r[:1] for n, r in results.items()})))
+
+
+def test_losses_of_several_streams_are_weighted_by_their_text():
+    streams = {"a": {"loss": 2.0, "targets": 300, "bits_per_byte": 1.0},
+               "b": {"loss": 4.0, "targets": 100, "bits_per_byte": 4.0}}
+    sources = {"both": ["a", "b"], "b": ["b"]}
+    assert measured(streams, sources, NATS) == {"both": 2.5, "b": 4.0}
+    bits = {"a": 600 / math.log(2), "b": 400 / math.log(2)}
+    assert measured(streams, sources, BITS) == pytest.approx(
+        {"both": sum(bits.values()) / (bits["a"] / 1.0 + bits["b"] / 4.0), "b": 4.0})
 
 
 # -- anneal ------------------------------------------------------------------------------------------------------------
@@ -111,8 +123,14 @@ def test_the_table_tells_which_data_helped_what(annealed, capsys):
     math_ = found["sources"]["math"]["arms"]["more-math"]              # measured in both arms, trained in one
     assert math_["delta"] < -0.5 and math_["beyond_noise"]
     assert found["sources"]["web"]["arms"]["more-math"]["delta"] > 0
-    assert {"all", "web", "code", "math"} == set(found["sources"])
-    assert set(found["decided_by"]) == {"web", "code"}, "what the run reads decides, not the text of a candidate"
+    assert list(found["sources"]) == [RUN, "code", "web", "math"]
+    losses = found["sources"][RUN]["arms"]["more-math"]                # what the run reads decides
+    parts = [found["sources"][name]["arms"]["more-math"]["delta"] for name in ("web", "code")]
+    assert min(parts) <= losses["delta"] <= max(parts), "the text of a candidate counts for nothing"
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert re.search("^more-math is (worse|not told apart).* on the run: ", text, re.MULTILINE)
+    assert not re.search("^more-math is .* on (web|code|math|all): ", text, re.MULTILINE)
     assert before == {name: (out / "metrics.jsonl").read_bytes() for name, out in arms_of(run, "anneal").items()}
 
 
@@ -184,6 +202,23 @@ def test_a_candidate_is_annealed_beside_the_mixture_of_the_run(annealed, capsys)
     at = Order(curriculum).locate(100, curriculum.samples)
     names = [stream.name for stream in curriculum.streams]
     assert np.bincount(at.stream, minlength=3)[names.index("math")] == pytest.approx(0.6 * 50, abs=1)
+
+
+@pytest.mark.slow
+def test_halving_counts_the_steps_of_the_anneal_alone(annealed, capsys):
+    """Of the steps from 20 to 30: a quarter ends at step 23."""
+    run, command = annealed
+    command = [*command[:command.index("--mixes")], "--candidates", "left=math", "mixed=math,web", "right=math:3,code",
+               "--tokens", "1600", "--seeds", "1", "--device", "cpu", "--halving", "--json"]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["arms"][0] == "base" and len(found["arms"]) == 2
+    assert [one["share"] for one in found["ended"]] == [0.25, 0.25]
+    folder = run / "train" / "anneal" / "from20"
+    for one in found["ended"]:
+        history = read(folder / f"{one['arm']}-seed0" / "metrics.jsonl")
+        assert [line["step"] for line in history if line["event"] == "step"] == [21, 22, 23]
+    assert main(command) == 0 and json.loads(capsys.readouterr().out) == found
 
 
 @pytest.mark.parametrize(("words", "said"), [

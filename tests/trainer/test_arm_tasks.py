@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,8 +16,8 @@ import yaml
 from tests.trainer import synthetic
 from tests.trainer.evaluation import word_run, write_task
 from trainer.__main__ import main
-from trainer.evaluation.task_file import read_task
 from trainer.loop.run import open_run
+from trainer.loop.task_watcher import wanted_scores
 from trainer.tools.arm import Arm, arm_of
 from trainer.tools.arm_table import LOSS, TASKS, lines, table
 from trainer.tools.arm_tasks import scored_steps, task_lines, task_results
@@ -52,8 +53,11 @@ def arm(run: Path, name: str, seed: int, scores: dict[str, list[float]], width: 
         settings["model"] = {**settings["model"], "width": width}
     made = arm_of(base, name, seed, settings, base.curriculum, run.parent / "arms", width)
     made.run.out.mkdir(parents=True, exist_ok=True)
-    rows = [{"step": 6 * i, "tokens": 960 * i, "task": task, "measure": measure, "value": value, "stderr": 0.01,
-             "shots": 0, "sha256": read_task(run.parents[2] / f"{task}.yaml").sha256, **row}
+    config = made.run.config.evaluate.tasks
+    assert config is not None
+    origins = {one.task: one for one in wanted_scores(config)}
+    rows = [{"step": 6 * i, "tokens": 960 * i, "measure": measure, "value": value, "stderr": 0.01,
+             **origins[task]._asdict(), **row}
             for task, values in scores.items() for i, value in enumerate(values, 1)]
     (made.run.out / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return made
@@ -104,9 +108,12 @@ def test_accuracies_are_shown_with_their_own_verdict_but_not_averaged(run: Path)
     assert "passes as pairs" in "\n".join(task_lines(compared(arms)))
 
 
-@pytest.mark.parametrize("row", [{"sha256": "other"}, {"shots": 5}])
-def test_scores_of_another_task_file_or_number_of_examples_do_not_count(run: Path, row: dict[str, Any]):
-    arms = [arm(run, "base", 0, {"a": falling(2.0)}), arm(run, "other", 0, {"a": falling(1.0)}, **row)]
+@pytest.mark.parametrize("row", [{"sha256": "other"}, {"shots": 5}, {"seed": 3}, {"data": "other"}])
+def test_scores_of_another_task_file_other_examples_or_other_data_do_not_count(run: Path, row: dict[str, Any]):
+    arms = [arm(run, name, 0, {"a": falling(2.0)}) for name in ("base", "other")]
+    assert task_results(arms)[None]["scores"].keys() == {"a"}
+    path = arms[1].run.out / "tasks.jsonl"
+    path.write_text("".join(json.dumps({**json.loads(line), **row}) + "\n" for line in path.read_text().splitlines()))
     assert task_results(arms)[None]["scores"] == {}
 
 
@@ -132,10 +139,10 @@ def test_widths_have_tables_of_their_own_and_tasks_are_judged_by_all_of_them(run
 
 
 def test_the_steps_that_an_arm_scores_are_its_multiples_and_ends_of_phases(run: Path):
-    one = arm(run, "base", 0, {})
-    assert one.run.curriculum.steps == 36 and scored_steps(one) == [6, 12, 18, 24, 30, 36]
-    later = Arm(one.name, 0, one.run, one.settings, step=18)
-    assert scored_steps(later) == [18, 24, 30, 36]
+    phases = arm(run, "base", 0, {}).run.curriculum.phases
+    assert scored_steps(6, phases, 0) == [6, 12, 18, 24, 30, 36]
+    assert scored_steps(6, phases, 18) == [18, 24, 30, 36]
+    assert scored_steps(100, phases, 0) == list(accumulate(phase.steps for phase in phases))
 
 
 @pytest.mark.parametrize(("words", "said"), [

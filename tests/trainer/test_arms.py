@@ -3,6 +3,7 @@ or widths; and a study that is killed."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import shutil
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +20,15 @@ import pytest
 from tests.trainer.synthetic import language, make_run, write_shards
 from tokenizer.mixture.curriculum import Curriculum
 from trainer.__main__ import main
+from trainer.base.config import ConfigError
 from trainer.loop.run import open_run
 from trainer.model.config import ModelConfig
+from trainer.tools import halving
 from trainer.tools.ablate import bytes_per_token, names_of, scaled, tokens_of
+from trainer.tools.arm import Arm, arm_of, settings_of
 from trainer.tools.arm_statistics import POWER, contrasts, holm, quantile, seeds_for, tail
-from trainer.tools.arm_table import BITS, lines, table
+from trainer.tools.arm_table import BITS, NATS, lines, table
+from trainer.tools.halving import losses_at
 
 SEQUENCE = {"sequence": 32, "batch": 160}
 PHASES = [{"name": "stable", "until": "100%", **SEQUENCE, "mix": {"web": 50, "code": 50}}]
@@ -198,6 +204,21 @@ def test_a_wider_model_has_more_heads_and_the_learning_rates_of_the_narrowest():
     assert ModelConfig(**scaled(settings, 64, 64)).rate("blocks.0.mlp.up.weight") == 1
 
 
+def test_heads_are_as_many_as_the_width_asks_for_whatever_theirs():
+    """In Qwen3-0.6B, all heads together are twice as wide as the model."""
+    preset = {"model": {"preset": "qwen3-0.6b"}}
+    same = ModelConfig(**ModelConfig.PRESETS["qwen3-0.6b"])
+    assert ModelConfig(**scaled(preset, 1024, 1024)) == replace(same, mup=1024)
+    half = ModelConfig(**scaled(preset, 512, 512))
+    assert (half.heads, half.kv_heads, half.dim, half.ffn) == (8, 4, 128, 1536)
+
+
+def test_rates_that_are_meant_for_a_width_stay_so():
+    settings = {"model": {"preset": "demo", "mup": 128}}
+    narrow = ModelConfig(**scaled(settings, 64, 64))
+    assert narrow.mup == 128 and narrow.rate("blocks.0.mlp.up.weight") == 2
+
+
 @pytest.mark.parametrize(("widths", "changes", "said"), [
     ("64,100", [], "multiple of 64"), ("64;128", [], "commas"), ("64", ["optimizer.kind=adafactor"], "no rule")])
 def test_widths_that_cannot_be_are_refused(tmp_path, capsys, widths, changes, said):
@@ -267,6 +288,40 @@ def test_a_killed_study_goes_on_and_gives_the_same_table(tmp_path):
 def begun(folder: Path) -> bool:
     """Return whether an arm that is not finished has a checkpoint."""
     return any(not (p.parents[2] / "summary.json").exists() for p in folder.glob("*/checkpoints/*/COMPLETE"))
+
+
+def evaluated(run: Path, name: str, losses: dict[int, float]) -> Arm:
+    """Return an arm whose metrics have evaluations at these steps."""
+    base = open_run(str(run), None, None, [])
+    arm = arm_of(base, name, 0, settings_of(base, []), base.curriculum, run.parent / "arms")
+    arm.run.out.mkdir(parents=True)
+    events = [{"event": "start", "step": 0},
+              *({"event": "eval", "step": step, "loss": loss, "streams": {"a": {"loss": loss, "targets": 100}}}
+                for step, loss in losses.items())]
+    (arm.run.out / "metrics.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    return arm
+
+
+def test_halving_compares_losses_of_one_step(tmp_path):
+    """An arm that was trained without --halving has no evaluation where the others stop."""
+    run = make_run(tmp_path, phases=PHASES, total=6400, documents=200)
+    stopped = evaluated(run, "stopped", {0: 5.5, 8: 4.0, 10: 3.8})
+    whole = evaluated(run, "whole", {0: 5.5, 4: 4.6, 8: 3.9, 16: 3.0, 40: 2.0})
+    assert stopped.rung(0.25) == 10
+    assert losses_at([stopped], 0.25, ["a"], NATS) == [3.8]
+    assert losses_at([stopped, whole], 0.25, ["a"], NATS) == [4.0, 3.9]
+    late = evaluated(run, "late", {0: 5.5, 40: 2.0})               # the losses before training tell nothing
+    with pytest.raises(ConfigError, match="no evaluation at a common step"):
+        losses_at([stopped, late], 0.25, ["a"], NATS)
+
+
+def test_halving_ends_an_arm_without_a_loss_first(tmp_path, monkeypatch):
+    run = make_run(tmp_path, phases=PHASES, total=6400, documents=200)
+    monkeypatch.setattr(halving, "train_arms", lambda *_: None)
+    losses = {"base": 5.0, "gone": math.nan, "good": 3.0, "fair": 4.0}
+    arms = [evaluated(run, name, {10: loss, 20: loss}) for name, loss in losses.items()]
+    going, ended = halving.halved(arms, argparse.Namespace(), lambda _text: None, ["a"], NATS)
+    assert [arm.name for arm in going] == ["base", "good"] and [one["arm"] for one in ended] == ["fair", "gone"]
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from tests.trainer.processes import begin
 from tests.trainer.synthetic import losses, make_run, quiet
 from tests.trainer.test_checkpoint import FAST
 from trainer.checkpoint import checkpoints as ckpt
+from trainer.checkpoint import saver as saving
 from trainer.checkpoint.reader import SafeMetadataReader
 from trainer.loop.run import Run, open_run
 from trainer.loop.train import train
@@ -68,7 +69,7 @@ class Gate:
 
     def __init__(self) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
-        gate, writer = self, ckpt.FileSystemWriter
+        gate, writer = self, saving.FileSystemWriter
 
         class Waiting(writer):
             def write_data(self, plan, planner):
@@ -85,19 +86,19 @@ def test_it_is_the_same_checkpoint_bit_for_bit(folder, sync, tmp_path, alone, mo
     a checkpoint is written over that of the one before."""
     if kept:
         stager = BlockingAsyncStager(True)
-        monkeypatch.setattr(ckpt, "BlockingAsyncStager", lambda _cuda: stager)
+        monkeypatch.setattr(saving, "BlockingAsyncStager", lambda _cuda: stager)
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)    # only CUDA has pinned memory
     gate, steps = Gate(), []
 
-    def opens(saver: ckpt.Saver, *_: object) -> None:
+    def opens(saver: saving.Saver, *_: object) -> None:
         if saver.writing is not None and not gate.open.is_set():
             steps.append(saver.writing.meta["step"])
             if len(steps) == 3:                      # three steps later
                 gate.open.set()
 
-    real = ckpt.Saver.poll
-    with mock.patch.object(ckpt, "FileSystemWriter", gate.writer), \
-            mock.patch.object(ckpt.Saver, "poll", lambda self: (opens(self), real(self))[1]):
+    real = saving.Saver.poll
+    with mock.patch.object(saving, "FileSystemWriter", gate.writer), \
+            mock.patch.object(saving.Saver, "poll", lambda self: (opens(self), real(self))[1]):
         train(opened(folder, tmp_path, "checkpoint.keep=99"), alone, 20, quiet)
     assert steps == [6, 6, 6]                        # it was in flight while steps were done
     assert not kept or stager.state_dict_cache
@@ -116,9 +117,9 @@ def test_it_is_the_same_checkpoint_bit_for_bit(folder, sync, tmp_path, alone, mo
 
 def test_the_thread_that_writes_opens_no_context_on_another_gpu(tmp_path, alone):
     """A new thread is on device 0, whichever its rank computes on."""
-    saver = ckpt.Saver(tmp_path, ckpt.CheckpointConfig(async_=True), alone)
+    saver = saving.Saver(tmp_path, ckpt.CheckpointConfig(async_=True), alone)
     saver.world = replace(alone, device=torch.device("cuda", 3))
-    job = ckpt.Writing(tmp_path / "step_00000001" / "attempt", {"step": 1, "tokens": 1}, 0.0)
+    job = saving.Writing(tmp_path / "step_00000001" / "attempt", {"step": 1, "tokens": 1}, 0.0)
     job.attempt.mkdir(parents=True)
     with mock.patch.object(torch.cuda, "set_device") as device:
         saver._write(job, {"x": torch.ones(2)})
@@ -129,9 +130,9 @@ def test_the_thread_that_writes_opens_no_context_on_another_gpu(tmp_path, alone)
 def test_there_is_one_in_flight_and_the_next_waits_for_it(folder, tmp_path, alone):
     """The writer of step 6 is held until training wants to begin step 12's: that waits, and both are complete."""
     gate, seen, said = Gate(), [], []
-    real = ckpt.Saver.wait
+    real = saving.Saver.wait
 
-    def wait(saver: ckpt.Saver) -> None:
+    def wait(saver: saving.Saver) -> None:
         if saver.writing is not None and not gate.open.is_set():
             seen.append((saver.writing.meta["step"], [c.step for c in ckpt.complete(tmp_path / "checkpoints")]))
             join = saver.writing.thread.join
@@ -144,7 +145,7 @@ def test_there_is_one_in_flight_and_the_next_waits_for_it(folder, tmp_path, alon
             saver.writing.thread.join = late
         real(saver)
 
-    with mock.patch.object(ckpt, "FileSystemWriter", gate.writer), mock.patch.object(ckpt.Saver, "wait", wait):
+    with mock.patch.object(saving, "FileSystemWriter", gate.writer), mock.patch.object(saving.Saver, "wait", wait):
         train(opened(folder, tmp_path, "checkpoint.keep=99"), alone, 14, said.append)
     assert seen == [(6, [])]
     assert [c.step for c in ckpt.complete(tmp_path / "checkpoints")] == [6, 12, 14]
@@ -154,7 +155,7 @@ def test_there_is_one_in_flight_and_the_next_waits_for_it(folder, tmp_path, alon
 
 
 def test_a_write_that_fails_ends_the_training_and_the_one_before_is_sound(folder, sync, tmp_path, alone):
-    real, real_poll, calls = ckpt.FileSystemWriter, ckpt.Saver.poll, []
+    real, real_poll, calls = saving.FileSystemWriter, saving.Saver.poll, []
 
     class Full(real):
         def write_data(self, plan, planner):
@@ -165,12 +166,12 @@ def test_a_write_that_fails_ends_the_training_and_the_one_before_is_sound(folder
         calls.append(path)
         return (Full if len(calls) == 2 else real)(path)
 
-    def poll(saver: ckpt.Saver) -> None:             # the second has failed by the next step
+    def poll(saver: saving.Saver) -> None:             # the second has failed by the next step
         if saver.writing is not None and len(calls) == 2:
             saver.writing.thread.join()
         real_poll(saver)
 
-    with mock.patch.object(ckpt, "FileSystemWriter", second), mock.patch.object(ckpt.Saver, "poll", poll), \
+    with mock.patch.object(saving, "FileSystemWriter", second), mock.patch.object(saving.Saver, "poll", poll), \
             pytest.raises(ckpt.CheckpointError, match=r"step_00000012\S* could not be written: rank 0: .*No space .* "
                                                       r"is sound"):
         train(opened(folder, tmp_path), alone, 40, quiet)
@@ -184,12 +185,12 @@ def test_a_write_that_fails_ends_the_training_and_the_one_before_is_sound(folder
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_one_rank_could_not_hear_of_it_leaves_to_the_first(tmp_path, alone, rank):
     """A connection breaks once the first rank has all it needs: that is just about to commit these very files."""
-    saver = ckpt.Saver(tmp_path, ckpt.CheckpointConfig(), alone)
+    saver = saving.Saver(tmp_path, ckpt.CheckpointConfig(), alone)
     saver.world = replace(alone, rank=rank)
-    job = ckpt.Writing(tmp_path / "step_00000001" / "attempt", {"step": 1, "tokens": 1}, 0.0)
+    job = saving.Writing(tmp_path / "step_00000001" / "attempt", {"step": 1, "tokens": 1}, 0.0)
     job.attempt.mkdir(parents=True)
-    with mock.patch.object(ckpt.dcp, "save"), \
-            mock.patch.object(ckpt.dist, "all_gather_object", side_effect=RuntimeError("Connection reset by peer")):
+    with mock.patch.object(saving.dcp, "save"), \
+            mock.patch.object(saving.dist, "all_gather_object", side_effect=RuntimeError("Connection reset by peer")):
         saver._write(job, {"x": torch.ones(2)})
     assert "Connection reset" in str(job.failed)
     assert job.attempt.exists() == (rank > 0)
@@ -212,15 +213,15 @@ def test_a_kill_in_the_background_leaves_a_loadable_latest(folder, sync, tmp_pat
 def test_a_signal_waits_for_its_checkpoint(folder, tmp_path, alone, monkeypatch, number):
     """Sent while one is in flight and held: both are complete when training has ended."""
     monkeypatch.setattr(signal, "getsignal", lambda _number: signal.SIG_DFL)     # though these tests run with nohup
-    gate, real = Gate(), ckpt.Saver.poll
+    gate, real = Gate(), saving.Saver.poll
 
-    def poll(saver: ckpt.Saver) -> None:
+    def poll(saver: saving.Saver) -> None:
         if saver.writing is not None and not gate.open.is_set() and gate.reached.wait(600):
             os.kill(os.getpid(), number)
             gate.open.set()
         real(saver)
 
-    with mock.patch.object(ckpt, "FileSystemWriter", gate.writer), mock.patch.object(ckpt.Saver, "poll", poll), \
+    with mock.patch.object(saving, "FileSystemWriter", gate.writer), mock.patch.object(saving.Saver, "poll", poll), \
             pytest.raises(SystemExit) as stopped:
         train(opened(folder, tmp_path, "checkpoint.keep=99"), alone, 40, quiet)
     assert stopped.value.code == 128 + number

@@ -22,7 +22,7 @@ from tests.trainer.synthetic import losses, make_run, quiet
 from tokenizer.mixture.curriculum import Curriculum, edit
 from trainer.base.config import TrainingError
 from trainer.checkpoint import checkpoints as ckpt
-from trainer.checkpoint import in_use
+from trainer.checkpoint import in_use, saver
 from trainer.loop.run import Run, differences, open_run
 from trainer.loop.train import train
 from trainer.observe.metrics import read
@@ -282,7 +282,7 @@ def test_two_trainers_in_one_folder(folder, tmp_path, alone):
             path.write_text("{}")                    # the other trainer's
         return real(path, data)
 
-    with mock.patch.object(ckpt, "put_absent", late), \
+    with mock.patch.object(saver, "put_absent", late), \
             pytest.raises(ckpt.CheckpointError, match="another trainer has completed this step"):
         train(opened(folder, tmp_path), alone, 7, quiet)
     assert (tmp_path / "checkpoints" / "step_00000006" / "COMPLETE").read_text() == "{}"

@@ -77,9 +77,9 @@ def test_an_oracle_scores_one_and_permuted_labels_chance(name: str, monkeypatch:
             return plain(question + link + options[text[-1]]) in whole
         return plain(text) in whole
 
-    def oracle(_model: object, rows: Sequence[SharedRow], *_: object) -> list[dict[int, Likelihood]]:
-        return [{n: Likelihood(0.0 if right(text) else -100.0, 1, right(text)) for n, text in texts(row).items()}
-                for row in rows]
+    def oracle(_model: object, rows: Sequence[SharedRow], *_: object) -> dict[int, Likelihood]:
+        return {n: Likelihood(0.0 if right(text) else -100.0, 1, right(text))
+                for row in rows for n, text in texts(row).items()}
 
     monkeypatch.setattr(evaluate, "likelihoods", oracle)
     everything = reader(context=100_000)

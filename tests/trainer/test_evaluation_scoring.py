@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.evaluation import EOS, SMALL, VOCAB, Bytes, alone, model_of
+from trainer.evaluation import scoring
 from trainer.evaluation.generation import OpenPrompt, continuations
 from trainer.evaluation.items import Prompt
 from trainer.evaluation.queries import MergedBoundary, Query, encode_prompts, shared_rows
@@ -59,10 +60,8 @@ def test_batches_with_shared_prefixes_give_what_single_forwards_give(config: Mod
     queries = [query for group in groups for query in group]
     rows = list(shared_rows(queries, range(len(queries)), 100))
     assert len(rows) < len(queries) and any(row.branched for row in rows)
-    results: dict = {}
-    for part in likelihoods(model, rows, 300):
-        results |= part
-    assert sorted(results) == list(range(len(queries)))
+    results = likelihoods(model, rows, 300)
+    assert len(results.nats) == len(queries)
     for number, query in enumerate(queries):
         nats, greedy = one_by_one(model, query)
         assert results[number].nats == pytest.approx(nats, rel=1e-5, abs=1e-5)
@@ -78,8 +77,24 @@ def test_the_greedy_continuation_is_known_as_such():
         tokens.append(int(alone(model, tokens)[-1].argmax()))
     other = [*tokens[:-1], (tokens[-1] + 1) % VOCAB]
     group = [Query(np.array(t, np.int32), len(prompt)) for t in (tokens, other)]
-    (result,) = likelihoods(model, list(shared_rows(group, (0, 1), 100)), 100)
+    result = likelihoods(model, list(shared_rows(group, (0, 1), 100)), 100)
     assert result[0].greedy and not result[1].greedy
+
+
+@pytest.mark.parametrize("width", [3, 64, VOCAB])
+def test_of_equally_likely_tokens_the_first_is_the_greedy_one(width: int, monkeypatch: pytest.MonkeyPatch):
+    """Also if their logits are computed apart."""
+    model = model_of()
+    tokens = [EOS, *Bytes().encode("Once")]
+    best = int(alone(model, tokens)[-1].argmax())
+    other = (best + VOCAB // 2) % VOCAB
+    with torch.no_grad():
+        model.embed.weight[other] = model.embed.weight[best]
+    monkeypatch.setitem(scoring._TOKENS, "cpu", width)
+    group = [Query(np.array([*tokens, token], np.int32), len(tokens)) for token in (best, other)]
+    results = likelihoods(model, list(shared_rows(group, (0, 1), 100)), 100)
+    assert results[0].nats == pytest.approx(results[1].nats, rel=1e-6)
+    assert [results[0].greedy, results[1].greedy] == [best < other, other < best]
 
 
 @given(st.integers(0, 2**32), st.integers(20, 200))

@@ -23,12 +23,13 @@ from trainer.data import nearest as search
 from trainer.data.nearest import LENGTH, distinctive, hashes, nearest
 from trainer.data.remote import training_sets
 from trainer.data.rows import windows
+from trainer.evaluation import evaluate, programs
 from trainer.evaluation.item_changes import changes, read_items, read_result
 from trainer.evaluation.task_file import read_task
 from trainer.loop.run import Run, open_run
 from trainer.loop.train import train
 from trainer.parallel.world import world
-from trainer.tools.explain_task import common_samples
+from trainer.tools.explain_task import SCORES, common_samples
 
 pytest.importorskip("tokenizers")
 
@@ -164,6 +165,43 @@ def test_the_document_in_which_an_item_stands_is_the_nearest(trained: Path, caps
     assert documents and all(13 <= d["step"] <= 24 for d in documents)
     late = {item["row"] or 20: item["documents"][0] for item in found["shown"] if item["row"] > 12 or not item["row"]}
     assert late and {number: d["step"] for number, d in late.items()} == {number: number for number in late}
+
+
+def test_programs_that_pass_only_at_one_step_are_won_and_lost(trained: Path, capsys, monkeypatch):
+    folder = trained.parents[2]
+    rows = [{"prompt": f"w1 w2 w{n} w4 w5 w6", "solution": f" w{n + 10} w7", "test": "def check(f): pass"}
+            for n in range(20, 24)]
+    write_task(folder, rows, "coded", forms=["bpb", "code"], context="{prompt}", answer="{solution}", lettered="",
+               prior=None, choices_from="", choices=["{solution}"], gold="0",
+               generate={"tokens": 2, "stop": ["\n"]}, code={"function": "f", "tests": "{test}"})
+    monkeypatch.setattr(programs, "check_isolation", lambda: None)
+    for step, passing in ((12, {0, 1}), (24, {1, 2, 3})):
+        numbers = itertools.count()
+        monkeypatch.setattr(evaluate, "outcome", lambda _program, numbers=numbers, passing=passing: (
+            "passed" if next(numbers) in passing else "wrong"))
+        assert main(["eval", str(trained), "--steps", str(step), "--data", str(folder / "data"), "--tasks",
+                     str(folder / "coded.yaml"), "--allow-code", "--device", "cpu"]) == 0
+    words = [str(trained), "24", "--task", str(folder / "coded.yaml")]
+    found = explained(capsys, *words)
+    assert found["measure"] == "code" and found["measures"]["code"] == [0.5, 0.75]
+    assert {(item["row"], item["change"]) for item in found["shown"]} == {(0, "lost"), (2, "won"), (3, "won")}
+    assert (found["won"], found["lost"]) == (2, 1)
+    results = trained / "train" / "evaluation" / "step_00000024"
+    lines = [json.loads(line) for line in (results / "coded.items.jsonl").read_text().splitlines()]
+    for item in found["shown"]:
+        line = lines[item["row"]]
+        assert item["after"]["answer"] == line["generated"] and item["right_answer"] == rows[item["row"]]["solution"]
+        assert item["after"]["score"] == pytest.approx(line["cloze"][0] / math.log(2) / line["bytes"][0])
+    assert main(["explain", *words]) == 0
+    assert SCORES["code"] in capsys.readouterr().out
+    assert main(["eval", str(trained), "--steps", "12", "--data", str(folder / "data"), "--tasks",
+                 str(folder / "coded.yaml"), "--out", str(folder / "without"), "--device", "cpu"]) == 0
+    (folder / "without" / "step_00000012" / "coded.json").replace(results.parent / "step_00000012" / "coded.json")
+    (folder / "without" / "step_00000012" / "coded.items.jsonl").replace(
+        results.parent / "step_00000012" / "coded.items.jsonl")
+    capsys.readouterr()
+    assert main(["explain", *words, "--against", "12"]) == 2
+    assert "programs were run for one of the two results only" in capsys.readouterr().err
 
 
 def test_texts_are_shown_without_control_characters(trained: Path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ from pipeline.base import confinement
 from tests.trainer.evaluation import word_run, write_task
 from tests.trainer.synthetic import quiet
 from trainer.__main__ import main
+from trainer.checkpoint import checkpoints as ckpt
+from trainer.checkpoint import in_use
 from trainer.data.tokenizer import load_tokenizer
+from trainer.evaluation.models import StoredModel
 from trainer.loop.run import open_run
 from trainer.loop.train import train
 from trainer.parallel.world import world
+from trainer.tools import task_eval
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -55,6 +60,27 @@ def test_all_steps_are_scored_and_written(place: Path, capsys):
         assert sum(right) / 30 == pytest.approx(result["measures"]["cf.raw"]["value"])
     assert results[0]["measures"]["bpb"] != results[-1]["measures"]["bpb"]
     assert results[0]["shots"] == 2 and results[0]["version"] == 1 and results[0]["data"].keys() == {"quiz.jsonl"}
+
+
+def test_a_training_deletes_no_checkpoint_that_is_still_to_be_scored(place: Path, tmp_path: Path, capsys, monkeypatch):
+    run = shutil.copytree(place / "store" / "runs" / "toy", tmp_path / "toy")
+    checkpoints, real = run / "train" / "checkpoints", task_eval.evaluate_model
+    steps = [c.step for c in ckpt.complete(checkpoints)]
+
+    def during(model: StoredModel, *rest: Any) -> list[dict[str, Any]]:
+        for mark in checkpoints.glob(f"*/{in_use.NAME}"):             # another reader has removed it, or it is old
+            mark.unlink()
+        rest[-1].last = 0.0
+        rest[-1].show("")
+        ckpt.retain(checkpoints, ckpt.CheckpointConfig(keep=1))
+        return real(model, *rest)
+
+    monkeypatch.setattr(task_eval, "evaluate_model", during)
+    results = evaluate(capsys, str(run), *common(place), "--steps", "all", "--store", str(place / "store"))
+    assert [r["model"]["step"] for r in results] == steps and len(steps) >= 3
+    assert not list(checkpoints.glob(f"*/{in_use.NAME}"))
+    ckpt.retain(checkpoints, ckpt.CheckpointConfig(keep=1))
+    assert len(ckpt.complete(checkpoints)) < len(steps)
 
 
 def test_the_table_says_the_same(place: Path, capsys):

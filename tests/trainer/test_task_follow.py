@@ -443,11 +443,30 @@ def test_a_task_whose_only_form_is_code_is_refused_and_others_are_scored_without
 @pytest.mark.parametrize("other", [{}, {"seed": 1}, {"data": {"quiz.jsonl": "bb"}}, {"shots": 1}, {"sha256": "y"},
                                    {"model": {"step": 5, "tokens": 9, "parameters": 1, "checkpoint": "older"}}])
 def test_only_results_of_the_same_data_and_seed_let_a_checkpoint_go(tmp_path: Path, other: dict[str, Any]):
-    result = {"task": "quiz", "version": 1, "sha256": "x", "shots": 0, "seed": 0, "items": 3, "measures": {},
+    result = {"task": "quiz", "version": 1, "sha256": "x", "shots": 2, "seed": 0, "items": 3, "measures": {},
               "data": {"quiz.jsonl": "aa"}, "main": "bpb",
               "model": {"step": 5, "tokens": 9, "parameters": 1, "checkpoint": "attempt"}, **other}
     folder = score_rows.step_folder(tmp_path, 5)
     folder.mkdir(parents=True)
     (folder / "quiz.json").write_text(json.dumps(result))
-    wanted = [("quiz", "x", 0, {"quiz.jsonl": "aa"})]
+    wanted = [score_rows.origin("quiz", "x", 2, 0, {"quiz.jsonl": "aa"})]
     assert score_rows.is_scored(tmp_path, 5, "attempt", wanted) == (not other)
+
+
+def test_scores_of_other_data_or_examples_raise_no_alarm_in_a_training(trained: Path, tmp_path: Path):
+    watcher = task_watcher.TaskWatcher(open_run(str(trained), None, str(tmp_path), []), 1, quiet)
+    [own] = watcher.wanted
+    scored = {"step": 5, "measure": "bpb", "value": 1.0, **own._asdict()}
+    rows = [scored, {**scored, "step": 10, "seed": 7}, {**scored, "step": 15, "data": "other"},
+            {**scored, "step": 20, "task": "another"}]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert watcher.look() == [scored]
+
+
+def test_the_seed_counts_only_where_there_are_examples():
+    results = [{"task": "quiz", "version": 1, "sha256": "x", "shots": shots, "seed": seed, "items": 3,
+                "data": {name: "aa"}, "measures": {"bpb": {"value": 1.0, "stderr": 0.1}},
+                "model": {"step": 5, "tokens": 9, "parameters": 1}}
+               for shots, seed, name in ((0, 0, "a.jsonl"), (0, 5, "b.jsonl"), (1, 0, "a.jsonl"), (1, 5, "a.jsonl"))]
+    origins = [score_rows.origin_of_row(score_rows.rows_of(result)[0]) for result in results]
+    assert origins[0] == origins[1] and len(set(origins)) == 3

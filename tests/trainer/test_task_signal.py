@@ -152,12 +152,13 @@ def test_a_training_named_twice_or_a_folder_that_is_missing_is_one_line(tmp_path
         assert said in error
 
 
-@pytest.mark.parametrize(("key", "said"), [("shots", "number of examples"), ("sha256", "version of the task")])
+@pytest.mark.parametrize(("key", "said"), [("shots", "number of examples"), ("sha256", "version of the task"),
+                                           ("seed", "other examples"), ("data", "other data")])
 def test_scores_of_a_task_that_were_made_differently_are_refused(tmp_path: Path, capsys, key: str, said: str):
     made = runs(good)
     for run in made:
         for row in run.rows:
-            row.update(shots=0, sha256="a")
+            row.update(shots=0, sha256="a", seed=0, data="b")
     write(tmp_path, made)
     assert main(["signal", str(tmp_path)]) == 0
     made[-1].rows[3][key] = "other"

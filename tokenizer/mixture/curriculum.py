@@ -23,7 +23,7 @@ from typing import Any, TypeGuard
 
 from tokenizer.mixture.apportion import CurriculumError, check_range, check_weights, is_flat
 from tokenizer.mixture.order import Order
-from tokenizer.mixture.phases import Phase, Stream
+from tokenizer.mixture.phases import Phase, Stream, epochs_allowed
 
 __all__ = ["Curriculum", "CurriculumError", "Order", "Phase", "Stream", "TokenizerRef", "cut", "edit"]
 
@@ -245,7 +245,7 @@ class Curriculum:
                 continue
             for s, stream in enumerate(self.streams):
                 allowed = phase.max_epochs.get(stream.name, 1)
-                limit, reserved = math.floor(allowed * order.supers[s]), order.used[p][s]
+                limit, reserved = math.floor(epochs_allowed(allowed) * order.supers[s]), order.used[p][s]
                 if phase.weights.get(stream.name) and reserved > limit:
                     raise CurriculumError(
                         f"{where}: phase '{phase.name}' exhausts stream '{stream.name}': it would be read "

@@ -37,6 +37,17 @@ class Stream:
         return 0.0 if self.packing is None or not self.rows else 1 - self.filled / (self.rows * longest)
 
 
+#: by how much a limit of more than one epoch may be exceeded
+TOLERANCE = 0.01
+
+
+def epochs_allowed(limit: float) -> float:
+    """Return how often a stream may be read if `max_epochs` is `limit`. A limit above 1 may be exceeded by 1 %: rules
+    such as `unimax: 4` read a stream just as often as they may, but weights are integers, and samples whole windows.
+    With a limit of up to 1, no token is read twice."""
+    return limit * (1 + TOLERANCE) if limit > 1 else limit
+
+
 @dataclass(frozen=True)
 class Phase:
     """One stretch of the training with its own mixture of streams.

@@ -23,6 +23,7 @@ from tokenizer.mixture.curriculum import (
 )
 from tokenizer.mixture.mix import read_mix
 from tokenizer.mixture.order import Order
+from tokenizer.mixture.phases import epochs_allowed
 
 #: share of padding in packed rows from which on a warning is given
 MUCH_PADDING = 0.01
@@ -76,7 +77,7 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
     order = Order(curriculum)
     for s, name in enumerate(names):
         epochs = order.used[-1][s] / order.supers[s] if order.supers[s] else 0
-        if epochs > WORTHWHILE_EPOCHS:
+        if epochs > epochs_allowed(WORTHWHILE_EPOCHS):
             warnings.append(f"stream '{name}' is read {epochs:.1f} times; beyond {WORTHWHILE_EPOCHS} epochs repeated "
                             f"data hardly helps (arXiv 2305.16264)")
     for stream in streams:

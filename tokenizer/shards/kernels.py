@@ -8,24 +8,32 @@ from pipeline.base.compiled import njit
 from tokenizer.shards.layout import ENDS
 from tokenizer.shards.sums import BLOCK
 
+#: numbers that `gather` needs of each shard
+PLACES = 4
 #: document ends in a block of their file
 ENDS_PER_BLOCK = BLOCK // ENDS.itemsize
 
 
 @njit(cache=True, nogil=True)
-def gather(body: np.ndarray, ends: np.ndarray, known: np.ndarray, firsts: np.ndarray, rows: np.ndarray,
-           tokens: np.ndarray, found: np.ndarray) -> None:
-    """Copy windows from the tokens of a shard, `body`: the one that begins at token firsts[i] to tokens[rows[i]].
-    `tokens` has L + 1 columns. Find the document ends e with firsts[i] < e <= firsts[i] + L, and write the range
-    [low, high) of their numbers in `ends` to found[i]. The range is (-1, -1) if these ends and the two next to them do
-    not increase, or if one of them is in a block of `ends` whose entry in `known` is 0 (not compared with its checksum
-    yet)."""
-    width = tokens.shape[1]
+def gather(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: np.ndarray, rows: np.ndarray,
+           tokens: np.ndarray, like: np.ndarray, found: np.ndarray) -> None:
+    """Copy windows of a shard set: the one that begins at token firsts[i] of shard shards[i] to tokens[rows[i]].
+    `tokens` has L + 1 columns. `memory` are the bytes of this process, and `places` has for each of the shards
+    (PLACES): where in `memory` its tokens, document ends and `known` (`tokenizer.shards.sums`) begin, and the number of
+    ends. Tokens are of the type of `like`. So one call serves any number of shards.
+
+    Find the document ends e with firsts[i] < e <= firsts[i] + L, and write the range [low, high) of their numbers in
+    `ends` to found[i]. The range is (-1, -1) if these ends and the two next to them do not increase, or if one of them
+    is in a block of `ends` whose entry in `known` is 0 (not compared with its checksum yet)."""
+    width, size = tokens.shape[1], like.itemsize
     for i in range(firsts.size):
-        first = firsts[i]
-        row, window = tokens[rows[i]], body[first:first + width]
+        first, place = firsts[i], places[shards[i]]
+        begin_byte = place[0] + first * size
+        row, window = tokens[rows[i]], memory[begin_byte:begin_byte + width * size].view(like.dtype)
         for j in range(width):
             row[j] = window[j]
+        ends = memory[place[1]:place[1] + place[3] * 8].view(np.int64)
+        known = memory[place[2]:place[2] + (place[3] * 8 + BLOCK - 1) // BLOCK]
         low, high = 0, ends.size
         while low < high:
             middle = (low + high) // 2
@@ -49,11 +57,14 @@ def gather(body: np.ndarray, ends: np.ndarray, known: np.ndarray, firsts: np.nda
 
 
 @njit(cache=True, nogil=True)
-def positions(ends: np.ndarray, firsts: np.ndarray, found: np.ndarray, places: np.ndarray) -> None:
-    """Write the document ends that `gather` has found to `places`, those of one window after those of another, as
+def positions(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: np.ndarray, found: np.ndarray,
+              bounds: np.ndarray) -> None:
+    """Write the document ends that `gather` has found to `bounds`, those of one window after those of another, as
     positions in their window, 1 to L."""
-    place = 0
+    number = 0
     for i in range(firsts.size):
-        for number in range(found[i, 0], found[i, 1]):
-            places[place] = ends[number] - firsts[i]
-            place += 1
+        place = places[shards[i]]
+        ends = memory[place[1]:place[1] + place[3] * 8].view(np.int64)
+        for end in range(found[i, 0], found[i, 1]):
+            bounds[number] = ends[end] - firsts[i]
+            number += 1

@@ -7,7 +7,9 @@ page cache and are shared by all ranks of a node. The document table is read a r
 from __future__ import annotations
 
 import bisect
+import ctypes
 import hashlib
+import mmap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,13 +17,16 @@ from typing import NamedTuple
 import numpy as np
 from pyarrow import fs
 
-from tokenizer.shards.kernels import gather, positions
+from tokenizer.shards.kernels import PLACES, gather, positions
 from tokenizer.shards.layout import ENDS, REMEDY, ShardError
 from tokenizer.shards.packed import NUMBERS, PackedRows, PackedShard, Packing, read_numbers, read_packing
 from tokenizer.shards.set_files import SetFiles
 
-#: fewest windows of a shard that are read together: for fewer, the calls take longer than reading one by one
+#: fewest windows that are read together: for fewer, the calls take longer than reading one by one
 TOGETHER = 8
+#: the addresses of this process, from its second page on (no processor gives a process more than 2^56 bytes). One call
+#: of `gather` reads any number of mapped files through it, while numba takes one array for each
+MEMORY = np.ctypeslib.as_array((ctypes.c_ubyte * (1 << 56)).from_address(mmap.PAGESIZE))
 
 
 def loss_mask(bounds: np.ndarray, length: int) -> np.ndarray:
@@ -61,6 +66,8 @@ class ShardSet(SetFiles):
     def __init__(self, path: str | Path, sha256: str | None = None, filesystem: fs.FileSystem | None = None,
                  packing: str | None = None) -> None:
         super().__init__(path, sha256, filesystem)
+        #: what `gather` needs of the shards that were read with it; -1: of none
+        self._at = np.full((len(self.manifest.shards), PLACES), -1, np.int64)
         #: whether the set has tokens that are not targets. Computed once, because it is needed for every sample, and a
         #: set may have ten thousand shards
         self._masked = any(shard.loss for shard in self.manifest.shards)
@@ -94,25 +101,21 @@ class ShardSet(SetFiles):
     def samples(self, windows: Sequence[int], length: int, tokens: np.ndarray, rows: np.ndarray,
                 compiled: bool = False) -> list[WindowBounds]:
         """Read many windows of L = `length` targets into rows `rows` of the array `tokens`, which has L + 1 columns.
-        With `compiled`, which needs numba, windows that lie in the same shard are read together if they are TOGETHER or
-        more, in less time. Returns the bounds of all windows; each window is in one of the WindowBounds. Raises
-        IndexError when the set has no such window, and ShardError when what is read is damaged."""
+        With `compiled`, which needs numba, TOGETHER or more windows are read together, in less time. Returns the bounds
+        of all windows; each window is in one of the WindowBounds. Raises IndexError when the set has no such window,
+        and ShardError when what is read is damaged."""
         if not compiled or len(windows) < TOGETHER:
             return [self._one_by_one(windows, length, tokens, rows)]
         starts = np.array(windows, np.int64) * length
         shards = np.searchsorted(self._starts[1:], starts, side="right")
         last = np.searchsorted(self._starts[1:], starts + length, side="right")
-        shards[(shards != last) | (starts < 0)] = len(self.offsets) - 1      # of several shards, or no window
-        counts = np.bincount(shards)[:len(self.offsets) - 1]
-        found, is_alone = [], np.ones(len(starts), bool)
-        for shard in np.flatnonzero(counts >= TOGETHER).tolist():
-            of_shard = np.flatnonzero(shards == shard)
-            found.append(self._gathered(shard, starts[of_shard] - self.offsets[shard], tokens, rows[of_shard]))
-            is_alone[of_shard] = False
+        is_alone = (shards != last) | (starts < 0) | (last == len(self.offsets) - 1)      # several shards, or no window
+        found = []
         if is_alone.any():
             alone = np.flatnonzero(is_alone)
             found.append(self._one_by_one([windows[i] for i in alone.tolist()], length, tokens, rows[alone]))
-        return found
+            starts, shards, rows = starts[~is_alone], shards[~is_alone], rows[~is_alone]
+        return [*found, self._gathered(shards, starts - self._starts[shards], tokens, rows)]
 
     def _one_by_one(self, windows: Sequence[int], length: int, tokens: np.ndarray, rows: np.ndarray) -> WindowBounds:
         """Read windows as `samples` does, each by itself. They may be of any shards."""
@@ -136,20 +139,29 @@ class ShardSet(SetFiles):
             counts.append(len(found))
         return WindowBounds(rows, np.array(counts, np.int64), np.array(places, np.int64))
 
-    def _gathered(self, shard: int, firsts: np.ndarray, tokens: np.ndarray, rows: np.ndarray) -> WindowBounds:
-        """Read windows of one shard, which begin at its tokens `firsts`, with compiled loops."""
-        body, file = self._tokens.get(shard) or self._open_tokens(shard)
-        ends, width, size = self._ends.get(shard) or self._open_ends(shard), tokens.shape[1], self.dtype.itemsize
-        for begin in (firsts * size).tolist():
+    def _gathered(self, shards: np.ndarray, firsts: np.ndarray, tokens: np.ndarray, rows: np.ndarray) -> WindowBounds:
+        """Read windows with compiled loops. They lie in one shard each, `shards`, and begin at its tokens `firsts`."""
+        width, size = tokens.shape[1], self.dtype.itemsize
+        for shard, begin in zip(shards.tolist(), (firsts * size).tolist()):
+            _, file = self._tokens.get(shard) or self._open_tokens(shard)
             file.check(begin, begin + width * size)
+        for shard in np.unique(shards[self._at[shards, 0] < 0]).tolist():
+            self._at[shard] = self._addresses(shard)
         found = np.empty((len(firsts), 2), np.int64)
-        gather(body, ends.array, ends.file.known, firsts, rows, tokens, found)
+        gather(MEMORY, self._at, shards, firsts, rows, tokens, np.empty(0, self.dtype), found)
         for i in np.flatnonzero(found[:, 0] < 0).tolist():        # not checked before, or damaged
-            found[i] = self._ends_between(shard, int(firsts[i]) + 1, int(firsts[i]) + width)
+            found[i] = self._ends_between(int(shards[i]), int(firsts[i]) + 1, int(firsts[i]) + width)
         counts = found[:, 1] - found[:, 0]
-        places = np.empty(int(counts.sum()), np.int64)
-        positions(ends.array, firsts, found, places)
-        return WindowBounds(rows, counts, places)
+        bounds = np.empty(int(counts.sum()), np.int64)
+        positions(MEMORY, self._at, shards, firsts, found, bounds)
+        return WindowBounds(rows, counts, bounds)
+
+    def _addresses(self, shard: int) -> tuple[int, int, int, int]:
+        """Return what `gather` needs of a shard. Its files are mapped now, and stay so."""
+        ends = self._ends.get(shard) or self._open_ends(shard)
+        arrays = (self._tokens.get(shard) or self._open_tokens(shard))[0], ends.array, ends.file.known
+        body, of_ends, known = (int(array.ctypes.data) - int(MEMORY.ctypes.data) for array in arrays)
+        return body, of_ends, known, len(ends.array)
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Read tokens [start, stop), counted over all shards of the set. Returns a copy."""

@@ -20,14 +20,16 @@ FRESH_S = 600.0
 @contextmanager
 def marked(step: Path) -> Iterator[Path]:
     """Mark the checkpoint in the folder `step` (step_00000120) within a context. Yields the mark; call its method
-    `touch` at least every few minutes. The checkpoint may have been deleted just before, so that reading it fails."""
+    `touch` at least every few minutes, which also makes it again after another reader has removed it. The checkpoint
+    may have been deleted just before, so that reading it fails. Without the right to write there, nothing is marked."""
     mark = step / NAME
-    with suppress(FileNotFoundError):
+    with suppress(OSError):
         mark.touch()
     try:
         yield mark
     finally:
-        mark.unlink(missing_ok=True)
+        with suppress(OSError):
+            mark.unlink()
 
 
 def in_use(step: Path) -> bool:

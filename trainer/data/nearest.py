@@ -95,14 +95,14 @@ def nearest(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tuple[int
         progress(f"counting n-grams: sample {reads.samples[-1]:,} of {samples[1]:,}")
         tokens, _ = joined(reads.rows)
         total += len(tokens)
-        np.add.at(counts, found(tokens, keys, filled)[1], 1)
+        np.add.at(counts, occurrences(tokens, keys, filled)[1], 1)
     weights = np.log1p(total / np.maximum(counts, 1))
     owned = [np.searchsorted(keys, grams) for grams in texts]
     heaps: list[list[tuple[float, int, int, SharedPassage]]] = [[] for _ in texts]
     for reads in read_samples(sets, curriculum, samples, skipped):
         progress(f"ranking passages: sample {reads.samples[-1]:,} of {samples[1]:,}")
         tokens, starts = joined(reads.rows)
-        at, key = found(tokens, keys, filled)
+        at, key = occurrences(tokens, keys, filled)
         if not len(at):
             continue
         pieces, row, place = passages(reads.rows, starts, at)
@@ -120,9 +120,9 @@ def read_samples(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tupl
         at = order.locate(first, stop)
         new = np.flatnonzero(at.epoch == 0)
         for length in np.unique(at.sequence[new]).tolist():
-            mine = new[at.sequence[new] == length]
+            alike = new[at.sequence[new] == length]
             size = max(1, TOKENS // length)
-            for part in (mine[i:i + size] for i in range(0, len(mine), size)):
+            for part in (alike[i:i + size] for i in range(0, len(alike), size)):
                 places = list(zip(at.stream[part].tolist(), at.window[part].tolist()))
                 yield ReadSamples(first + part, numbers[part], at.window[part], windows(sets, places, length), length)
 
@@ -155,7 +155,7 @@ def joined(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(parts), np.concatenate([[0], np.cumsum(sizes)[:-1]])
 
 
-def found(tokens: np.ndarray, keys: np.ndarray, filled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def occurrences(tokens: np.ndarray, keys: np.ndarray, filled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return where n-grams of `keys` (sorted hashes) begin in `tokens`, and which of `keys` each is. `filled` says
     which values the upper 16 bits of keys have; it tells most other n-grams apart at once."""
     values = hashes(tokens)
@@ -178,12 +178,12 @@ def rank(heap: list[tuple[float, int, int, SharedPassage]], own: np.ndarray, rea
     """Put the best passages of `reads` for one text into its heap, which holds at most `keep`. `own` are the numbers of
     the text's n-grams, and `hits` for each n-gram found: its passage, its number, its sample and its place."""
     pieces, key, row, place = hits
-    mine = np.flatnonzero(np.isin(key, own))
-    mine = mine[np.lexsort((place[mine], pieces[mine]))]
-    if not len(mine):
+    shared_grams = np.flatnonzero(np.isin(key, own))
+    shared_grams = shared_grams[np.lexsort((place[shared_grams], pieces[shared_grams]))]
+    if not len(shared_grams):
         return
-    borders = np.flatnonzero(np.diff(pieces[mine])) + 1
-    for group in np.split(mine, borders):
+    borders = np.flatnonzero(np.diff(pieces[shared_grams])) + 1
+    for group in np.split(shared_grams, borders):
         shared = np.unique(key[group])
         score, sample = round(float(weights[shared].sum()), 9), int(reads.samples[row[group[0]]])
         first, last = int(place[group[0]]), int(place[group[-1]])

@@ -5,7 +5,6 @@ damage raises an error that names the file."""
 from __future__ import annotations
 
 import bisect
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -168,13 +167,12 @@ def refuse_short(shards: ShardSet, shard: int) -> None:
         rows = shards.packed.packing.files[shard]
         files.append((rows.file, rows.numbers * NUMBERS.itemsize))
     for name, size in files:
-        path = f"{shards.folder}/{name}"
         try:
-            there = os.stat(path).st_size
-        except FileNotFoundError:
-            raise ShardError(f"{path}: gone: {REMEDY}") from None
+            there = shards.size_now(name)
+        except OSError:
+            raise ShardError(f"{shards.folder}/{name}: gone: {REMEDY}") from None
         if there < size:
-            raise ShardError(f"{path}: {there} bytes, the manifest says {size}: cut: {REMEDY}")
+            raise ShardError(f"{shards.folder}/{name}: {there} bytes, the manifest says {size}: cut: {REMEDY}")
 
 
 def refuse_unknown(shards: ShardSet, start: int, tokens: np.ndarray) -> None:

@@ -256,10 +256,9 @@ def score(model: Transformer, prepared: PreparedTask, reader: PromptReader, cont
     a log-likelihood is NaN or infinite."""
     task = prepared.task
     likelihoods_of: list[dict[str, dict[int, Likelihood]]] = [{} for _ in prepared.items]
-    for part in likelihoods(model, prepared.rows, reader.batch, progress):
-        for query, likelihood in part.items():
-            number, kind, choice = prepared.owners[query]
-            likelihoods_of[number].setdefault(kind, {})[choice] = likelihood
+    scored = likelihoods(model, prepared.rows, reader.batch, progress)
+    for query, (number, kind, choice) in enumerate(prepared.owners):
+        likelihoods_of[number].setdefault(kind, {})[choice] = scored[query]
     results = []
     generated_of = _generated(model, prepared, reader, likelihoods_of, progress)
     for item, sizes, parts, generated in zip(prepared.items, prepared.sizes, likelihoods_of, generated_of):

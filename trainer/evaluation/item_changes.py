@@ -107,15 +107,15 @@ def changes(task: EvalTask, main: str, items: Sequence[Item], before: Sequence[M
     """Return how each item changed between two results, whose lines of items and main measure are given. Raises
     ConfigError when a line does not fit its item."""
     sizes = sizes_of(task, items)
-    made = []
+    changed = []
     for number, item in enumerate(items):
         try:
             outcomes = [outcome_of(task, main, item, sizes[number], lines[number]) for lines in (before, after)]
         except (KeyError, TypeError, IndexError, ValueError, ZeroDivisionError) as error:
             raise ConfigError(f"{task.name}.items.jsonl: line {number + 1} does not fit the task ({error!r}); score "
                               f"the checkpoint again") from None
-        made.append(ItemChange(item, *outcomes))
-    return made
+        changed.append(ItemChange(item, *outcomes))
+    return changed
 
 
 def outcome_of(task: EvalTask, main: str, item: Item, sizes: Sequence[tuple[int, int]],

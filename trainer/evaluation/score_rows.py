@@ -8,11 +8,12 @@ later steps are about models that it has given up, and are deleted (`forget`).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.base.files import replace
 from trainer.observe.task_plot import write_task_plot
@@ -24,6 +25,33 @@ FOLDER = "evaluation"
 MAIN = ("bpb", "pairs", "word", "mcf", "fg", "code")
 
 
+class ScoreOrigin(NamedTuple):
+    """What scores must have in common to be compared: the task, the sha256 of its file, the number of examples before a
+    question, the seed of their choice (0 if there are none), and a hash of the contents of the data."""
+
+    task: str
+    sha256: str
+    shots: int
+    seed: int
+    data: str
+
+
+def origin(task: str, sha256: str, shots: int, seed: int, files: Mapping[str, str]) -> ScoreOrigin:
+    """Return the origin of scores. `files` are the sha256 of the files of data, by path."""
+    contents = hashlib.sha256("\n".join(sorted(files.values())).encode()).hexdigest()
+    return ScoreOrigin(task, sha256, shots, seed if shots else 0, contents)
+
+
+def origin_of(result: Mapping[str, Any]) -> ScoreOrigin:
+    """Return the origin of a result (the content of TASK.json)."""
+    return origin(result["task"], result["sha256"], result["shots"], result["seed"], result["data"])
+
+
+def origin_of_row(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the fields of the ScoreOrigin of a row, each None if the row lacks it."""
+    return tuple(map(row.get, ScoreOrigin._fields))
+
+
 def step_folder(out: Path, step: int) -> Path:
     """Return the folder for the results of the checkpoint of step `step`. `out` is the folder of the training."""
     return out / FOLDER / f"step_{step:08d}"
@@ -31,12 +59,12 @@ def step_folder(out: Path, step: int) -> Path:
 
 def rows_of(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of a result (the content of TASK.json) of a checkpoint."""
-    about = result["model"]
-    return [{"step": about["step"], "tokens": about["tokens"], "task": result["task"],
-             "form": name.partition(".")[0], "measure": name, "value": measure["value"], "stderr": measure["stderr"],
+    about, of = result["model"], origin_of(result)
+    return [{"step": about["step"], "tokens": about["tokens"], "task": of.task, "form": name.partition(".")[0],
+             "measure": name, "value": measure["value"], "stderr": measure["stderr"],
              **{key: measure[key] for key in ("chance", "constant") if key in measure}, "items": result["items"],
-             "shots": result["shots"], "parameters": about["parameters"], "version": result["version"],
-             "sha256": result["sha256"]} for name, measure in result["measures"].items()]
+             "shots": of.shots, "seed": of.seed, "parameters": about["parameters"], "version": result["version"],
+             "sha256": of.sha256, "data": of.data} for name, measure in result["measures"].items()]
 
 
 def read_rows(out: Path) -> list[dict[str, Any]]:
@@ -101,13 +129,12 @@ def results_of(folder: Path) -> list[dict[str, Any]]:
     return results
 
 
-def is_scored(out: Path, step: int, attempt: str, wanted: Iterable[tuple[str, str, int, Mapping[str, str]]]) -> bool:
+def is_scored(out: Path, step: int, attempt: str, wanted: Iterable[ScoreOrigin]) -> bool:
     """Return whether the checkpoint of step `step`, written by `attempt` (the name of its folder), has results of all
-    tasks of `wanted`: (name, sha256 of the task file, number of examples, {path of a file of data: sha256}). Results
-    with another seed than 0, that of the scores beside a training, do not count."""
-    there = [(r["task"], r["sha256"], r["shots"], r.get("data")) for r in results_of(step_folder(out, step))
-             if r["model"].get("checkpoint") == attempt and r.get("seed") == 0]
-    return all((*first, dict(data)) in there for *first, data in wanted)
+    origins in `wanted`."""
+    origins = [origin_of(result) for result in results_of(step_folder(out, step))
+               if result["model"].get("checkpoint") == attempt]
+    return all(one in origins for one in wanted)
 
 
 def rebuild(out: Path) -> None:

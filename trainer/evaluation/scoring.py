@@ -16,10 +16,11 @@ from trainer.evaluation.queries import SharedRow
 from trainer.model.attention import DocMask
 from trainer.model.transformer import Transformer
 
-#: largest number of logits that exist at a time: 8 MB in float32 on a CPU, 256 MB on a GPU, which needs larger matrices
-_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 26}
-#: number of tokens whose logits are computed at a time: on a CPU as many as fit into its caches with their logits
-_TOKENS = {"cpu": 1 << 11, "cuda": 1 << 30}
+#: largest number of logits that are computed at a time: on a CPU 2 MB in float32, which its caches hold, and on a GPU,
+#: which needs larger matrices, 256 MB
+_LOGITS = {"cpu": 1 << 19, "cuda": 1 << 26}
+#: number of tokens of the vocabulary whose logits are computed at a time
+_TOKENS = {"cpu": 1 << 10, "cuda": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,25 @@ class Likelihood:
     nats: float
     tokens: int
     greedy: bool
+
+
+@dataclass(frozen=True)
+class Likelihoods:
+    """The likelihoods of all queries, by number: arrays, because there may be many more queries than a batch has
+    tokens."""
+
+    nats: np.ndarray
+    tokens: np.ndarray
+    greedy: np.ndarray
+
+    def __getitem__(self, number: int) -> Likelihood:
+        return Likelihood(float(self.nats[number]), int(self.tokens[number]), bool(self.greedy[number]))
+
+    def add(self, numbers: np.ndarray, nats: np.ndarray, greedy: np.ndarray) -> None:
+        """Add tokens, given with the numbers of their queries."""
+        np.add.at(self.nats, numbers, nats)
+        np.add.at(self.tokens, numbers, 1)
+        np.logical_and.at(self.greedy, numbers, greedy)
 
 
 def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
@@ -57,19 +77,19 @@ class NotFinite(TrainingError):
 
 @torch.no_grad()
 def likelihoods(model: Transformer, rows: Sequence[SharedRow], most: int,
-                progress: Callable[[int], None] = lambda _rows: None) -> list[dict[int, Likelihood]]:
-    """Compute for each row the likelihoods of its queries: {number of the query: likelihood}. A batch has at most
-    `most` tokens, or is a single row. `progress` is called with the number of rows of every finished batch. Raises
-    NotFinite when a log-likelihood is NaN or infinite."""
-    results: list[dict[int, Likelihood]] = [{} for _ in rows]
+                progress: Callable[[int], None] = lambda _rows: None) -> Likelihoods:
+    """Compute the likelihoods of the queries in `rows`. A batch has at most `most` tokens, or is a single row.
+    `progress` is called with the number of rows of every finished batch. Raises NotFinite when a log-likelihood is NaN
+    or infinite."""
+    count = 1 + max((int(row.asked[:, 2].max()) for row in rows), default=-1)
+    results = Likelihoods(np.zeros(count), np.zeros(count, np.int32), np.ones(count, bool))
     for batch in batches([len(row.tokens) for row in rows], most):
-        for number, result in zip(batch, _batch([rows[i] for i in batch], model)):
-            results[number] = result
+        _batch([rows[i] for i in batch], model, results)
         progress(len(batch))
     return results
 
 
-def _batch(rows: Sequence[SharedRow], model: Transformer) -> list[dict[int, Likelihood]]:
+def _batch(rows: Sequence[SharedRow], model: Transformer, results: Likelihoods) -> None:
     weight = model.embed.weight
     length = max(len(row.tokens) for row in rows)
 
@@ -89,14 +109,7 @@ def _batch(rows: Sequence[SharedRow], model: Transformer) -> list[dict[int, Like
     places, index = np.unique(np.concatenate(asked), return_inverse=True)
     targets = np.concatenate([row.asked[:, 1] for row in rows]).astype(np.int64)
     nats, greedy = predictions(model, hidden.flatten(0, 1)[torch.from_numpy(places).to(weight.device)], index, targets)
-    results, start = [], 0
-    for row in rows:
-        stop = start + len(row.asked)
-        numbers = row.asked[:, 2]
-        results.append({int(n): Likelihood(float(nats[start:stop][numbers == n].sum()), int((numbers == n).sum()),
-                                           bool(greedy[start:stop][numbers == n].all())) for n in np.unique(numbers)})
-        start = stop
-    return results
+    results.add(np.concatenate([row.asked[:, 2] for row in rows]), nats, greedy)
 
 
 def tree_mask(ends: Tensor, dtype: torch.dtype) -> Tensor:
@@ -119,9 +132,9 @@ def predictions(model: Transformer, hidden: Tensor, index: np.ndarray,
     for start in range(0, len(hidden), chunk):
         own = order[np.searchsorted(index[order], start):np.searchsorted(index[order], start + chunk)]
         places, tokens = (torch.from_numpy(a).to(hidden.device) for a in (index[own] - start, targets[own]))
-        asked, normaliser, best = _asked_logits(model, hidden[start:start + chunk], places, tokens, width)
+        asked, best, normaliser = _asked_logits(model, hidden[start:start + chunk], places, tokens, width)
         nats[own] = (asked - normaliser[places]).cpu().numpy()
-        greedy[own] = (best[places] == tokens).cpu().numpy()
+        greedy[own] = best.cpu().numpy()
     if not np.isfinite(nats).all():
         raise NotFinite("the model's log-likelihoods are NaN or infinite, so it cannot be scored; evaluate an earlier "
                         "step")
@@ -130,17 +143,28 @@ def predictions(model: Transformer, hidden: Tensor, index: np.ndarray,
 
 def _asked_logits(model: Transformer, hidden: Tensor, places: Tensor, tokens: Tensor,
                   width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the logits of `tokens` at `places`, and for each vector in `hidden` the logarithm of the sum of all
-    exponentiated logits (both float64), and the likeliest token. Logits of `width` tokens are computed at a time."""
+    """Return the logits of `tokens` at `places` (float64), whether each is the highest (of equal ones the first), and
+    for each vector in `hidden` the logarithm of the sum of all exponentiated logits (float64). Logits of `width` tokens
+    are computed at a time. Which token is the likeliest is looked for only where one of `tokens` may be it: argmax is
+    slow on a CPU."""
     highest = torch.full((len(hidden),), float("-inf"), device=hidden.device)
-    total, best = torch.zeros_like(highest), torch.zeros_like(highest, dtype=torch.int64)
+    total = torch.zeros_like(highest)
     asked = torch.empty(len(tokens), dtype=torch.float64, device=hidden.device)
+    best = torch.empty(len(tokens), dtype=torch.bool, device=hidden.device)
     for first in range(0, model.vocab, width):
         logits = model.logits(hidden, slice(first, first + width)).float()
-        here = (tokens >= first) & (tokens < first + width)
-        asked[here] = logits[places[here], tokens[here] - first].double()
-        top, token = logits.max(-1)
-        best = torch.where(top > highest, token + first, best)
+        top = logits.amax(-1)
+        here = ((tokens >= first) & (tokens < first + width)).nonzero().squeeze(1)
+        if len(here):
+            at, token = places[here], tokens[here] - first
+            own = logits[at, token]
+            asked[here] = own.double()
+            first_best = (own == top[at]) & (own > highest[at])
+            if first_best.any():
+                first_best &= logits[at].argmax(-1) == token
+            best[here] = first_best
         before, highest = highest, torch.maximum(highest, top)
-        total = total * (before - highest).exp() + logits.sub_(highest[:, None]).exp_().sum(-1)
-    return asked, total.log().double() + highest.double(), best
+        # the smallest −log p is log Σ exp(logit − top): a vectorised log_softmax is the fastest way to it
+        total = total * (before - highest).exp() + (top - highest - logits.log_softmax(-1).amax(-1)).exp()
+    best &= asked == highest[places].double()
+    return asked, best, total.log().double() + highest.double()

@@ -75,7 +75,7 @@ Curve = Mapping[int, tuple[float, float]]
 
 def signals(runs: Sequence[ScoredRun]) -> list[TaskSignal]:
     """Judge all tasks by all their measures, in the order of the tasks' names."""
-    found: dict[tuple[str, str], list[tuple[ScoredRun, dict[int, tuple[float, float]], float | None]]] = {}
+    scored: dict[tuple[str, str], list[tuple[ScoredRun, dict[int, tuple[float, float]], float | None]]] = {}
     for run in runs:
         own: dict[tuple[str, str], tuple[dict[int, tuple[float, float]], list[float]]] = {}
         for row in run.rows:
@@ -84,10 +84,10 @@ def signals(runs: Sequence[ScoredRun]) -> list[TaskSignal]:
             curve[row["step"]] = (sign * row["value"], row.get("stderr") or 0.0)
             chances += [max(row["chance"], row.get("constant") or 0.0)] if row.get("chance") is not None else []
         for key, (curve, chances) in own.items():
-            found.setdefault(key, []).append((run, curve, max(chances, default=None)))
-    order = {key: i for i, key in enumerate(found)}                       # measures stay in the order of the rows
+            scored.setdefault(key, []).append((run, curve, max(chances, default=None)))
+    order = {key: i for i, key in enumerate(scored)}                       # measures stay in the order of the rows
     return [judge(task, measure, of) for (task, measure), of in
-            sorted(found.items(), key=lambda item: (item[0][0], order[item[0]]))]
+            sorted(scored.items(), key=lambda item: (item[0][0], order[item[0]]))]
 
 
 def judge(task: str, measure: str, of: Sequence[tuple[ScoredRun, Curve, float | None]]) -> TaskSignal:

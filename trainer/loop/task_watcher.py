@@ -25,6 +25,7 @@ from trainer.loop.threads import cores
 
 if TYPE_CHECKING:
     from trainer.checkpoint.checkpoints import Checkpoint
+    from trainer.evaluation.score_rows import ScoreOrigin
     from trainer.evaluation.task_file import EvalTask
     from trainer.loop.config import TaskScoringConfig
     from trainer.loop.run import Run
@@ -89,21 +90,17 @@ def scorable_tasks(config: TaskScoringConfig) -> list[EvalTask]:
     return [without_code(task) for task in tasks]
 
 
-def unscored(run: Run) -> Callable[[Checkpoint], bool]:
-    """Return a function that says whether a checkpoint is due by `evaluate.tasks.every` but has no scores yet."""
-    config = run.config.evaluate.tasks
-    if config is None:
-        return lambda _checkpoint: False
+def wanted_scores(config: TaskScoringConfig) -> list[ScoreOrigin]:
+    """Return the origins of the scores that the settings `evaluate.tasks` ask for. This reads the data of the tasks."""
     from trainer.evaluation.rows import example_files, find_files, sums
     from trainer.evaluation.task_file import tasks_named
 
-    wanted, data, every = [], Path(config.data), config.every
+    wanted, data = [], Path(config.data)
     for task in tasks_named(config.tasks):
         shots = task.file.shots if config.shots is None else config.shots
         files = [*find_files(data, task.name, task.file.files), *example_files(data, task, shots)]
-        wanted.append((task.name, task.sha256, shots, sums(data, files)))
-    return lambda checkpoint: checkpoint.step % every == 0 and not score_rows.is_scored(
-        run.out, checkpoint.step, checkpoint.folder.name, wanted)
+        wanted.append(score_rows.origin(task.name, task.sha256, shots, 0, sums(data, files)))
+    return wanted
 
 
 class TaskWatcher:
@@ -122,6 +119,7 @@ class TaskWatcher:
         # the process is no rank
         self.env = {**{k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")},
                     "OMP_NUM_THREADS": str(max(1, int(cores()) - threads))}
+        self.every, self.wanted = config.every, wanted_scores(config)
         self.pace = Pace(config.share)
         self.process: subprocess.Popen[bytes] | None = None
         self.paused = self.failed = False
@@ -161,19 +159,25 @@ class TaskWatcher:
             self.process.send_signal(signal.SIGCONT if run else signal.SIGSTOP)
             self.paused = not run
 
+    def awaits(self, checkpoint: Checkpoint) -> bool:
+        """Return whether a checkpoint is due by `evaluate.tasks.every` but has no scores yet."""
+        return checkpoint.step % self.every == 0 and not score_rows.is_scored(
+            self.out, checkpoint.step, checkpoint.folder.name, self.wanted)
+
     def due(self) -> bool:
         """Return whether it is time to call `look`."""
         return self.clock.now() - self.looked >= POLL_S
 
     def look(self) -> list[dict[str, Any]]:
-        """Return the rows of tasks.jsonl if the file has changed since the last call, else []. If the process has
-        failed, start it again, but at most RESTARTS times without a new score, and not if it has found the tasks or
+        """Return the wanted rows of tasks.jsonl if the file has changed since the last call, else []. If the process
+        has failed, start it again, but at most RESTARTS times without a new score, and not if it has found the tasks or
         their settings unusable (exit code 2)."""
         self.looked, rows = self.clock.now(), list[dict[str, Any]]()
         with suppress(FileNotFoundError):
             modified = (self.out / score_rows.NAME).stat().st_mtime_ns
             if modified != self.modified:
-                rows, self.modified, self.restarts = score_rows.read_rows(self.out), modified, 0
+                rows = [row for row in score_rows.read_rows(self.out) if score_rows.origin_of_row(row) in self.wanted]
+                self.modified, self.restarts = modified, 0
         if not self.failed and self.process is not None and self.process.poll():
             self.failed = self.process.poll() == 2 or self.restarts == RESTARTS
             if self.failed:

@@ -20,6 +20,7 @@ from trainer.base.files import replace
 from trainer.base.interrupts import interruptions
 from trainer.checkpoint import checkpoints as ckpt
 from trainer.checkpoint.ledger import Ledger
+from trainer.checkpoint.saver import Saver, Writing
 from trainer.data.batches import Batch, Data, Prefetch
 from trainer.data.provenance import GENESIS, chain, code, machine
 from trainer.evaluation import score_rows
@@ -32,7 +33,7 @@ from trainer.loop.resume import history, position, probe_loss, restore, resume_p
 from trainer.loop.run import Run, TrainingError, changes, edits
 from trainer.loop.stability import Rewind, SpikeDetector, StabilityMonitor, rewind_to_checkpoint
 from trainer.loop.summary import sample, summarise
-from trainer.loop.task_watcher import TaskWatcher, unscored
+from trainer.loop.task_watcher import TaskWatcher
 from trainer.model import attention
 from trainer.model.loss import IGNORE
 from trainer.model.transformer import Transformer
@@ -110,13 +111,12 @@ class Trainer:
         self.meters = Meters(run, self.metrics, world, goodput, self.model, self.optimizer, self.number, say)
         self.write_start("resume" if checkpoint else "start", changed)
         self.buffer = MetricsBuffer(run, self.data.streams, self.metrics, self.meters, self.high_loss, world, say)
-        # only the first rank deletes checkpoints, so no other rank needs the data of the tasks
-        self.awaits = unscored(run) if world.first else (lambda _checkpoint: False)
-        self.saver = ckpt.Saver(self.checkpoints, config.checkpoint, world, self.saved, self.awaits)
         self.watcher: TaskWatcher | None = None
-        if world.first and config.evaluate.tasks is not None:
+        if world.first and config.evaluate.tasks is not None:       # no other rank needs the data of the tasks
             here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
             self.watcher = TaskWatcher(run, here * torch.get_num_threads(), say)
+        self.saver = Saver(self.checkpoints, config.checkpoint, world, self.saved,
+                           self.watcher.awaits if self.watcher else lambda _checkpoint: False)
         if world.first:
             score_rows.forget(run.out, self.number)
         self.last_evaluation: dict[str, Any] = {}
@@ -310,7 +310,7 @@ class Trainer:
             "ledger_sha256": self.ledger.digest(lines), "guard": self.detector.state(),
             "policy": self.monitor.state()})
 
-    def saved(self, written: ckpt.Writing) -> None:
+    def saved(self, written: Writing) -> None:
         self.meters.saved(written.meta["step"], written.waited_s, folder=written.attempt.parent.name,
                           written_s=round(written.seconds, 3), bytes=written.size)
         self.say(written.describe())
@@ -343,7 +343,7 @@ class Trainer:
                     self.watcher.wait(interrupted)
                     if number := interrupted():
                         self.stop(number)
-                ckpt.retain(self.checkpoints, config.checkpoint, self.awaits)        # what stayed in order to be scored
+                ckpt.retain(self.checkpoints, config.checkpoint, self.watcher.awaits)    # what stayed to be scored
             if world.first:
                 summary = summarise(run, before, after, gap, text, reason, seconds, self.buffer.speed(), self.goodput)
                 self.metrics.write("end", self.number, **summary)

@@ -15,6 +15,7 @@ neither affects the differences between arms of one seed.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -28,7 +29,9 @@ from trainer.tools.arm_tasks import check_settings
 
 if TYPE_CHECKING:
     from tokenizer.mixture.curriculum import Curriculum
+    from tokenizer.mixture.phases import Phase
     from trainer.loop.run import Run
+    from trainer.tools.arm import Arm
 
 BASE = "base"
 
@@ -86,23 +89,38 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("the runs have steps of different sizes, so that they cannot read equal numbers of tokens; "
                           "give their phases the same sequence and batch")
     unit = BITS if options.on or len(bases) > 1 else NATS
-    return experiment_arms.perform(options, result, on=options.on, unit=unit)
+    return experiment_arms.perform(options, result, sources=source_of(options.on, result), unit=unit)
 
 
-def check_before_data(options: argparse.Namespace, known: tuple[Mapping[str, Any], int]) -> None:
+def source_of(stream: str | None, arms: Sequence[Arm]) -> dict[str, list[str]] | None:
+    """Return the source of --on, None without it. Raises ConfigError when an arm has no held-out data of the stream."""
+    from trainer.base.config import ConfigError
+
+    if stream is None:
+        return None
+    for arm in arms:
+        names = experiment_arms.held_out(arm.run.curriculum)
+        if stream not in names:
+            raise ConfigError(f"--on {stream}: the arm {arm.name} has no held-out data of this stream; it has some of: "
+                              f"{', '.join(names) or 'none'}")
+    return {stream: [stream]}
+
+
+def check_before_data(options: argparse.Namespace, known: tuple[Mapping[str, Any], Sequence[Phase]]) -> None:
     """Check the options of `ablate --data` before the data is made. `known` is the section `train:` of the recipe, and
-    the number of tokens of a first step. Raises ConfigError."""
+    the phases of its curriculum. Raises ConfigError."""
     from trainer.base.config import ConfigError, build
     from trainer.loop.config import TrainConfig
 
-    settings, step = known
+    settings, phases = known
+    step = phases[0].batch_at(0) * phases[0].sequence
     if options.tokens and options.tokens < step:
         raise ConfigError(f"--tokens {options.tokens:,}: the first step alone has {step:,} tokens")
     widths = [width for width in widths_of(options.widths) if width is not None]
     for width in widths:
         scaled(settings, width, widths[0])
     experiment_arms.refuse_contradictions(options)
-    check_settings(build(TrainConfig, settings, "train").evaluate.tasks, options.by)
+    check_settings(build(TrainConfig, settings, "train").evaluate.tasks, options.by, phases)
 
 
 def arms_of(given: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:
@@ -172,8 +190,8 @@ def widths_of(given: str | None) -> Sequence[int | None]:
 def scaled(settings: Mapping[str, Any], width: int, narrowest: int) -> dict[str, Any]:
     """Return the settings of a model like that of `settings`, with another width. Heads keep their width, and their
     number and that of hidden units scale with the width of the model. The learning rates are meant for the width
-    `narrowest`; muP makes them fit. Raises ConfigError when muP has no rule for the optimiser, or when the width is no
-    multiple of that of all heads together that share keys and values."""
+    `narrowest`, or for the width that the settings name for muP; muP makes them fit. Raises ConfigError when muP has no
+    rule for the optimiser, or when heads that share keys and values cannot be in proportion to the width."""
     from trainer.base.config import ConfigError, build
     from trainer.loop.config import TrainConfig
 
@@ -181,13 +199,14 @@ def scaled(settings: Mapping[str, Any], width: int, narrowest: int) -> dict[str,
     model = config.model
     if config.optimizer.mup_rule() == "unknown":
         raise ConfigError("--widths: muP has no rule for this optimiser; take another one, or leave out --widths")
-    group = model.heads // model.kv_heads
-    if width % model.dim or (width // model.dim) % group:
-        raise ConfigError(f"--widths {width}: heads are {model.dim} wide and {group} share keys and values, so a width "
-                          f"is a multiple of {model.dim * group}")
+    groups, left = divmod(model.kv_heads * width, model.width)
+    if left or not groups:
+        step = model.width // math.gcd(model.kv_heads, model.width)
+        raise ConfigError(f"--widths {width}: a model of width {model.width} has {model.kv_heads} groups of heads that "
+                          f"share keys and values, so a width is a multiple of {step}")
     ffn = max(8, round(model.ffn * width / model.width / 8) * 8)
-    return {**asdict(model), "width": width, "heads": width // model.dim, "kv_heads": width // model.dim // group,
-            "head_dim": model.dim, "ffn": ffn, "mup": narrowest}
+    return {**asdict(model), "width": width, "heads": groups * (model.heads // model.kv_heads), "kv_heads": groups,
+            "head_dim": model.dim, "ffn": ffn, "mup": model.mup or narrowest}
 
 
 def shortened(old: Curriculum, tokens: int | None, seed: int) -> Curriculum:

@@ -3,7 +3,7 @@
 Instead of mixtures, `--candidates [NAME=]STREAM …` names streams (data sources) of the store. Each of them gets the
 share `--share` of the tokens, and the mixture of the run gets the rest. They are compared with the mixture of the run
 alone. A candidate may have several streams with weights, `clean=web:3,code:1`. `--data RECIPE …` makes the candidates
-from recipes; this needs the pipeline (`pipeline.study`).
+from recipes; this needs the pipeline (`pipeline.study`). The held-out text of the run decides.
 
 Several short trainings (arms) continue from one checkpoint, each with another data mixture and with a learning rate
 that decays to 0. Then the held-out loss of every source is compared (micro-anneals: OLMo 2, arXiv 2501.00656; Llama 3,
@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.base.arguments import of_a_run, positive
 from trainer.tools import experiment_arms
 from trainer.tools.arm import arm_of, settings_of
+from trainer.tools.arm_table import RUN
 from trainer.tools.arm_tasks import check_data, check_scoring
 
 if TYPE_CHECKING:
@@ -75,7 +76,21 @@ def run(options: argparse.Namespace) -> int:
     result = [arm(base, checkpoint, mixes, name, options.tokens, seed, settings, folder)
               for name in mixes for seed in range(options.seeds)]
     return experiment_arms.perform(options, result, lambda one: plant(checkpoint, base, one.run),
-                                   own=[stream.name for stream in base.curriculum.streams])
+                                   sources=sources_of(base, result[0].run))
+
+
+def sources_of(base: Run, arm: Run) -> dict[str, list[str]]:
+    """Return the sources of the table: the streams of the run `base` together, then all streams of the arms, of which
+    `arm` is one. The held-out text of a candidate decides nothing, because it is as bad as the candidate itself. Raises
+    ConfigError when the run has no held-out data."""
+    from trainer.base.config import ConfigError
+
+    names = experiment_arms.held_out(arm.curriculum)
+    own = [stream.name for stream in base.curriculum.streams if stream.name in names]
+    if not own:
+        raise ConfigError(f"{base.folder}: the streams of the run have no held-out data, by which arms are compared; "
+                          f"give shards.*.val")
+    return {RUN: own, **{name: [name] for name in names}}
 
 
 def check_before_data(options: argparse.Namespace, known: tuple[str, Sequence[str]]) -> None:
@@ -88,6 +103,7 @@ def check_before_data(options: argparse.Namespace, known: tuple[str, Sequence[st
     of_run = arm(base, checkpoint, {BASE: mixes[BASE]}, BASE, options.tokens, options.seeds - 1,
                  settings_of(base, options.overrides), base.out / "anneal" / f"from{checkpoint.step}")
     experiment_arms.refuse_contradictions(options)
+    sources_of(base, of_run.run)
     if check_scoring([of_run], options.by, announce=lambda _text: None):
         check_data([of_run])
 

@@ -28,8 +28,8 @@ class Arm:
     step: int = 0
 
     def rung(self, share: float) -> int:
-        """Return the number of the first step at which at least the given share of the arm's steps is done."""
-        return max(1, math.ceil(share * self.run.curriculum.steps))
+        """Return the number of the first step at which at least the given share of the arm's own steps is done."""
+        return self.step + max(1, math.ceil(share * (self.run.curriculum.steps - self.step)))
 
 
 def arm_of(base: Run, name: str, seed: int, settings: Mapping[str, Any], curriculum: Curriculum, folder: Path,

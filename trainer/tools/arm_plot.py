@@ -12,18 +12,20 @@ from pipeline.base.svg import Element, tag
 from trainer.base.files import replace
 from trainer.observe.metrics import read
 from trainer.observe.plot import STREAMS, STYLE, WIDTH, curve, label, legend, ticks
-from trainer.tools.arm_table import measured
+from trainer.tools.arm_table import Sources, loss_of
 
 #: distance of two arms, place of the axes, and height of the curves
 ROW, TOP, LEFT, RIGHT, HEIGHT = 28, 52, 160, 40, 300
 
 
-def write_plots(folder: Path, result: Mapping[str, Any], outs: Mapping[str, Sequence[Path]], source: str,
+def write_plots(folder: Path, result: Mapping[str, Any], outs: Mapping[str, Sequence[Path]], sources: Sources,
                 unit: str) -> None:
     """Write the plots of a study to `folder`. `result` is the content of table.json, and `outs` are the folders of each
-    arm's trainings, one for each seed. `source` is the stream by which arms are judged, or ALL."""
+    arm's trainings, one for each seed. The plots show the first of `sources`, which decides about the arms."""
+    source, streams = next(iter(sources.items()))
     replace(folder / "intervals.svg", intervals(result, source))
-    replace(folder / "curves.svg", curves({name: history(of, source, unit) for name, of in outs.items()}, source, unit))
+    points = {name: history(of, streams, unit) for name, of in outs.items()}
+    replace(folder / "curves.svg", curves(points, source, unit))
 
 
 def intervals(result: Mapping[str, Any], source: str) -> str:
@@ -56,14 +58,14 @@ def intervals(result: Mapping[str, Any], source: str) -> str:
     return drawing(parts, bottom + 48, f"Differences of the arms to {first}")
 
 
-def history(outs: Sequence[Path], source: str, unit: str) -> list[tuple[float, float]]:
-    """Return the held-out losses of an arm over tokens, (tokens, mean over the seeds), from its metrics. Points at
-    which a seed has no evaluation are left out."""
+def history(outs: Sequence[Path], streams: Sequence[str], unit: str) -> list[tuple[float, float]]:
+    """Return an arm's losses on the held-out data of `streams` over tokens, (tokens, mean over the seeds), from its
+    metrics. Points at which a seed has no evaluation are left out."""
     sums: dict[int, list[float]] = {}
     for out in outs:
         for line in read(out / "metrics.jsonl"):
             if line["event"] == "eval":
-                value = measured({"heldout_loss": line["loss"], "streams": line["streams"]}, [source], unit)[source]
+                value = loss_of([line["streams"][name] for name in streams], unit)
                 sums.setdefault(line["tokens"], []).append(value)
     return [(float(tokens), sum(values) / len(values)) for tokens, values in sorted(sums.items())
             if len(values) == len(outs)]

@@ -10,8 +10,9 @@ from typing import Any
 from pipeline.base.humanize import count
 from trainer.tools.arm_statistics import LEVEL, MOST_SEEDS, contrasts, seeds_for
 
-#: the name for the held-out data of all sources together
-ALL = "all"
+#: names of the rows about the held-out data of all streams together, and of the streams of the run that is annealed; no
+#: stream can have the second name
+ALL, RUN = "all", "the run"
 #: units of the losses
 NATS, BITS = "nats/token", "bits/byte"
 #: what decides about arms (--by)
@@ -19,18 +20,26 @@ LOSS, TASKS = "loss", "tasks"
 #: differences for which a table says how many seeds would show them
 DIFFERENCES = (0.001, 0.003, 0.01, 0.03)
 
+#: the rows of a table, called its sources: by name, the streams on whose held-out data, taken together, arms are
+#: compared. The first row decides about the arms
+Sources = Mapping[str, Sequence[str]]
 #: by arm, the losses of each seed by source
 Losses = Mapping[str, Sequence[Mapping[str, float]]]
 
 
-def measured(summary: Mapping[str, Any], sources: Sequence[str], unit: str) -> dict[str, float]:
-    """Return what an arm is judged by: by source, its loss on the held-out data in the given unit. `sources` are names
-    of streams; in nats per token, also ALL (all streams together). `summary` is the content of the arm's summary.json.
-    This is the one place where the measure of a study is chosen."""
-    streams = summary["streams"]
-    if unit == BITS:
-        return {source: streams[source]["bits_per_byte"] for source in sources}
-    return {source: summary["heldout_loss"] if source == ALL else streams[source]["loss"] for source in sources}
+def measured(streams: Mapping[str, Mapping[str, Any]], sources: Sources, unit: str) -> dict[str, float]:
+    """Return what an arm is judged by: by source, its loss on the held-out data in the given unit. `streams` are the
+    results of an evaluation, by stream. This is the one place where the measure of a study is chosen."""
+    return {source: loss_of([streams[name] for name in names], unit) for source, names in sources.items()}
+
+
+def loss_of(results: Sequence[Mapping[str, Any]], unit: str) -> float:
+    """Return the loss on the held-out data of several streams: all nats by all tokens, or all bits by all bytes."""
+    nats = [of["loss"] * of["targets"] for of in results]
+    if unit == NATS:
+        return math.fsum(nats) / sum(of["targets"] for of in results)
+    sizes = [total / math.log(2) / of["bits_per_byte"] for total, of in zip(nats, results)]
+    return math.fsum(nats) / math.log(2) / math.fsum(sizes)
 
 
 def table(losses: Losses, unit: str = NATS) -> dict[str, Any]:
@@ -66,8 +75,7 @@ def needed(difference: float, sd: float | None, arms: int) -> int | None:
 def lines(result: Mapping[str, Any]) -> list[str]:
     """Format the result of `table` as lines of text: for each source the loss of the first arm, and the differences of
     the other arms to it. A star marks differences whose corrected p-value is below 5 %. Verdicts in words follow,
-    by the sources of the key `decided_by` or else by the first source, unless there is one seed or tasks decide (key
-    `by`)."""
+    by the first source, unless there is one seed or tasks decide (key `by`)."""
     width = max(12, *(len(n) + 2 for n in result["arms"]))
     first, *others = result["arms"]
     unit, seeds = result["unit"], result["seeds"]
@@ -83,11 +91,8 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         return [*out, "", "one seed: what is noise is not known; repeat with --seeds 3"]
     compared = f", corrected for {len(others)} comparisons" if len(others) > 1 else ""
     out += ["", f"* beyond the noise at 5 %{compared}; ± is the 95 % interval of one difference within a seed"]
-    if result.get("by") == TASKS:
-        return out
-    deciding = result.get("decided_by") or [next(iter(result["sources"]))]
-    return out + [line for source in deciding
-                  for line in verdicts(result["arms"], result["sources"][source], source, unit)]
+    source, of = next(iter(result["sources"].items()))
+    return out if result.get("by") == TASKS else [*out, *verdicts(result["arms"], of, source, unit)]
 
 
 def cell(arm: Mapping[str, Any]) -> str:

@@ -17,9 +17,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from trainer.tools.arm import Arm, label
-from trainer.tools.arm_table import ALL, BITS, TASKS, cell, table, verdicts
+from trainer.tools.arm_table import ALL, BITS, LOSS, TASKS, cell, table, verdicts
 
 if TYPE_CHECKING:
+    from tokenizer.mixture.phases import Phase
     from trainer.evaluation.task_signal import ScoredRun, TaskSignal
     from trainer.loop.config import TaskScoringConfig
 
@@ -27,14 +28,17 @@ if TYPE_CHECKING:
 MEASURE = "bpb"
 
 
-def check_settings(config: TaskScoringConfig | None, by: str) -> None:
-    """Check the settings `evaluate.tasks` without the data that is trained on. Raises ConfigError when tasks are to
-    decide (`by`) but `config` is None, and when a task does not exist, has no data or has only the form code."""
+def check_settings(config: TaskScoringConfig | None, by: str, phases: Sequence[Phase]) -> None:
+    """Check the settings `evaluate.tasks` without the data that is trained on. `phases` are those of an arm. Raises
+    ConfigError when a task does not exist, has no data or has only the form code, and when tasks are to decide (`by`)
+    but `config` is None or too few checkpoints are scored to judge them."""
     from trainer.base.config import ConfigError
     from trainer.loop.task_watcher import scorable_tasks
 
     if config is not None:
         scorable_tasks(config)
+        if by == TASKS and (message := too_few(config, phases)):
+            raise ConfigError(f"--by tasks: {message}")
     elif by == TASKS:
         raise ConfigError("--by tasks: the settings have no evaluate.tasks; add it to train: in the recipe, or with"
                           " --set evaluate.tasks='{every: N, tasks: [arc_easy], data: FOLDER}'")
@@ -42,30 +46,35 @@ def check_settings(config: TaskScoringConfig | None, by: str) -> None:
 
 def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None]) -> bool:
     """Return whether the arms score their checkpoints on tasks. Raises ConfigError when the tasks differ between arms,
-    and when tasks are to decide (`by`) but the settings have none, or too few checkpoints are scored to judge them. If
-    tasks are not to decide, too few checkpoints are only announced."""
+    and as `check_settings` does. If tasks are not to decide (`by`), too few checkpoints are only announced."""
     from trainer.base.config import ConfigError
-    from trainer.evaluation.task_signal import LEAST_STEPS
 
     settings = {arm.run.config.evaluate.tasks for arm in arms}
     if len(settings) > 1:
         raise ConfigError("evaluate.tasks: differs between the arms, so their scores do not compare; give all arms the "
                           "same")
     [config] = settings
-    check_settings(config, by)
     if config is None:
+        check_settings(config, by, ())
         return False
-    fewest = min(arms, key=lambda arm: len(scored_steps(arm)))
-    scored = len(scored_steps(fewest))
-    if scored < LEAST_STEPS:
-        new = fewest.run.curriculum.steps - fewest.step
-        message = (f"each arm scores {scored} of its checkpoints on tasks, and {LEAST_STEPS} are needed to judge "
-                   f"whether a task is to be trusted; let evaluate.tasks.every and checkpoint.every be at most "
-                   f"{max(1, new // LEAST_STEPS)}")
+    messages = [too_few(config, arm.run.curriculum.phases, arm.step) for arm in arms]
+    check_settings(config, LOSS, ())
+    if message := next(filter(None, messages), ""):
         if by == TASKS:
             raise ConfigError(f"--by tasks: {message}")
         announce(message)
     return True
+
+
+def too_few(config: TaskScoringConfig, phases: Sequence[Phase], begin: int = 0) -> str:
+    """Return what to change if an arm of these phases that begins with step `begin` scores too few checkpoints to judge
+    a task; else the empty text."""
+    from trainer.evaluation.task_signal import LEAST_STEPS
+
+    scored, new = len(scored_steps(config.every, phases, begin)), sum(phase.steps for phase in phases) - begin
+    return "" if scored >= LEAST_STEPS else (
+        f"each arm scores {scored} of its checkpoints on tasks, and {LEAST_STEPS} are needed to judge whether a task "
+        f"is to be trusted; let evaluate.tasks.every and checkpoint.every be at most {max(1, new // LEAST_STEPS)}")
 
 
 def check_data(arms: Sequence[Arm]) -> None:
@@ -77,14 +86,12 @@ def check_data(arms: Sequence[Arm]) -> None:
         check_tasks(run)
 
 
-def scored_steps(arm: Arm) -> list[int]:
-    """Return the steps of an arm whose checkpoints are scored: every `evaluate.tasks.every`-th and the ends of phases,
-    from the step with which the arm begins."""
-    config = arm.run.config.evaluate.tasks
-    assert config is not None
-    ends = list(accumulate(phase.steps for phase in arm.run.curriculum.phases))
-    multiples = range(config.every, ends[-1], config.every)       # the checkpoint with which an arm begins may be one
-    return sorted({step for step in ends if step > arm.step} | {step for step in multiples if step >= arm.step})
+def scored_steps(every: int, phases: Sequence[Phase], begin: int) -> list[int]:
+    """Return the steps of an arm whose checkpoints are scored: each multiple of `every` and the ends of phases, from
+    the step `begin`, with which the arm begins."""
+    ends = list(accumulate(phase.steps for phase in phases))
+    multiples = range(every, ends[-1], every)                     # the checkpoint with which an arm begins may be one
+    return sorted({step for step in ends if step > begin} | {step for step in multiples if step >= begin})
 
 
 def score_last(arms: Sequence[Arm], announce: Callable[[str], None]) -> None:
@@ -94,7 +101,8 @@ def score_last(arms: Sequence[Arm], announce: Callable[[str], None]) -> None:
     from trainer.evaluation import score_rows
     from trainer.evaluation.models import of_checkpoint
     from trainer.evaluation.task_file import tasks_named, without_code
-    from trainer.tools.task_eval import EvaluationProgress, evaluate_model, prepare_all, reader_of
+    from trainer.tools.evaluation_progress import EvaluationProgress
+    from trainer.tools.task_eval import evaluate_model, prepare_all, reader_of
     from trainer.tools.task_follow import unscored
 
     config = arms[0].run.config.evaluate.tasks
@@ -118,22 +126,17 @@ def score_last(arms: Sequence[Arm], announce: Callable[[str], None]) -> None:
 
 
 def read_scores(arms: Sequence[Arm]) -> list[ScoredRun]:
-    """Return the scores of each arm on the tasks of its settings. Scores by another version of a task, or with another
-    number of examples, are left out."""
-    from trainer.evaluation.score_rows import read_rows
-    from trainer.evaluation.task_file import tasks_named
+    """Return the scores of each arm on the tasks of its settings. Scores by another version of a task, with other
+    examples or on other data are left out."""
+    from trainer.evaluation.score_rows import origin_of_row, read_rows
     from trainer.evaluation.task_signal import ScoredRun
+    from trainer.loop.task_watcher import wanted_scores
 
     config = arms[0].run.config.evaluate.tasks
     assert config is not None
-    wanted = {(task.name, task.sha256, task.file.shots if config.shots is None else config.shots)
-              for task in tasks_named(config.tasks)}
-    runs = []
-    for arm in arms:
-        rows = [row for row in read_rows(arm.run.out) if (row["task"], row.get("sha256"), row.get("shots")) in wanted]
-        size = arm.run.config.model.parameters(arm.run.vocab)
-        runs.append(ScoredRun(arm.name, size, arm.seed, rows))
-    return runs
+    wanted = wanted_scores(config)
+    return [ScoredRun(arm.name, arm.run.config.model.parameters(arm.run.vocab), arm.seed,
+                      [row for row in read_rows(arm.run.out) if origin_of_row(row) in wanted]) for arm in arms]
 
 
 def task_results(arms: Sequence[Arm]) -> dict[int | None, dict[str, Any]]:
@@ -193,11 +196,11 @@ def task_lines(result: Mapping[str, Any]) -> list[str]:
     rows = [(task, of["measure"], of, counts(task, of, tasks["counted"])) for task, of in tasks["scores"].items()]
     if tasks["mean"]:
         rows.append((f"mean of {number}", MEASURE, tasks["mean"], ""))
-    for name, measure, of, said in rows:
+    for name, measure, of, counted in rows:
         cells = [cell(of["arms"][n]) for n in others]
         noise = "unknown" if of["noise"] is None else f"±{of['noise']:.4f}"
         out.append(f"{name:<{name_width}}{measure:<9}{of['arms'][first]['score']:>{width}.4f}"
-                   + "".join(f"{c:>{width}}" for c in cells) + f"{noise:>12}  {said}".rstrip())
+                   + "".join(f"{c:>{width}}" for c in cells) + f"{noise:>12}  {counted}".rstrip())
     if not tasks["mean"]:
         out += ["", f"no task counts for a mean; {remedy(tasks['scores'])}"]
     elif result["by"] == TASKS and seeds > 1:

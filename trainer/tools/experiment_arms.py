@@ -14,14 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.visible import json_text, visible
 from trainer.base.arguments import positive, say
 from trainer.tools.arm import Arm, check, label, write
-from trainer.tools.arm_table import ALL, BITS, LOSS, NATS, TASKS, cost_lines, lines, measured, table
+from trainer.tools.arm_table import ALL, BITS, LOSS, NATS, TASKS, Sources, cost_lines, lines, measured, table
 from trainer.tools.arm_tasks import check_data, check_scoring, score_last, task_lines, task_results
 
 NEEDS_PIPELINE = ("--data and --vary make data, which needs the pipeline: pip install 'tokenmill[pipeline]', and call "
@@ -66,12 +66,10 @@ def add_data_arguments(parser: argparse.ArgumentParser, purpose: str) -> Any:
 
 
 def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[[Arm], None] = lambda _arm: None,
-            on: str | None = None, unit: str = NATS, own: Collection[str] = ()) -> int:
+            sources: Sources | None = None, unit: str = NATS) -> int:
     """Train all arms, write the results to the folder that holds the arms' folders, and print their table, in the unit
-    `unit`. Returns the exit code. `prepare` is called for each arm before the first is trained. Arms are judged by the
-    held-out data of the stream `on`, or of all streams whose held-out data is the same in all arms. With `own` (names
-    of streams), only these decide if there are others, because the held-out text of a candidate is as bad as the
-    candidate itself."""
+    `unit`. Returns the exit code. `prepare` is called for each arm before the first is trained. The first of `sources`
+    decides about the arms; by default, that is the held-out data that is the same in all arms."""
     from trainer.base.files import alone, replace
     from trainer.data.remote import fetch_shards
     from trainer.tools.arm_plot import write_plots
@@ -79,8 +77,7 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
     from trainer.tools.halving import halved
 
     refuse_contradictions(options)
-    sources = judged_by(arms, on, unit)
-    deciding = deciding_of(sources, own)
+    sources = sources or common_sources(arms)
     for arm in arms:                             # all at the start, before hours are spent on the first arms
         check(arm)
     announce = (lambda _text: None) if options.json else say
@@ -98,19 +95,18 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
             write(arm)
         ended: list[dict[str, Any]] = []
         if options.halving:
-            arms, ended = halved(arms, options, announce, deciding[0], unit)
+            arms, ended = halved(arms, options, announce, next(iter(sources.values())), unit)
         train_arms(arms, options, announce)
         if scored:
             score_last(arms, announce)
-        result = {**results(arms, sources, unit, options.by, scored), **({"ended": ended} if options.halving else {}),
-                  "decided_by": deciding}
+        result = {**results(arms, sources, unit, options.by, scored), **({"ended": ended} if options.halving else {})}
         text = report(result)
         replace(folder / "table.json", json_text(result, indent=1) + "\n")
         replace(folder / "table.txt", text + "\n")
         outs: dict[str, list[Path]] = {}
         for arm in arms:
             outs.setdefault(label(arm), []).append(arm.run.out)
-        write_plots(folder, result, outs, deciding[0], unit)
+        write_plots(folder, result, outs, sources, unit)
     print(json_text(result) if options.json else visible(text))
     return 0
 
@@ -135,54 +131,44 @@ def refuse_contradictions(options: argparse.Namespace) -> None:
         raise ConfigError("give --gpus N (one rank a GPU) or --ranks N (CPU), not both")
 
 
-def judged_by(arms: Sequence[Arm], on: str | None, unit: str) -> list[str]:
-    """Return the streams by whose held-out data arms are compared. Unless `on` names one, these are the streams whose
-    held-out data is the same in all arms: the loss on other data would differ because the data does. If that is all
-    streams, and losses are in nats per token, the first of the list is ALL, which stands for all of them together.
-    Raises ConfigError when there is no such stream, or when an arm has no held-out data of the stream `on`."""
+def held_out(curriculum: Curriculum) -> dict[str, str | None]:
+    """Return {name: sha256 of the held-out data} of the streams that have some."""
+    return {s.name: s.val_sha256 for s in curriculum.streams if s.val and s.val_tokens > 1}
+
+
+def common_sources(arms: Sequence[Arm]) -> dict[str, list[str]]:
+    """Return the sources of a table: the streams whose held-out data is the same in all arms, before them ALL, if there
+    are several. The loss on other data would differ because the data does. Raises ConfigError when there is no such
+    stream."""
     from trainer.base.config import ConfigError
 
-    held_out = [{s.name: s.val_sha256 for s in arm.run.curriculum.streams if s.val and s.val_tokens > 1}
-                for arm in arms]
-    if on is not None:
-        for arm, sets in zip(arms, held_out):
-            if on not in sets:
-                raise ConfigError(f"--on {on}: the arm {arm.name} has no held-out data of this stream; it has some of: "
-                                  f"{', '.join(sets) or 'none'}")
-        return [on]
-    common = [name for name, sha256 in held_out[0].items() if all(sets.get(name) == sha256 for sets in held_out)]
-    if not any(held_out):
+    first, *others = [held_out(arm.run.curriculum) for arm in arms]
+    common = [name for name, sha256 in first.items() if all(sets.get(name) == sha256 for sets in others)]
+    if not first and not any(others):
         raise ConfigError(f"{arms[0].run.folder}: its streams have no held-out data, by which arms are compared; give "
                           f"shards.*.val")
     if not common:
         raise ConfigError("no stream has the same held-out data in all arms, so their losses say nothing about each "
                           "other; let all hold out the same text: make the data with --held-out, or name a stream "
                           "with --on if its texts are the same")
-    return [*([ALL] if unit == NATS and all(len(sets) == len(common) for sets in held_out) else []), *common]
+    return {**({ALL: common} if len(common) > 1 else {}), **{name: [name] for name in common}}
 
 
-def deciding_of(sources: Sequence[str], own: Collection[str]) -> list[str]:
-    """Return the sources by which the verdict is given: the first of `sources`, or those of `own` if `sources` has
-    streams that are not in `own`."""
-    if not own or all(source in own for source in sources if source != ALL):
-        return [sources[0]]
-    return [source for source in sources if source in own] or [sources[0]]
-
-
-def refuse_masked(arms: Sequence[Arm], sources: Sequence[str]) -> None:
-    """Raise ConfigError if the held-out data of one of `sources` has loss masks. Its bits per byte are then not known,
-    because the bytes of single spans are not recorded."""
+def refuse_masked(arms: Sequence[Arm], sources: Sources) -> None:
+    """Raise ConfigError if the held-out data of a stream of `sources` has loss masks. Its bits per byte are then not
+    known, because the bytes of single spans are not recorded."""
     from tokenizer.shards.reader import ShardSet
     from trainer.base.config import ConfigError
 
+    names = {name for streams in sources.values() for name in streams}
     for arm in (arm for arm in arms if not arm.seed):
-        for stream in (s for s in arm.run.curriculum.streams if s.name in sources):
+        for stream in (s for s in arm.run.curriculum.streams if s.name in names):
             if ShardSet(arm.run.store / str(stream.val), stream.val_sha256).counts(0, 0) is not None:
                 raise ConfigError(f"{arm.run.store / str(stream.val)}: this held-out data has loss masks, so its bits "
                                   f"per byte are not known; judge by another stream with --on")
 
 
-def results(arms: Sequence[Arm], sources: Sequence[str], unit: str, by: str, scored: bool) -> dict[str, Any]:
+def results(arms: Sequence[Arm], sources: Sources, unit: str, by: str, scored: bool) -> dict[str, Any]:
     """Read the results of trained arms. Returns the content of table.json: the `table` of the arms (with several
     widths, of the widest models), `costs` by arm (tokens, FLOPs and wall time are sums over its seeds), and, with
     several widths, `widths`: {width: table}. If the arms are `scored` on tasks, each table also has `tasks` (see
@@ -191,7 +177,7 @@ def results(arms: Sequence[Arm], sources: Sequence[str], unit: str, by: str, sco
     costs: dict[str, dict[str, Any]] = {}
     for arm in arms:
         summary = json.loads((arm.run.out / "summary.json").read_text(encoding="utf-8"))
-        values = measured(summary, sources, unit)
+        values = measured(summary["streams"], sources, unit)
         by_arm = losses.setdefault(arm.width, {})
         by_arm.setdefault(arm.name, []).append(values)
         model, tokens = arm.run.config.model, summary["tokens"] - arm.before

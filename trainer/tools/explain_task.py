@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainer.evaluation.items import Item
     from trainer.evaluation.task_file import EvalTask
     from trainer.loop.run import Run
-    from trainer.tools.task_eval import EvaluationProgress
+    from trainer.tools.evaluation_progress import EvaluationProgress
 
 #: default of --items, and documents that are shown of each
 ITEMS, DOCUMENTS = 3, 3
@@ -56,7 +56,7 @@ def explain_task(options: argparse.Namespace) -> dict[str, Any]:
     from trainer.base.config import ConfigError
     from trainer.evaluation.item_changes import changes, read_items, read_result
     from trainer.evaluation.score_rows import step_folder
-    from trainer.tools.task_eval import EvaluationProgress
+    from trainer.tools.evaluation_progress import EvaluationProgress
 
     run = opened(options.run, options.store, options.out, options.overrides)
     task = task_of(options.task, run)
@@ -136,8 +136,8 @@ def steps_samples(curriculum: Curriculum, step: int) -> int:
     """Return how many samples the first `step` steps read."""
     from tokenizer.mixture.steps import step_at
 
-    found = step_at(curriculum, step)
-    return curriculum.samples if found is None else found.stop
+    last = step_at(curriculum, step)
+    return curriculum.samples if last is None else last.stop
 
 
 def common_samples(first: Curriculum, second: Curriculum) -> int:
@@ -146,10 +146,10 @@ def common_samples(first: Curriculum, second: Curriculum) -> int:
     apart, and all are searched."""
     start = 0
     if (first.seed, first.streams) == (second.seed, second.streams):
-        for mine, others in zip(first.phases, second.phases):
-            if mine != others:
+        for phase, other in zip(first.phases, second.phases):
+            if phase != other:
                 return start
-            start = mine.stop
+            start = phase.stop
     return 0 if start == first.samples else start
 
 
@@ -173,7 +173,7 @@ def nearest_documents(scored: ScoredStep, start: int, task: EvalTask, items: Seq
         passages = nearest(sets, run.curriculum, (start, steps_samples(run.curriculum, scored.step)),
                            Ledger.read(run.out).why, [grams[number[c.item.row]] for c in of], PASSAGES * DOCUMENTS,
                            progress.show)
-        return [documents_of(run, sets, found, coder) for found in passages]
+        return [documents_of(run, sets, of_item, coder) for of_item in passages]
 
 
 def text_of(task: EvalTask, item: Item) -> str:
@@ -194,21 +194,21 @@ def documents_of(run: Run, sets: Sequence[Any], passages: Sequence[SharedPassage
     from trainer.data.rows import windows
     from trainer.tools.published import datasets, part
 
-    made: dict[str, dict[str, Any]] = {}
+    by_id: dict[str, dict[str, Any]] = {}
     for p in passages:
-        here = [d for d in window_documents(sets[p.stream], p.window, p.length)
-                if d["tokens"][0] <= p.first < d["tokens"][1]]
-        if not here or here[0]["id"] in made:
+        document = next((d for d in window_documents(sets[p.stream], p.window, p.length)
+                         if d["tokens"][0] <= p.first < d["tokens"][1]), None)
+        if document is None or document["id"] in by_id:
             continue
         [row] = windows(sets, [(p.stream, p.window)], p.length)
-        first, stop = here[0]["tokens"]
+        first, stop = document["tokens"]
         tokens = row[0][max(first, p.first - BEFORE):min(stop, p.first + AFTER)].tolist()
-        made[here[0]["id"]] = {**here[0], "stream": run.curriculum.streams[p.stream].name, "step": p.step,
-                               "sample": p.sample, "shared": p.shared, "score": p.score,
-                               "excerpt": coder.decode([t for t in tokens if t != sets[p.stream].eos])}
-        if len(made) == DOCUMENTS:
+        by_id[document["id"]] = {**document, "stream": run.curriculum.streams[p.stream].name, "step": p.step,
+                                 "sample": p.sample, "shared": p.shared, "score": p.score,
+                                 "excerpt": coder.decode([t for t in tokens if t != sets[p.stream].eos])}
+        if len(by_id) == DOCUMENTS:
             break
-    documents = list(made.values())
+    documents = list(by_id.values())
     store, top = place(run)
     with ThreadPoolExecutor(DOCUMENTS) as pool:
         add_origins(documents, datasets(store, top), lambda path: part(store, path), LIGHT, 0, pool)

@@ -13,29 +13,31 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from trainer.base.config import ConfigError
 from trainer.observe.metrics import read
 from trainer.tools.arm import Arm, label
 from trainer.tools.arm_processes import train_arms
-from trainer.tools.arm_table import measured
+from trainer.tools.arm_table import loss_of
 
 #: shares of the steps after which half of the arms ends
 RUNGS = (0.25, 0.5)
 
 
-def halved(arms: Sequence[Arm], options: argparse.Namespace, announce: Callable[[str], None], source: str,
+def halved(arms: Sequence[Arm], options: argparse.Namespace, announce: Callable[[str], None], streams: Sequence[str],
            unit: str) -> tuple[list[Arm], list[dict[str, Any]]]:
-    """Train arms to each of the RUNGS, and end the worse half. Returns the arms that go on, and for each that has been
-    ended {"arm", "share" of its steps, "loss", "delta" to the first arm}. A repeated call decides as before, because
-    the losses at the rungs are in the metrics of the arms."""
+    """Train arms to each of the RUNGS, and end the worse half by their loss on the held-out data of `streams`. Returns
+    the arms that go on, and for each that has been ended {"arm", "share" of its steps, "loss", "delta" to the first
+    arm}. A repeated call decides as before, because the losses at the rungs are in the metrics of the arms."""
     going, ended = list(arms), list[dict[str, Any]]()
     for share in RUNGS:
         train_arms(going, options, announce, share)
         losses: dict[str, list[float]] = {}
-        for arm in going:
-            losses.setdefault(label(arm), []).append(loss_at(arm, arm.rung(share), source, unit))
+        for arm, loss in zip(going, losses_at(going, share, streams, unit)):
+            losses.setdefault(label(arm), []).append(loss)
         means = {name: math.fsum(of) / len(of) for name, of in losses.items()}
         first = label(going[0])
-        ranked = sorted(means, key=lambda name: (name != first, means[name]))
+        # a loss of NaN compares with nothing, so it would leave the order to chance
+        ranked = sorted(means, key=lambda name: (name != first, math.isnan(means[name]), means[name]))
         for name in ranked[max(2, -(-len(ranked) // 2)):]:
             ended.append({"arm": name, "share": share, "loss": means[name], "delta": means[name] - means[first]})
             announce(f"{name} ends after {share:.0%} of its steps: {means[name] - means[first]:+.4f} {unit} behind "
@@ -44,9 +46,23 @@ def halved(arms: Sequence[Arm], options: argparse.Namespace, announce: Callable[
     return going, ended
 
 
-def loss_at(arm: Arm, step: int, source: str, unit: str) -> float:
-    """Return the loss of an arm on the held-out data of `source` in its latest evaluation up to a step."""
-    lines = [e for e in read(arm.run.out / "metrics.jsonl") if e["event"] == "eval" and e["step"] <= step]
-    line = lines[-1]
-    return measured({"heldout_loss": line["loss"], "streams": line["streams"]}, [source], unit)[source]
-
+def losses_at(arms: Sequence[Arm], share: float, streams: Sequence[str], unit: str) -> list[float]:
+    """Return the loss of each arm on the held-out data of `streams` at the end of this share of its steps. An arm that
+    an earlier call has trained without --halving was perhaps not evaluated there. Then all arms are compared at the
+    last step up to there at which all were, because losses of different steps do not compare. Raises ConfigError when
+    there is no such step."""
+    evaluations: list[dict[int, dict[str, Any]]] = []
+    for arm in arms:
+        lines = [e for e in read(arm.run.out / "metrics.jsonl") if e["event"] == "eval"]
+        evaluations.append({e["step"]: e for e in lines if arm.step < e["step"] <= arm.rung(share)})
+    steps = [arm.rung(share) for arm in arms]
+    if not all(step in of for step, of in zip(steps, evaluations)):
+        # with other tokenizers, arms have other numbers of steps, and equal steps are no equal shares
+        common = set.intersection(*map(set, evaluations)) if len(set(steps)) == 1 else set[int]()
+        if not common:
+            raise ConfigError(f"--halving: {arms[0].run.out.parent} holds arms that were trained without it, with no "
+                              f"evaluation at a common step of the first {share:.0%}; leave out --halving, or name "
+                              f"another folder with --out")
+        steps = [max(common)] * len(arms)
+    lines = [of[step] for step, of in zip(steps, evaluations)]
+    return [loss_of([line["streams"][name] for name in streams], unit) for line in lines]

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 ARM = re.compile(r"(?P<candidate>.+?)(-width\d+)?-seed(?P<seed>\d+)")
 
 
+#: by field of a row, what it means if the field differs
+DIFFERENCES = {"sha256": "another version of the task", "shots": "another number of examples",
+               "seed": "other examples (--seed)", "data": "other data"}
+
+
 def add_parser(commands: Any) -> None:
     signal = commands.add_parser(
         "signal", description="Judge which benchmark tasks can be trusted for trainings of this kind: whether scores "
@@ -46,11 +51,11 @@ def run(options: argparse.Namespace) -> int:
 
 def read_runs(names: Sequence[str], store: str | None) -> list[ScoredRun]:
     """Return the trainings that the arguments name. Raises ConfigError if one has no scores or is named twice, and if
-    the scores of a task differ in the number of examples or in the version of the task."""
+    the scores of a task have another origin (`ScoreOrigin`)."""
     from trainer.base.config import ConfigError
 
     runs: dict[Path, ScoredRun] = {}
-    for named, place in [found for name in names for found in scored_folders(name, store)]:
+    for named, place in (folders for name in names for folders in scored_folders(name, store)):
         if place.resolve() in runs:
             raise ConfigError(f"{place}: is named twice, and would count as two seeds; name each training once")
         runs[place.resolve()] = read(named, place)
@@ -59,8 +64,8 @@ def read_runs(names: Sequence[str], store: str | None) -> list[ScoredRun]:
 
 
 def check_alike(runs: Mapping[Path, ScoredRun]) -> None:
-    """Raise ConfigError if the scores of a task differ in the number of examples or in the version of the task; they
-    cannot be compared. The keys of `runs` are the folders with the scores."""
+    """Raise ConfigError if the scores of a task have different origins (`ScoreOrigin`); they cannot be compared. The
+    keys of `runs` are the folders with the scores."""
     from trainer.base.config import ConfigError
     from trainer.evaluation.score_rows import NAME
 
@@ -68,11 +73,11 @@ def check_alike(runs: Mapping[Path, ScoredRun]) -> None:
     for place, run in runs.items():
         for row in run.rows:
             other = first.setdefault(row["task"], row)
-            for key, what in (("shots", "another number of examples"), ("sha256", "another version of the task")):
+            for key, what in DIFFERENCES.items():
                 if row.get(key) != other.get(key):
                     raise ConfigError(f"{place / NAME}: {row['task']} at step {row['step']} was scored with {what} "
                                       f"than other steps or trainings; score all alike: `tokenmill train eval RUN "
-                                      f"--steps all --shots N`")
+                                      f"--steps all` with the same --data, --shots and --seed")
 
 
 def scored_folders(name: str, store: str | None) -> list[tuple[Path, Path]]:
@@ -87,12 +92,12 @@ def scored_folders(name: str, store: str | None) -> list[tuple[Path, Path]]:
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder; give that of a run or a training, or --store STORE and the name "
                           f"of a run")
-    found = [(folder, place) for place in (folder / "train", folder) if (place / NAME).is_file()][:1]
-    found = found or [(place, place) for place in sorted(folder.glob("*/")) if (place / NAME).is_file()]
-    if not found:
+    own = [(folder, place) for place in (folder / "train", folder) if (place / NAME).is_file()][:1]
+    folders = own or [(place, place) for place in sorted(folder.glob("*/")) if (place / NAME).is_file()]
+    if not folders:
         raise ConfigError(f"{folder}: no {NAME} there; score checkpoints with train.evaluate.tasks, or with `tokenmill "
                           f"train eval RUN --steps all`")
-    return found
+    return folders
 
 
 def read(named: Path, place: Path) -> ScoredRun:

@@ -12,13 +12,13 @@ import argparse
 import json
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.visible import json_text, visible
 from trainer.base.arguments import positive, say
+from trainer.tools.evaluation_progress import EvaluationProgress
 
 if TYPE_CHECKING:
     from trainer.evaluation.evaluate import PreparedTask, PromptReader, TaskScores
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 #: default of --batch, by device
 BATCH = {"cpu": 2048, "cuda": 32768}
-#: seconds between two lines of progress
-PROGRESS_S = 10.0
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -82,8 +80,9 @@ def run(options: argparse.Namespace) -> int:
     folder, models = open_models(options)
     out = writable(Path(options.out) if options.out else folder / "evaluation")
     refuse_loss_of_programs(tasks, models, out)
+    steps = [folder / "checkpoints" / f"step_{model.step:08d}" for model in models if model.step is not None]
     results = []
-    with EvaluationProgress() as progress:
+    with EvaluationProgress() as progress, progress.using(steps):
         prepared: dict[Any, tuple[PromptReader, list[PreparedTask]]] = {}
         for model in models:
             reader = reader_of(model, options)
@@ -364,38 +363,3 @@ def table(results: Sequence[dict[str, Any]]) -> list[str]:
             out.append(f"{'':<15}{result['truncated']:,} items were longer than the model's context of "
                        f"{result['context']:,} tokens; the beginning of their prompts was cut")
     return out
-
-
-class EvaluationProgress:
-    """Prints to stderr how far the evaluation is: a line at most every PROGRESS_S seconds, or on a terminal one line
-    that is replaced up to five times a second, and erased on leaving the context."""
-
-    def __init__(self) -> None:
-        self.terminal = sys.stderr.isatty()
-        self.last = 0.0
-
-    def __enter__(self) -> EvaluationProgress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-    def show(self, text: str) -> None:
-        now = time.monotonic()
-        if now - self.last >= (0.2 if self.terminal else PROGRESS_S):
-            self.last = now
-            print(f"\r\x1b[K{visible(text)}" if self.terminal else visible(text), end="" if self.terminal else "\n",
-                  file=sys.stderr, flush=True)
-
-    def of(self, name: str, work: int) -> Callable[[int], None]:
-        """Return a function that counts finished rows of `name`, of `work` rows, and shows how far it is."""
-        began, done = time.monotonic(), 0
-
-        def advance(rows: int) -> None:
-            nonlocal done
-            done += rows
-            left = (time.monotonic() - began) / done * (work - done)
-            self.show(f"{name}: {done:,} of {work:,} rows, {left:,.0f} s left")
-
-        return advance

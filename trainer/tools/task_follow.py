@@ -14,14 +14,14 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.clock import SYSTEM, Clock
 from trainer.base.arguments import positive, say
 from trainer.tools import task_eval
-from trainer.tools.task_eval import EvaluationProgress, checked, evaluate_model, prepare_all, reader_of, run_folder
+from trainer.tools.evaluation_progress import EvaluationProgress
+from trainer.tools.task_eval import checked, evaluate_model, prepare_all, reader_of, run_folder
 
 if TYPE_CHECKING:
     from trainer.checkpoint.checkpoints import Checkpoint, DamagedCheckpoint
@@ -77,7 +77,6 @@ def follow(options: argparse.Namespace, tasks: Sequence[EvalTask], data: Path, c
     """Score checkpoints until the training is at the end of its curriculum. Returns the exit code."""
     from trainer.base.config import CheckpointError, ConfigError, TrainingError
     from trainer.checkpoint.checkpoints import survey
-    from trainer.checkpoint.in_use import marked
     from trainer.evaluation import score_rows
     from trainer.evaluation.models import of_checkpoint
 
@@ -117,7 +116,7 @@ def follow(options: argparse.Namespace, tasks: Sequence[EvalTask], data: Path, c
             if not missing:
                 continue
             try:
-                with marked(checkpoint.folder.parent) as heartbeat.mark:
+                with heartbeat.using([checkpoint.folder.parent]):
                     results = evaluate_model(model, reader, missing, out / score_rows.FOLDER, run, options, heartbeat)
             except (CheckpointError, TrainingError, FileNotFoundError) as error:
                 say(f"step {checkpoint.step:,} is left out: {error}", sys.stderr)
@@ -128,20 +127,17 @@ def follow(options: argparse.Namespace, tasks: Sequence[EvalTask], data: Path, c
 
 
 class Heartbeat(EvaluationProgress):
-    """Keeps the mark of the checkpoint that is scored fresh, instead of showing progress. Ends the process when the
+    """Keeps the mark of the checkpoint that is scored fresh, but shows no progress. Ends the process when the
     process `pid` has ended."""
 
     def __init__(self, pid: int | None) -> None:
         super().__init__()
         self.pid, self.terminal = pid, False
-        self.mark: Path | None = None
 
     def show(self, text: str) -> None:
         if self.pid is not None and not alive(self.pid):
             raise SystemExit(1)
-        if self.mark is not None:
-            with suppress(FileNotFoundError):
-                os.utime(self.mark)
+        self.refresh()
 
 
 def due(checkpoint: Checkpoint, every: int | None) -> bool:
@@ -173,17 +169,18 @@ def samples(run: Path) -> int:
 
 def unscored(prepared: Sequence[PreparedTask], checkpoint: Checkpoint, folder: Path, seed: int) -> list[PreparedTask]:
     """Return the tasks that have no result for this checkpoint in `folder`. A result of another attempt to write the
-    checkpoint, of another version of the task, of other data, or with another seed or number of examples does not
-    count, nor one without --allow-code if programs are now to be run."""
+    checkpoint or of another origin (`ScoreOrigin`) does not count, nor one without --allow-code if programs are now to
+    be run."""
+    from trainer.evaluation import score_rows
+
     missing = []
     for task in prepared:
         try:
             result = json.loads((folder / f"{task.task.name}.json").read_text(encoding="utf-8"))
-            same = (result["model"]["checkpoint"] == checkpoint.folder.name and result["seed"] == seed
-                    and result["sha256"] == task.task.sha256 and result["data"] == dict(task.files)
-                    and result["shots"] == task.shots
+            wanted = score_rows.origin(task.task.name, task.task.sha256, task.shots, seed, task.files)
+            same = (result["model"]["checkpoint"] == checkpoint.folder.name and score_rows.origin_of(result) == wanted
                     and ("code" in result["measures"] or "code" not in task.task.file.forms))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             same = False
         if not same:
             missing.append(task)

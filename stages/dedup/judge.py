@@ -1,0 +1,234 @@
+"""Decides about the documents of clusters, one cluster after another, by the rules of `stages.dedup.verify`."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stages.dedup.boilerplate import Boilerplate, Remainders
+from stages.dedup.fragment import CONTAINED, NEAR, SIMILAR, VERDICT, id_text
+from stages.dedup.hashing import mix
+from stages.dedup.sets import jaccard, judge_clusters
+from stages.dedup.shingle_sets import ShingleSetReader
+from stages.dedup.survivor import DEFAULT
+from stages.document import DuplicateId
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+#: similarity from which two kept documents are recorded as near-duplicates of each other
+RESEMBLING = 0.5
+#: a removal: number of the removed candidate, why it is removed, its similarity to the kept one, number of the kept one
+_REMOVAL = np.dtype([("removed", "<i8"), ("code", "<u4"), ("similarity", "<f8"), ("kept", "<i8")])
+#: two kept candidates that resemble each other: their numbers and their similarity
+_PAIR = np.dtype([("candidate", "<i8"), ("other", "<i8"), ("similarity", "<f8")])
+#: most documents of a cluster about which a kernel decides; the pairs of its documents must fit into memory
+SMALL = 32
+
+
+def contained(similarity: float, size: int, other_size: int) -> float:
+    """Return the share of a set of `size` values that is in a set of `other_size` values, from their Jaccard
+    similarity."""
+    common = round(similarity * (size + other_size) / (1 + similarity))
+    return common / size if size else 0.0
+
+
+class ClusterJudge:
+    """Decides which documents of a cluster are removed, one cluster after another. Its methods name a document by its
+    row number in the sorted array `candidates`."""
+
+    def __init__(self, candidates: NDArray[Any], file: NDArray[Any], rank: NDArray[Any], args: dict[str, Any],
+                 sets: ShingleSetReader, counters: dict[str, int]) -> None:
+        self.candidates, self.sets, self.counters = candidates, sets, counters
+        self.threshold, self.cap = float(args["verify"]), int(args["max_comparisons"])
+        self.containment, self.record = float(args.get("containment", 0.0)), bool(args.get("record"))
+        #: whether documents are decided in the order of `place`
+        self.by_place = tuple(args.get("prefer", DEFAULT)) == DEFAULT
+        self.file, self.rank, self.last_rank = file, rank, int(rank.max(initial=0))
+        self.bands, self.counts = candidates["bands"], candidates["count"].tolist()
+        self.boilerplate = Boilerplate(**args["boilerplate"]) if args.get("boilerplate") else None
+        #: compares documents of the cluster without its boilerplate; None if it has none
+        self.remainders: Remainders | None = None
+        #: largest cluster about which a kernel decides; without limits of the search and without boilerplate, so that
+        #: both ways find the same
+        self.small = min(SMALL, self.cap + 1, self.boilerplate.smallest_limit if self.boilerplate else SMALL)
+        if not self.threshold:
+            self.small = 0
+        self.near: list[tuple[int, int, float]] = []                   # values of _PAIR
+        self.removals: list[tuple[int, int, float, int]] = []          # values of _REMOVAL
+        #: what the kernel decided: _PAIR and _REMOVAL records
+        self._small_near, self._small_removals = [np.zeros(0, _PAIR)], [np.zeros(0, _REMOVAL)]
+
+    @cached_property
+    def place(self) -> list[tuple[int, int]]:
+        """(priority, negative length) of each candidate. The candidates of a cluster are ordered by this pair and then
+        by id, if `prefer` has its default."""
+        return list(zip(self.rank.tolist(), (-self.candidates["chars"].astype(np.int64)).tolist()))
+
+    @cached_property
+    def where(self) -> list[tuple[int, int, int, int]]:
+        """Where the shingle set of each candidate is: the arguments of `ShingleSetReader.get`."""
+        columns = (self.candidates[field].tolist() for field in ("offset", "count", "sum"))
+        return list(zip(self.file.tolist(), *columns))
+
+    def verdicts(self) -> NDArray[Any]:
+        """Decide about all candidates, and return a VERDICT record for each."""
+        candidates, root = self.candidates, self.candidates["root"]
+        starts = np.flatnonzero(np.r_[True, root[1:] != root[:-1]])
+        sizes = np.diff(np.r_[starts, len(root)])
+        by_id = np.lexsort((candidates["id_lo"], candidates["id_hi"], root))
+        ids = candidates[["root", "id_hi", "id_lo"]][by_id]
+        twice = np.flatnonzero(ids[1:] == ids[:-1])
+        if len(twice):
+            raise DuplicateId(id_text(*ids[["id_hi", "id_lo"]][twice[0]]))
+        is_small = sizes <= self.small
+        for chunk in self._chunks(starts[is_small], sizes[is_small]):
+            self._judge_small(*chunk)
+        for start, size in zip(starts[~is_small].tolist(), sizes[~is_small].tolist()):
+            self.judge_cluster(start, start + size)
+        removals = np.concatenate([*self._small_removals, np.array(self.removals, _REMOVAL)])
+        removed = removals["removed"]
+        verdicts = np.zeros(len(candidates), VERDICT)
+        for field in ("part", "row"):
+            verdicts[field] = candidates[field]
+        verdicts["removed"][removed], verdicts["similarity"][removed] = removals["code"], removals["similarity"]
+        for half in ("hi", "lo"):
+            verdicts[f"kept_{half}"][removed] = candidates[f"id_{half}"][removals["kept"]]
+            verdicts[f"cluster_{half}"] = np.repeat(ids[f"id_{half}"][starts], sizes)
+        return verdicts
+
+    def _chunks(self, starts: NDArray[np.int64],
+                sizes: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Split clusters into chunks whose shingle sets are read at once, in the order in which files hold them."""
+        order = np.argsort(mix(self.candidates["root"][starts]))
+        starts, sizes = starts[order], sizes[order]
+        before = np.r_[0, np.cumsum(8 * self.candidates["count"].astype(np.int64))]
+        ends = np.cumsum(before[starts + sizes] - before[starts])
+        edges = (np.flatnonzero(np.diff(ends // self.sets.chunk_bytes)) + 1).tolist()
+        for first, stop in zip([0, *edges], [*edges, len(starts)]) if len(starts) else ():
+            yield starts[first:stop], sizes[first:stop]
+
+    def _judge_small(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+        """Decide about small clusters, whose first candidates are `starts`, by a kernel."""
+        stops = np.cumsum(sizes)
+        members = np.arange(stops[-1]) + np.repeat(starts - (stops - sizes), sizes)
+        candidates = self.candidates[members]
+        values, offsets = self.sets.read(self.file[members], candidates)
+        decided = judge_clusters(stops - sizes, stops, np.ascontiguousarray(candidates["bands"]), values, offsets,
+                                 candidates["count"].astype(np.int64), self.threshold, self.containment, RESEMBLING)
+        gone = np.flatnonzero(decided.twins >= 0)
+        removals, pairs = np.empty(len(gone), _REMOVAL), np.empty(len(decided.near), _PAIR)
+        removals["removed"], removals["kept"] = members[gone], members[decided.twins[gone]]
+        removals["similarity"] = decided.similarities[gone]
+        removals["code"] = np.where(removals["similarity"] >= self.threshold, SIMILAR, CONTAINED)
+        pairs["candidate"], pairs["other"] = members[decided.near].T
+        pairs["similarity"] = decided.near_similarities
+        self._small_removals.append(removals)
+        self._small_near.append(pairs)
+        self._count(len(members) - len(gone), len(gone), decided.most_kept)
+        self.counters["comparisons"] += decided.comparisons
+
+    def _count(self, kept: int, removed: int, most_kept: int) -> None:
+        self.counters["kept"] += kept
+        self.counters["removed"] += removed
+        self.counters["max_cluster_kept"] = max(self.counters["max_cluster_kept"], most_kept)
+
+    def judge_cluster(self, start: int, stop: int, index: dict[int, list[int]] | None = None) -> None:
+        """Decide about the candidates [start, stop). `index` may hold documents that were kept before, by band key."""
+        index = {} if index is None else index
+        survivors = 0
+        if self.boilerplate is not None:
+            left_out = self.boilerplate.of(self.candidates["source"][start:stop], lambda i: self._set(start + i))
+            self.remainders = Remainders(left_out, self._set) if len(left_out) else None
+        for i in range(start, stop):
+            twin, similarity, near = self._twin(i, start, index)
+            if twin is not None:
+                is_similar = not self.threshold or similarity >= self.threshold
+                self.removals.append((i, SIMILAR if is_similar else CONTAINED, similarity, twin))
+                continue
+            survivors += 1
+            self.near += ((i, j, s) for j, s in near)
+            if self.threshold and i + 1 < stop:
+                for key in self.bands[i].tolist():
+                    if self.by_place:
+                        index.setdefault(key, []).append(i)
+                    else:
+                        insort(index.setdefault(key, []), i, key=self.place.__getitem__)
+        self._count(survivors, stop - start - survivors, survivors)
+
+    def near_records(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the pairs of kept documents that resemble each other, as (number of the group, NEAR record) for each
+        document of each pair."""
+        pairs = np.concatenate([*self._small_near, np.array(self.near, _PAIR)])
+        pairs = pairs[np.argsort(pairs["candidate"], kind="stable")]
+        i, j = pairs["candidate"], pairs["other"]
+        own, resembled = np.r_[i, j], np.r_[j, i]
+        records = np.zeros(len(own), NEAR)
+        for field in ("part", "row"):
+            records[field] = self.candidates[field][own]
+        for field in ("id_hi", "id_lo"):
+            records[field] = self.candidates[field][resembled]
+        records["similarity"] = np.tile(pairs["similarity"], 2)
+        return self.candidates["source"][own], records
+
+    def _twin(self, i: int, start: int,
+              index: dict[int, list[int]]) -> tuple[int | None, float, list[tuple[int, float]]]:
+        """Look for a kept document that is similar enough for document `i` to be removed. `start` is the first document
+        of the cluster, and `index` holds the kept documents by band key. If `verify` is 0, `start` is that document for
+        all others, and the similarity is NaN unless it is to be noted (`record`).
+
+        Returns (the kept document, or None if `i` stays; the similarity of the two; the kept documents that `i`
+        resembles, with similarities). Documents that share the most bands with `i` are compared first, and of these the
+        ones that were kept first.
+        """
+        if not self.threshold:
+            if i == start:
+                return None, 0.0, []
+            return start, jaccard(self._set(i), self._set(start)) if self.record else float("nan"), []
+        near: list[tuple[int, float]] = []
+        shared: dict[int, int] = {}
+        for key in self.bands[i].tolist() if index else ():
+            if kept := index.get(key):
+                for j in kept if len(kept) <= self.cap else self._nearest(kept, i):
+                    shared[j] = shared.get(j, 0) + 1
+        compared = 0
+        size = self.counts[i]
+        for j in sorted(shared, key=lambda j: (-shared[j], j)):
+            other_size = self.counts[j]
+            fits = bool(self.containment) and size <= other_size           # the kept one may contain it
+            if (not fits and self.remainders is None
+                    and min(size, other_size) / max(size, other_size, 1) < self.threshold):
+                continue                               # no two sets of these sizes reach that similarity
+            if compared == self.cap:
+                self.counters["capped"] += 1
+                break
+            compared += 1
+            self.counters["comparisons"] += 1
+            similarity = (jaccard(self._set(i), self._set(j)) if self.remainders is None
+                          else self.remainders.similarity(i, j))
+            if similarity >= self.threshold or (fits and contained(similarity, size, other_size) >= self.containment):
+                return j, similarity, []
+            if similarity >= RESEMBLING:
+                near.append((j, similarity))
+        return None, 0.0, near
+
+    def _nearest(self, kept: Sequence[int], i: int) -> Iterable[int]:
+        """Choose those documents from `kept` (kept documents with one band key, by priority and then by length) that
+        are nearest to document `i` in length: around the place that `i` has in its own priority up to `cap` documents
+        on each side, and around the place that it would have in each other priority up to half as many (rounded up).
+        Priorities that come after all kept documents are left out."""
+        nearest: dict[int, None] = {}
+        rank, length = self.place[i]
+        for priority in range((rank if self.by_place else self.last_rank) + 1):
+            middle = bisect_left(kept, (priority, length), key=self.place.__getitem__)
+            reach = self.cap if priority == rank else (self.cap + 1) // 2
+            nearest.update(dict.fromkeys(kept[max(0, middle - reach):middle + reach]))
+        return nearest
+
+    def _set(self, i: int) -> NDArray[np.uint64]:
+        return self.sets.get(*self.where[i])

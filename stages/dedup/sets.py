@@ -1,0 +1,210 @@
+"""Computes with shingle sets (hashes of the word n-grams of a document): sorts them, compares two of them, and decides
+which documents of small clusters are near-duplicates.
+
+A shingle set is a sorted array of different unsigned integers of 64 bits. The values are hashes, which are spread
+evenly.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pipeline.base.compiled import njit
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Hashes = NDArray[np.uint64]
+
+_U = np.uint64
+#: most values of one range that `_sort` sorts by insertion, whose time grows with their square
+_CROWDED = 64
+
+
+# -- sets ------------------------------------------------------------------------------------------------------------
+@njit(cache=True)
+def _sort(values, out, ends):
+    """Write the values, sorted, to `out`. There are as many ranges of values as values, rounded up to a power of 2, so
+    most ranges hold one or two values if these are spread evenly. `ends` has room for a number for each range.
+    """
+    count = _U(values.shape[0])
+    bits = _U(1)
+    while (_U(1) << bits) < count:
+        bits += _U(1)
+    ranges, shift = _U(1) << bits, _U(64) - bits
+    for number in range(ranges):
+        ends[number] = 0
+    for i in range(count):
+        ends[values[i] >> shift] += np.uint32(1)
+    end, largest = np.uint32(0), np.uint32(0)
+    for number in range(ranges):
+        held = ends[number]
+        largest = max(largest, held)
+        ends[number] = end                                # where the range begins
+        end += held
+    for i in range(count):
+        number = values[i] >> shift
+        out[ends[number]] = values[i]
+        ends[number] += np.uint32(1)
+    if largest > _CROWDED:
+        out.sort()
+        return
+    for _ in range(2):                                    # most values are in place then; no branch depends on them
+        for i in range(_U(1), count):
+            left, right = out[i - _U(1)], out[i]
+            out[i - _U(1)] = left if left < right else right
+            out[i] = right if left < right else left
+    for i in range(1, values.shape[0]):
+        value, place = out[i], i
+        while place > 0 and out[place - 1] > value:
+            out[place] = out[place - 1]
+            place -= 1
+        out[place] = value
+
+
+@njit(cache=True)
+def _distinct(ordered):
+    """Move the distinct values of a sorted array to its beginning, and return their number."""
+    if not ordered.shape[0]:
+        return 0
+    count = _U(1)
+    for i in range(_U(1), _U(ordered.shape[0])):
+        is_new = ordered[i] != ordered[i - _U(1)]
+        ordered[count] = ordered[i]                       # overwritten by the next value unless it is new
+        count += _U(is_new)
+    return np.int64(count)
+
+
+@njit(cache=True)
+def _distinct_of_texts(values, counts, out, ends):
+    """Write the distinct values of each text, sorted, to `out`, one text after another. `values` holds those of all
+    texts, and `counts` their number in each text, which becomes the number of distinct ones. Returns the number of all.
+    """
+    total, start = 0, 0
+    for number in range(counts.shape[0]):
+        stop = start + counts[number]
+        kept = out[total:total + counts[number]]
+        _sort(values[start:stop], kept, ends)
+        counts[number] = _distinct(kept)
+        total += counts[number]
+        start = stop
+    return total
+
+
+def distinct_of_texts(values: Hashes, counts: NDArray[np.int64]) -> tuple[Hashes, NDArray[np.int64]]:
+    """Do what `distinct` does for each of many texts. `values` holds the values of all texts, one text after another,
+    and `counts` their number in each text. Returns (the distinct values of all texts, their number in each text)."""
+    out, counts = np.empty(len(values), np.uint64), counts.copy()
+    most = int(counts.max(initial=0))
+    return out[:_distinct_of_texts(values, counts, out, np.empty(2 * most + 2, np.uint32))], counts
+
+
+def distinct(values: Hashes) -> Hashes:
+    """Return the distinct values of an array, sorted. The values are hashes. `np.unique` takes several times as
+    long."""
+    return distinct_of_texts(values, np.array([len(values)], np.int64))[0]
+
+
+@njit(cache=True)
+def common(a, b):
+    """Return how many values two sorted arrays without repetitions share."""
+    i, j, shared = 0, 0, 0
+    while i < a.shape[0] and j < b.shape[0]:
+        if a[i] == b[j]:
+            shared, i, j = shared + 1, i + 1, j + 1
+        elif a[i] < b[j]:
+            i += 1
+        else:
+            j += 1
+    return shared
+
+
+def jaccard(a: Hashes, b: Hashes) -> float:
+    """Return the Jaccard similarity |A and B| / |A or B| of two shingle sets (hashes of word n-grams, sorted, unique).
+    It is 0 if both are empty."""
+    shared = int(common(a, b))
+    union = len(a) + len(b) - shared
+    return shared / union if union else 0.0
+
+
+# -- small clusters --------------------------------------------------------------------------------------------------
+class Decided(NamedTuple):
+    """What `judge_clusters` decided about documents, which are named by their number."""
+
+    twins: NDArray[np.int64]               # for each document the kept one for which it goes, or -1 if it stays
+    similarities: NDArray[np.float64]      # of each document that goes to the kept one
+    near: NDArray[np.int64]                # pairs of kept documents that resemble each other
+    near_similarities: NDArray[np.float64]
+    comparisons: int
+    most_kept: int                         # most documents kept of one cluster
+
+
+@njit(cache=True)
+def _judge_clusters(starts, stops, bands, values, offsets, counts, threshold, containment, resembling, twins,
+                    similarities, near, near_similarities):
+    """Do what `judge_clusters` does. The results are written to `twins`, `similarities`, `near` and
+    `near_similarities`. Returns (the number of pairs in `near`, the number of comparisons, the most documents kept of
+    one cluster)."""
+    pairs, comparisons, most = 0, 0, 0
+    largest = 0
+    for cluster in range(starts.shape[0]):
+        largest = max(largest, stops[cluster] - starts[cluster])
+    kept, shared = np.empty(largest, np.int64), np.empty(largest, np.int64)
+    for cluster in range(starts.shape[0]):
+        survivors = 0
+        for i in range(starts[cluster], stops[cluster]):
+            for k in range(survivors):
+                shared[k] = 0
+                for band in range(bands.shape[1]):
+                    shared[k] += bands[i, band] == bands[kept[k], band]
+            twins[i], pairs_before, own = -1, pairs, values[offsets[i]:offsets[i] + counts[i]]
+            while True:
+                best = -1                                 # the kept one that shares the most bands, then the first one
+                for k in range(survivors):
+                    if shared[k] > 0 and (best < 0 or shared[k] > shared[best]):
+                        best = k
+                if best < 0:
+                    break
+                shared[best] = 0
+                j = kept[best]
+                less, more = min(counts[i], counts[j]), max(counts[i], counts[j], 1)
+                fits = containment > 0 and counts[i] <= counts[j]
+                if not fits and less / more < threshold:
+                    continue
+                comparisons += 1
+                both = common(own, values[offsets[j]:offsets[j] + counts[j]])
+                union = counts[i] + counts[j] - both
+                similarity = both / union if union else 0.0
+                if similarity >= threshold or (fits and counts[i] > 0 and both / counts[i] >= containment):
+                    twins[i], similarities[i], pairs = j, similarity, pairs_before
+                    break
+                if similarity >= resembling:
+                    near[pairs, 0], near[pairs, 1], near_similarities[pairs] = i, j, similarity
+                    pairs += 1
+            if twins[i] < 0:
+                kept[survivors] = i
+                survivors += 1
+        most = max(most, survivors)
+    return pairs, comparisons, most
+
+
+def judge_clusters(starts: NDArray[np.int64], stops: NDArray[np.int64], bands: Hashes, values: Hashes,
+                   offsets: NDArray[np.int64], counts: NDArray[np.int64], threshold: float, containment: float,
+                   resembling: float) -> Decided:
+    """Decide about the documents of small clusters. The result is that of `stages.dedup.judge.ClusterJudge`, if no
+    document has more documents before it than that class compares it with.
+
+    Cluster c has the documents from starts[c] to stops[c], in the order in which they are decided. Document i has the
+    band keys bands[i], and the shingle set of counts[i] values that begins at offsets[i] in `values`. Pairs of kept
+    documents are noted if their similarity is at least `resembling`.
+    """
+    sizes = stops - starts
+    twins, similarities = np.empty(len(counts), np.int64), np.empty(len(counts), np.float64)
+    near = np.empty((int((sizes * (sizes - 1) // 2).sum()), 2), np.int64)
+    near_similarities = np.empty(len(near), np.float64)
+    pairs, comparisons, most_kept = _judge_clusters(starts, stops, bands, values, offsets, counts, threshold,
+                                                    containment, resembling, twins, similarities, near,
+                                                    near_similarities)
+    return Decided(twins, similarities, near[:pairs], near_similarities[:pairs], int(comparisons), int(most_kept))

@@ -1,0 +1,126 @@
+"""Shingle sets computed for many texts at once, and small clusters decided by a kernel, are those computed one by
+one."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.base.parquet import write_table
+from pipeline.store.errors import DamagedFile
+from pipeline.store.fs import Store
+from stages.dedup import judge, part_texts
+from stages.dedup.fragment import Sizes
+from stages.dedup.minhash import MinHash
+from stages.dedup.part_texts import Texts, text_batches, utf8_at
+from stages.dedup.sets import distinct, distinct_of_texts
+from stages.dedup.signature import MinHashSignature
+from stages.text.chunks import utf8
+from tests.stages.dedup_corpus import corpus
+from tests.stages.dedup_fragment import run_fragment, write_parts
+from tests.stages.test_dedup_signatures import AWKWARD, texts
+
+RNG = np.random.default_rng(3)
+VALUES = [np.zeros(0, np.uint64), np.full(1, 2**64 - 1, np.uint64), np.full(500, 7, np.uint64),
+          *(RNG.integers(0, 2**64, n, np.uint64) for n in (1, 2, 3, 64, 65, 1000)),
+          RNG.integers(0, 40, 300, np.uint64), RNG.integers(2**63, 2**63 + 900, 700, np.uint64),
+          np.repeat(RNG.integers(0, 2**64, 9, np.uint64), 70)[RNG.permutation(630)]]
+
+
+@pytest.mark.parametrize("values", VALUES, ids=len)
+def test_distinct_values_are_those_of_numpy(values):
+    assert distinct(values).tolist() == np.unique(values).tolist()
+
+
+def test_distinct_values_of_many_texts_are_those_of_each():
+    counts = np.array([len(values) for values in VALUES])
+    values, sizes = distinct_of_texts(np.concatenate(VALUES), counts)
+    parts = np.split(values, np.cumsum(sizes)[:-1])
+    assert [part.tolist() for part in parts] == [np.unique(v).tolist() for v in VALUES]
+    assert counts.tolist() == [len(v) for v in VALUES]                     # not changed
+
+
+@pytest.mark.parametrize("config", [{}, {"ngram": 1}, {"ngram": 2, "max_chars": 25}, {"shingles": "characters"},
+                                    {"dialect": "datasketch"}, {"dialect": "datatrove", "words": "language"}], ids=str)
+def test_shingles_of_many_texts_are_those_of_each(config):
+    stage = MinHashSignature(config)
+    sample = [*texts(), "今天天气很好 " * 9, "وقال 3,5 " * 4, "ꦄ꧀ꦄ " * 7]
+    languages = [("deu_Latn", "eng_Latn", "")[n % 3] for n in range(len(sample))]
+    stops = np.cumsum([len(utf8(text)) for text in sample])
+    batch = Texts(utf8("".join(sample)), np.r_[0, stops[:-1]], stops)
+    shingles, counts = stage.shingles_of_texts(batch, languages if "words" in config else None)
+    each = [stage.shingles(text, language if "words" in config else "")[0].tolist()
+            for text, language in zip(sample, languages)]
+    assert [part.tolist() for part in np.split(shingles, np.cumsum(counts)[:-1])] == each
+    assert sum(map(bool, each)) > 20
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_texts_of_chosen_rows_come_in_batches(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(part_texts, "BATCH", 100)
+    rng = random.Random(2)
+    stored = ["é" * rng.randint(0, 60) for _ in range(90)] + AWKWARD
+    path = str(tmp_path / "part.parquet")
+    write_table(pa.table({"text": pa.array(stored, kind)}), path, row_group_size=13)
+    rows = np.array(sorted(rng.sample(range(len(stored)), 40)), np.uint32)
+    batches = list(text_batches(path, rows))
+    assert [b.data[i:j].tobytes().decode() for b in batches for i, j in zip(b.starts, b.stops)] \
+        == [data.tobytes().decode() for data in utf8_at(path, rows)] == [stored[row] for row in rows.tolist()]
+    assert len(batches) > 15
+    with pytest.raises(ValueError, match="speaks of row 300"):
+        list(text_batches(path, np.array([3, 300])))
+
+
+def verify_files(tmp_path, config, docs, small, **layout):
+    barrier, store = MinHash(config), Store(tmp_path / str(small))
+    barrier.sizes = Sizes(**layout)
+    got = run_fragment(barrier, write_parts(barrier, docs, store, part_rows=30, ranks={"wiki": 0, "web": 1}), store)
+    return got, [{name: file["content"] for name, file in task.files.items()} for task in got.results["verify"]]
+
+
+MANY = {"bands": 25, "rows": 3}
+
+
+@pytest.mark.parametrize("config", [{}, {"verify": 0.4, **MANY}, {"containment": 0.7, **MANY},
+                                    {"prefer": ["longest"], "verify": 0.6}, {"max_comparisons": 2, **MANY}], ids=str)
+def test_small_clusters_are_decided_as_large_ones(tmp_path, monkeypatch, config):
+    """The kernel and the general way give the same verdicts, similarities, near-duplicates and counters."""
+    docs = corpus(11, 70)
+    sizes = {"bucket_bytes": 60_000, "segment_bytes": 1, "shingle_cache_bytes": 5000}
+    got, files = verify_files(tmp_path, config, docs, "small", **sizes)
+    with monkeypatch.context() as patch:
+        patch.setattr(judge, "SMALL", 0)
+        patch.setattr(judge.ClusterJudge, "_judge_small", None)
+        general, expected = verify_files(tmp_path, config, docs, "general", **sizes)
+    assert files == expected
+    assert len(files) > 1
+    assert got.removed == general.removed
+    assert got.counters["verify"] == general.counters["verify"]
+    assert got.counters["verify"]["removed"] > 30
+    assert got.counters["verify"]["comparisons"] > got.counters["verify"]["removed"]
+
+
+def test_a_damaged_shingle_set_is_noticed(tmp_path):
+    docs, barrier, store = corpus(5, 30), MinHash(), Store(tmp_path)
+    parts = write_parts(barrier, docs, store, part_rows=200)
+    waves = barrier.waves(parts)
+    (number,) = [n for n, wave in enumerate(waves) if wave.name == "verify"]
+
+    def damaging(done):
+        files = [task.files["shingles.bin"] for task in done["shingles"]]
+        path = tmp_path / max(files, key=lambda file: file["bytes"])["$ref"]
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.unlink()
+        path.write_bytes(data)
+        return whole.tasks(done)
+
+    whole = waves[number]
+    waves[number] = dataclasses.replace(whole, tasks=damaging)
+    barrier.waves = lambda parts: waves
+    with pytest.raises(DamagedFile, match=r"shingles\.bin"):
+        run_fragment(barrier, parts, store)

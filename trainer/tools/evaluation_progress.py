@@ -1,0 +1,69 @@
+"""Shows how far an evaluation is, and marks the checkpoints that it still has to read."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from pipeline.base.visible import visible
+from trainer.checkpoint.in_use import marked
+
+#: seconds between two lines of progress
+PROGRESS_S = 10.0
+
+
+class EvaluationProgress:
+    """Prints to stderr how far the evaluation is: a line at most every PROGRESS_S seconds, or on a terminal one line
+    that is replaced up to five times a second, and erased on leaving the context. While it shows progress, it keeps the
+    marks of checkpoints in use fresh (see `using`)."""
+
+    def __init__(self) -> None:
+        self.marks: list[Path] = []
+        self.terminal = sys.stderr.isatty()
+        self.last = 0.0
+
+    def __enter__(self) -> EvaluationProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    @contextmanager
+    def using(self, steps: Iterable[Path]) -> Iterator[None]:
+        """Mark the checkpoints in the folders `steps` (step_00000120) as in use within a context, so that a training
+        does not delete them. A checkpoint that has just been deleted is not marked."""
+        with ExitStack() as stack:
+            self.marks = [stack.enter_context(marked(step)) for step in steps]
+            try:
+                yield
+            finally:
+                self.marks = []
+
+    def refresh(self) -> None:
+        for mark in self.marks:
+            with suppress(OSError):              # the folder is gone or cannot be written
+                mark.touch()
+
+    def show(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self.last >= (0.2 if self.terminal else PROGRESS_S):
+            self.last = now
+            self.refresh()
+            print(f"\r\x1b[K{visible(text)}" if self.terminal else visible(text), end="" if self.terminal else "\n",
+                  file=sys.stderr, flush=True)
+
+    def of(self, name: str, work: int) -> Callable[[int], None]:
+        """Return a function that counts finished rows of `name`, of `work` rows, and shows how far it is."""
+        began, done = time.monotonic(), 0
+
+        def advance(rows: int) -> None:
+            nonlocal done
+            done += rows
+            left = (time.monotonic() - began) / done * (work - done)
+            self.show(f"{name}: {done:,} of {work:,} rows, {left:,.0f} s left")
+
+        return advance
