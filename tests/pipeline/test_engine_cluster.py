@@ -80,7 +80,8 @@ def on_cluster(script: str, tmp_path: Path, **env: str) -> dict:
     with tempfile.TemporaryDirectory(prefix="tmr", dir="/tmp") as short:      # for Ray's sockets
         clean = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "CUDA_VISIBLE_DEVICES")}
         done = subprocess.run([sys.executable, "-c", COMMON + script, str(tmp_path / "store"), str(tmp_path)], cwd=REPO,
-                              env={**clean, "RAY_TMPDIR": short, **env}, stdout=subprocess.PIPE, text=True, timeout=900)
+                              env={**clean, "PYTHONPATH": str(REPO), "RAY_TMPDIR": short, **env},
+                              stdout=subprocess.PIPE, text=True, timeout=900)
     assert done.returncode == 0
     return json.loads(done.stdout.splitlines()[-1])
 
