@@ -105,9 +105,9 @@ def test_unimax_reads_streams_as_often_as_their_limit_allows(limit, total, allow
     sizes = {f"l{i:02}": 5_000_000 + 997_331 * i**2 for i in range(40)}
     sets = {name: {"tokenizer": "t" * 64, "dtype": "uint16", "val": None,
                    "train": {"path": name, "sha256": "0" * 64, "tokens": size}} for name, size in sizes.items()}
-    phase = {"name": "all", "until": "100%", "sequence": 4096, "batch": 40960,
-             "max_epochs": dict.fromkeys(sizes, limit),
-             "mix": {"g": {"share": 1, "streams": [*sizes], "unimax": 4 if limit > 1 else 1}}}
+    mix = {"g": {"share": 1, "streams": [*sizes], "unimax": 4 if limit > 1 else 1}}
+    phase = {"name": "all", "until": "100%", "sequence": 4096, "batch": 40960, "mix": mix,
+             "max_epochs": dict.fromkeys(sizes, limit)}
     recipe = {"shards": {name: {"longest": 4096} for name in sizes},
               "curriculum": {"seed": 1, "total": total, "phases": [phase]}}
     tokenizer = {"sha256": "t" * 64, "vocab_size": 300, "eos": 0, "path": "t"}
