@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.base.redact import redact_json
+from pipeline.base.redact import MASK, redact, redact_json
 from stages.scrub.pii import scrub_value
 
 
@@ -47,7 +47,17 @@ def _keys(before: dict[str, Any], after: dict[str, Any], key: str) -> Iterator[d
 
 
 def _row(key: str, change: str, before: Any, after: Any) -> dict[str, Any]:
-    return {"key": key, "change": change, "before": before, "after": after}
+    name = key.rpartition(".")[2]
+    return {"key": key, "change": change, "before": _shown(name, before), "after": _shown(name, after)}
+
+
+def _shown(name: str, value: Any) -> Any:
+    """Return a value of a recipe as it may be shown. That it is a secret may be known by its name alone (`api_key`)."""
+    if isinstance(value, dict):
+        return {key: _shown(key, below) for key, below in value.items()}
+    if isinstance(value, (str, int)) and redact(str(value)) == str(value) and MASK in redact(f"{name}: {value}"):
+        return MASK
+    return value
 
 
 def _by_name(items: list[Any]) -> dict[str, Any] | None:

@@ -192,7 +192,8 @@ def parting(first: str, second: str) -> tuple[str, str]:
     """Return excerpts of two similar texts, without personal data. They start a few words before the first difference
     that comes after a stretch of at least PARTING_BEFORE common words. If the texts are equal, or have no such stretch,
     the excerpts start at the beginning."""
-    a, b = (text[:PARTING_CHARS].split()[:PARTING_WORDS] for text in (first, second))
+    # scrubbed first, because an excerpt that starts within a phone number would show the rest of it
+    a, b = (scrub_text(text[:PARTING_CHARS]).split()[:PARTING_WORDS] for text in (first, second))
     if a == b:
         return excerpt(first), excerpt(second)
     blocks = SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()[:-1]

@@ -312,6 +312,15 @@ def test_steps_are_matched_by_name_whatever_stands_in_front():
                     "new": ("added", None, True), "old": ("removed", 1, None)}
 
 
+def test_secrets_in_recipes_are_masked():
+    before = {"train": {"api_key": "hunter22"}, "sources": {"s": {"path": "s3://me:sesame1@b/x"}}, "password": 12345678}
+    after = {"train": {"api_key": "hunter23"}, "sources": {"s": {"path": "s3://b/x"}}, "hub": {"password": "sesame2"}}
+    rows = compare_recipes(before, after)
+    assert [row["key"] for row in rows] == ["train.api_key", "sources.s.path", "hub", "password"]
+    assert not any(secret in str(rows) for secret in ("hunter", "sesame", "12345678")), rows
+    assert rows[1]["after"] == "s3://b/x" and rows[2]["after"] == {"password": "***"}
+
+
 def test_a_recipe_compares_as_equal_to_itself():
     recipe = {"a": [1, {"b": None}], "phases": [{"name": "x", "mix": {"web": 1}}], "none": None}
     assert compare_recipes(recipe, json.loads(json.dumps(recipe))) == []

@@ -114,6 +114,11 @@ def test_pairs_begin_where_the_texts_part():
     assert first.startswith("… ") and second.split()[1:9] == words[192:200] and second.split()[9] == "new"
     assert samples.parting("same text", "same text") == ("same text", "same text")
     assert samples.parting("one two", "three four") == ("one two", "three four")
+    number = "+49 (0) 176 1234 5678 90"
+    for gap in range(12):                              # excerpts start before, within and after the number
+        start = [*words[:100], *number.split(), *words[100:100 + gap]]
+        excerpts = samples.parting(" ".join([*start, *words[150:]]), " ".join([*start, "new", *words[150:]]))
+        assert not any(part in excerpt for excerpt in excerpts for part in ("1234", "5678")), gap
     assert str(marked("a b c d", "a x c d")) == "a <mark>b</mark> c d"
     assert str(marked("<i> b", "x b")) == "<mark>&lt;i&gt;</mark> b"
 
