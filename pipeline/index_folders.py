@@ -244,8 +244,8 @@ def _joined_ids(records: NDArray[Any]) -> NDArray[np.bytes_]:
 
 
 def _moved(path: str, ref: dict[str, Any], name: str, folder: Store, content: str, rows: int) -> dict[str, Any]:
-    """Move a new file into the folder of an index. Returns its reference; `ref` is that of the file that it
-    replaces."""
+    """Move the temporary file `path` into the folder of an index, as its file `name`. `ref` is the reference (as
+    `file_ref` makes it) to the file that it replaces. Returns the reference to the new file."""
     new = {"bytes": os.path.getsize(path), "sha256": file_sha256(path), "content": content, "rows": rows}
     folder.replace(path, name)
     return {**file_ref(name, new), "root": ref["root"]}

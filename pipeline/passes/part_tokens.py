@@ -30,8 +30,9 @@ class ShardFiles(Protocol):
 
 
 class TokensWriter:
-    """Writes the tokens of one split of one part (file of documents): SPLIT.tokens (the tokens), SPLIT.parquet (where
-    each document ends) and, if some token does not count for the loss, SPLIT.loss (which ones do)."""
+    """Writes the tokens of those documents of a part (file of documents) that belong to one split (`train` or `val`).
+    The files are SPLIT.tokens (the tokens), SPLIT.parquet (where each document ends) and, if some token does not count
+    for the loss, SPLIT.loss (which tokens count)."""
 
     def __init__(self, out: ShardFiles, split: str, table_rows: int = TABLE_ROWS) -> None:
         self._table_rows = table_rows
@@ -83,11 +84,11 @@ class LabelPiece(NamedTuple):
 
 
 class GroupedTokensWriter:
-    """Writes the tokens of one split of one part, with the documents grouped by their labels. The labels are sorted,
-    and the documents of a label keep their order. SPLIT.tokens and SPLIT.loss are like those of TokensWriter, and
-    SPLIT.tables has a table (PART_TABLE) for each label, back to back. The documents are first written to scratch files
-    in the order of the part, and `close` copies them in the order of the labels. So memory does not depend on the
-    number of labels."""
+    """Writes the tokens of one split, as TokensWriter does, but with the documents grouped by their labels. The labels
+    are sorted, and the documents of a label keep their order. SPLIT.tokens and SPLIT.loss have the same format as those
+    of TokensWriter. Instead of SPLIT.parquet, there is a file SPLIT.tables: one table (PART_TABLE) for each label, one
+    after the other. The documents are first written to scratch files in the order of the part, and `close` copies them
+    in the order of the labels. So memory does not depend on the number of labels."""
 
     def __init__(self, out: ShardFiles, split: str, scratch: str) -> None:
         self._out, self._split, self._scratch = out, split, _ScratchFiles(scratch)

@@ -268,8 +268,9 @@ class Planner:
 
     def _pass_inputs(self, plan: PassPlan,
                      results: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], int, str, str]]:
-        """Yield a tuple for each task of a pass: the arguments that name the task's input, the input's bytes, the label
-        of the task, and the name of the source or dataset that the input comes from."""
+        """Yield a tuple for each task of a pass: the arguments that name the task's input, the estimated number of
+        bytes that the task reads (`TaskSpec.weight`), the label of the task, and the name of the source or dataset that
+        the input comes from."""
         for kind, name in plan.inputs:
             if kind == "source":
                 reader = self.reader_arg(name)

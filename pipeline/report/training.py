@@ -23,10 +23,10 @@ KEYS = ("parameters", "parameters_without_embeddings", "steps", "tokens", "secon
 
 
 def training(store: Store, run: str) -> dict[str, Any] | None:
-    """Return the results of a training: losses, speed and a sample of generated text from train/summary.json, and the
-    loss curve from train/loss.svg as SVG; of checkpoints that were scored on tasks, the latest scores and their curves
-    (train/tasks.jsonl and tasks.svg). None when there is no summary.json, because no model has been trained on the
-    run."""
+    """Return the results of a training. They are the losses, the speed and a sample of generated text
+    (train/summary.json), and the loss curve as SVG (train/loss.svg). If checkpoints were scored on tasks, the latest
+    scores and the curves of scores are included (train/tasks.jsonl and tasks.svg). Returns None when there is no
+    summary.json, because no model has been trained on the run."""
     folder = f"runs/{run}/train"
     if not store.exists(f"{folder}/summary.json"):
         return None
@@ -45,8 +45,8 @@ def training(store: Store, run: str) -> dict[str, Any] | None:
 
 
 def latest_scores(data: bytes) -> list[dict[str, Any]]:
-    """Return the scores of the last scored checkpoint on each task, from the content of tasks.jsonl. Lines that are no
-    scores are left out."""
+    """Return, for each task, the scores of the last checkpoint that was scored on this task. `data` is the content of
+    tasks.jsonl. Lines that are no scores are left out."""
     latest: dict[str, list[dict[str, Any]]] = {}
     for line in data.decode("utf-8", "replace").splitlines():
         try:

@@ -35,8 +35,8 @@ class Copy:
 
 
 def note_copy(store: Store, kind: str, of: str, place: str) -> None:
-    """Note that `place`, a folder or URL, holds a copy, or is about to. Raises StoreError or OSError when the store
-    cannot be written."""
+    """Write to `store` that `place`, a folder or URL outside it, holds a copy of `of`, or soon will. For `kind` and
+    `of` see `Copy`. Raises StoreError or OSError when the store cannot be written."""
     is_url = "://" in place
     copy = Copy(kind, of, place if is_url else os.path.abspath(place), "" if is_url else socket.gethostname())
     body = json.dumps(asdict(copy), sort_keys=True, indent=1).encode()
@@ -44,8 +44,8 @@ def note_copy(store: Store, kind: str, of: str, place: str) -> None:
 
 
 def noted_copies(store: Store) -> list[Copy]:
-    """Return the copies that are noted in a store, except folders of this machine that do not exist any more. Raises
-    StoreError when a note is damaged."""
+    """Return the copies that `note_copy` has noted in a store, except folders of this machine that do not exist any
+    more. Raises StoreError when a note is damaged."""
     copies = []
     for path in sorted(store.list(FOLDER)):
         try:

@@ -25,13 +25,13 @@ CACHED_BLOCKS = 64
 
 class PackedRecords:
     """Records of tasks from packs (files that compact the commit log), which can be looked up by number or by key. A
-    record's number is its position in the order of commits. At most one record of a key counts (is valid).
+    record's number is its position in the order of commits. At most one record of a key is valid.
 
     Call `add` for each pack, and then `settle`, after which records can be found. The log is then replayed segment by
     segment, so that withdrawals take effect. `limit` is the number of records in the segments replayed so far; later
-    records cannot be found yet. At first, the first record of each key counts. `drop` withdraws this record. The next
-    record that is committed for the key then counts, which is the first one with a number of at least `limit`. Records
-    of the key with lower numbers never count, because another record counted when they were committed.
+    records cannot be found yet. At first, the first record of each key is valid. `drop` withdraws this record. The next
+    record that is committed for the key then becomes valid, which is the first one with a number of at least `limit`.
+    Records of the key with lower numbers never become valid, because another record was valid when they were committed.
     """
 
     def __init__(self) -> None:
@@ -90,11 +90,11 @@ class PackedRecords:
 
     # -- one record ----------------------------------------------------------------------------------------------
     def numbers_of(self, key: str) -> list[int]:
-        """Return the numbers of all records of the task `key`, including those that do not count."""
+        """Return the numbers of all records of the task `key`, including those that are not valid."""
         return _equal(self._keys, self._order, key)
 
     def find(self, key: str) -> int | None:
-        """Return the number of the record that counts for the task `key`; None when there is none."""
+        """Return the number of the valid record of the task `key`; None when there is none."""
         if not len(self._keys):
             return None
         return next((n for n in self.numbers_of(key) if self._counts[n] and n < self.limit), None)
@@ -103,8 +103,8 @@ class PackedRecords:
         return bool(self._counts[number])
 
     def drop(self, key: str, number: int) -> None:
-        """Withdraw record `number`, which counts for the task `key`. The key's first record whose number is at least
-        `limit` (the number of records replayed so far), if there is one, then counts instead."""
+        """Withdraw record `number`, the valid record of the task `key`. The key's first record whose number is at least
+        `limit` (the number of records replayed so far), if there is one, then becomes valid."""
         self._counts[number] = False
         for later in self.numbers_of(key):
             if later >= self.limit:
@@ -126,12 +126,12 @@ class PackedRecords:
 
     # -- all records ---------------------------------------------------------------------------------------------
     def __len__(self) -> int:
-        """Return the number of records that count, at most one per task."""
+        """Return how many records are valid, at most one per task."""
         return int(np.count_nonzero(self._counts[:self.limit]))
 
     def numbers(self, after: int = -1) -> Iterator[int]:
-        """Yield the numbers of the records that count (at most one per task), in the order of commits. Numbers up to
-        `after` are left out."""
+        """Yield the numbers of all valid records (at most one per task) in ascending order, which is the order of
+        commits. Only numbers greater than `after` are yielded."""
         step = 1 << 14                                        # records may be dropped during the iteration
         for begin in range(after + 1, self.limit, step):
             for number in np.flatnonzero(self._counts[begin:min(begin + step, self.limit)]).tolist():
@@ -139,7 +139,7 @@ class PackedRecords:
                     yield begin + number
 
     def last(self) -> int | None:
-        """Return the number of the last record that counts (was not withdrawn); None when there is none."""
+        """Return the number of the last valid record; None when there is none."""
         numbers = np.flatnonzero(self._counts[:self.limit])
         return int(numbers[-1]) if len(numbers) else None
 

@@ -119,9 +119,9 @@ def groups(parts: Sequence[PartRef], sizes: Sizes = SIZES) -> list[PartGroup]:
     priority. They hold at most `group_bytes` of text and `group_rows` documents, except that a single part may be
     larger.
 
-    From the part on with which a group reaches half of either limit, the group ends after the first part whose key has
-    a hash in a certain range (one part in four). Where groups end thus depends on the contents of the parts, so a new
-    part changes its own group and seldom any other group.
+    A group that has reached half of either limit ends after the next part whose key has a hash in a certain range (true
+    of one part in four). Where a group ends therefore depends mostly on the keys of its own parts. So a part that is
+    added changes its own group and seldom any other group.
     """
     max_bytes, max_rows = sizes.group_bytes, sizes.group_rows
     out: list[PartGroup] = []

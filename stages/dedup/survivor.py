@@ -64,8 +64,8 @@ def order_field(prefer: Sequence[str]) -> list[Any]:
 
 
 def order_bytes(doc: Document, prefer: Sequence[str]) -> bytes:
-    """Return what the column `order` of the side table holds for a document: 8 bytes for each preference that compares
-    dates or signals, in their order."""
+    """Return the value of the column `order` of the side table for a document. It has a little-endian u64 for each
+    preference of `prefer` that compares dates or signals, in the order of `prefer`. A smaller number is preferred."""
     numbers = [_age(doc.date) if item == "newest" else _rank(doc.signals.get(item.removeprefix(_SIGNAL)))
                for item in stored(prefer)]
     return struct.pack(f"<{len(numbers)}Q", *numbers)

@@ -106,9 +106,10 @@ class Chunks:
 
     def fold(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
         """Join the words of a text's chunks (runs without white space), which `scan` has found. Returns (numbers of the
-        words, int32; lines, int32[m, 4]; number of chunks whose words a neighbouring chunk may change). Lines without a
-        chunk are left out. The columns of a line are LINE_START, LINE_END (both without white space at the line's
-        ends), LINE_CHUNKS and LINE_SENTENCES."""
+        words, int32; lines, int32[m, 4]; number of unsure chunks). A chunk is unsure if a neighbouring chunk may change
+        how it is split into words. `lines` has a row for each line that has a chunk. Its columns are LINE_START and
+        LINE_END (bytes of the text, without white space at the line's ends), LINE_CHUNKS (number of chunks) and
+        LINE_SENTENCES (number of sentences; -1 if the line has an unsure chunk)."""
         return fold(data, _CLASSES, chunks, spans, self.rows, self.steps, self.parts)
 
     def sentences(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> int:

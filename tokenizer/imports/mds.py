@@ -1,9 +1,10 @@
 """Reads files of MosaicML streaming; `tokenizer.export.mds` gives their layout.
 
-A sample is a document. Its tokens are in the column `tokens`, an array of integers of any type. The columns `id` (str)
-and `loss` (u8, 0 or 1) may be missing; others are ignored. Samples of a fixed length are rows of a training, not
-documents, and need `ImportSource.sequence`. In rows, the columns `ends`, `loss`, `sample` and `stream` may be missing;
-without `ends`, each EOS ends a document.
+Without `ImportSource.sequence`, each MDS sample is a document. Its tokens are in the column `tokens`, an array of
+integers of any type. The columns `id` (str) and `loss` (u8, 0 or 1) may be missing; others are ignored. With
+`ImportSource.sequence`, each MDS sample is a row: a training sample of a fixed length, which may hold parts of several
+documents. The columns `ends`, `loss`, `sample` and `stream` of a row may be missing. Without `ends`, each EOS ends a
+document.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ number of the document. The width of tokens is the smallest that holds the vocab
 the file `labels_mask…` for a file `part…`; either all files have one or none. A file with a loss mask needs a .csv.gz
 file.
 
-Rows of a training are L = `ImportSource.sequence` tokens each, back to back. Then the third column is the number of the
-row's sample, which all pieces of the row share, so it is no id.
+With `ImportSource.sequence` = L, a file holds rows (training samples) of L tokens each, without gaps. The .csv.gz file
+then lists the pieces of documents in the rows. Its third column is not an id but the number of the sample, which is the
+same for all pieces of a row.
 """
 
 from __future__ import annotations

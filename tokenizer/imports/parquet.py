@@ -3,8 +3,9 @@
 `input_ids` may be lists of any integers. The columns `id` (string) and `loss` (lists of bool, or of integers 0 and 1)
 may be missing; others are ignored, also an `id` of another type. Either all files have the column `loss` or none.
 
-With `ImportSource.sequence`, the lists are rows of a training, with the columns of `tokenizer.shards.rows`. All but
-`input_ids` may be missing; without `ends`, each EOS ends a document.
+With `ImportSource.sequence`, each row of the table is a training sample, which may hold parts of several documents. Its
+columns are those of `tokenizer.shards.rows`. All but `input_ids` may be missing. Without `ends`, each EOS ends a
+document.
 """
 
 from __future__ import annotations

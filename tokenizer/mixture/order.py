@@ -39,9 +39,9 @@ MOST_EPOCHS = 10**5
 
 @dataclass(frozen=True)
 class Piece:
-    """The blocks of tokens that one phase (a stretch of the training) has reserved in one epoch of a stream. The blocks
-    are super-windows of `longest` tokens. The windows (samples) of `length` tokens in the piece are permuted within
-    it."""
+    """What one phase (a stretch of the training) has reserved in one epoch of a stream: a number of super-windows,
+    which are blocks of `longest` consecutive tokens. The super-windows are divided into windows (samples) of `length`
+    tokens. The phase reads the windows of a piece in a permuted order."""
 
     stream: int
     epoch: int

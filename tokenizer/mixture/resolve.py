@@ -215,8 +215,9 @@ def _made(mix: Mapping[str, Any], splits: Mapping[str, list[str]]) -> dict[str, 
 def _epochs(value: Any, key: str, sizes: Mapping[str, float],
             splits: Mapping[str, list[str]]) -> dict[str, float]:
     """Parse the key `max_epochs` of a phase in a recipe. Returns {stream: how many epochs (readings) of the stream are
-    allowed from the start of the run to the end of the phase}. A limit for split shards applies to each of their
-    streams that has none of its own."""
+    allowed from the start of the run to the end of the phase}. `splits` names the shard sets that are split by labels
+    into several streams, which are called NAME.LABEL. A limit for such a NAME applies to each of its streams that has
+    no limit of its own."""
     epochs = {stream: _float(limit) for stream, limit in value.items()} if isinstance(value, Mapping) else {}
     if not isinstance(value, Mapping) or not all(is_number(limit) and limit >= 0 for limit in epochs.values()):
         raise CurriculumError(f"{key}: epochs by stream, e.g. {{code: 2}}, not {value!r}")

@@ -118,7 +118,7 @@ class ShardSet(SetFiles):
         return [*found, self._gathered(shards, starts - self._starts[shards], tokens, rows)]
 
     def _one_by_one(self, windows: Sequence[int], length: int, tokens: np.ndarray, rows: np.ndarray) -> WindowBounds:
-        """Read windows as `samples` does, each by itself. They may be of any shards."""
+        """Read windows as `samples` does, but one at a time. A window may lie in several shards."""
         last, size, offsets = self.windows(length) - 1, self.dtype.itemsize, self.offsets
         places: list[int] = []
         counts: list[int] = []
@@ -140,7 +140,8 @@ class ShardSet(SetFiles):
         return WindowBounds(rows, np.array(counts, np.int64), np.array(places, np.int64))
 
     def _gathered(self, shards: np.ndarray, firsts: np.ndarray, tokens: np.ndarray, rows: np.ndarray) -> WindowBounds:
-        """Read windows with compiled loops. They lie in one shard each, `shards`, and begin at its tokens `firsts`."""
+        """Read windows with compiled loops. Window i must lie in one shard, number `shards[i]`, and begins at token
+        `firsts[i]` of that shard."""
         width, size = tokens.shape[1], self.dtype.itemsize
         for shard, begin in zip(shards.tolist(), (firsts * size).tolist()):
             _, file = self._tokens.get(shard) or self._open_tokens(shard)
@@ -157,7 +158,9 @@ class ShardSet(SetFiles):
         return WindowBounds(rows, counts, bounds)
 
     def _addresses(self, shard: int) -> tuple[int, int, int, int]:
-        """Return what `gather` needs of a shard. Its files are mapped now, and stay so."""
+        """Map the files of a shard into memory, where they stay mapped, and return what `gather` needs: the addresses,
+        relative to MEMORY, of the tokens, of the document ends, and of the record of which parts were checked; and the
+        number of documents."""
         ends = self._ends.get(shard) or self._open_ends(shard)
         arrays = (self._tokens.get(shard) or self._open_tokens(shard))[0], ends.array, ends.file.known
         body, of_ends, known = (int(array.ctypes.data) - int(MEMORY.ctypes.data) for array in arrays)
@@ -176,8 +179,8 @@ class ShardSet(SetFiles):
 
     def counts(self, start: int, stop: int) -> np.ndarray | None:
         """Return which of tokens [start, stop) are targets according to the loss masks, as bool (stop - start,), or
-        None if the set has no masks. The masks do not exclude the first token of a document, which is not a target
-        either; `loss_mask` does."""
+        None if the set has no masks. The masks do not exclude the first token of a document, although it is no target;
+        `loss_mask` excludes it."""
         if not self._masked:
             return None
         if not 0 <= start <= stop <= self.tokens:
@@ -258,10 +261,11 @@ class ShardSet(SetFiles):
         return PackedRows(packing, self.offsets, self._packed_numbers, str(self.folder))
 
     def packed_row(self, pieces: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Read the packed row that consists of `pieces` (`PackedRows.row`): (its L + 1 tokens, the positions in [1, L]
-        at which a document, another piece of one, or padding begins, which of the tokens at positions 1 to L are
-        targets). The last is None if all are. It does not exclude the first token of a piece; the positions do. Padding
-        is filled with EOS."""
+        """Read the packed row that consists of `pieces` (`PackedRows.row`). Returns (tokens, bounds, targets). `tokens`
+        are the L + 1 tokens of the row; padding is EOS. `bounds` are the positions in [1, L] at which a piece of a
+        document or padding begins, int64. `targets` says which of the tokens at positions 1 to L are targets according
+        to the loss masks, bool (L,), or is None if all are; padding is no target. The masks do not exclude the first
+        token of a piece, which is no target either: the caller must exclude it by `bounds`."""
         assert self.packed is not None
         length = self.packed.longest
         tokens, counts = np.full(length + 1, self.eos, self.dtype), np.zeros(length + 1, bool)

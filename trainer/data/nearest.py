@@ -34,9 +34,9 @@ _BORDER = (1 << 63) - 1
 
 
 class SharedPassage(NamedTuple):
-    """A passage that shares n-grams with a text: the sum of their weights, their number, the sample and step (from 1)
-    that read it, its stream (an index), its window and sequence length in tokens, and where the first and the last of
-    the n-grams begin in the window."""
+    """A passage that shares n-grams with a text. The fields are the sum of the weights of the shared n-grams, their
+    number, the sample and the step (from 1) that read the passage, the index of its stream, the window and its length
+    in tokens, and where in the window the first and the last shared n-gram begin."""
 
     score: float
     shared: int
@@ -80,11 +80,11 @@ def distinctive(texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
 def nearest(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tuple[int, int],
             skipped: Callable[[int], object], texts: Sequence[np.ndarray], keep: int,
             progress: Callable[[str], None] = lambda _text: None) -> list[list[SharedPassage]]:
-    """Return for each of `texts` (hashes of n-grams) the `keep` passages of the samples [first, stop) with the highest
-    score; of equal ones, those that were read first. `sets` are the shard sets of the curriculum's streams. Steps for
-    which `skipped` returns something true were not learnt from, and are left out. So are later epochs of a stream,
-    which repeat the passages of the first; a passage whose step in the first epoch was skipped is therefore not
-    found."""
+    """Return for each of `texts` (hashes of n-grams) the `keep` passages with the highest score among those in
+    `samples` ([first, stop)). Of passages with equal scores, those that were read first are returned. `sets` are the
+    shard sets of the curriculum's streams. Steps for which `skipped` returns something true were not learnt from, and
+    are left out. So are later epochs of a stream, which repeat the passages of the first; a passage whose step in the
+    first epoch was skipped is therefore not found."""
     keys = np.unique(np.concatenate([np.empty(0, np.uint64), *texts]))
     if not len(keys):
         return [[] for _ in texts]
@@ -149,15 +149,17 @@ def spans(curriculum: Curriculum, samples: tuple[int, int],
 
 
 def joined(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (the tokens of all samples one after the other, with a border after each; where each sample begins)."""
+    """Return (the tokens of all samples one after the other, with a border after each sample; the positions at which
+    the samples begin)."""
     parts = [part for row in rows for part in (row[0].astype(np.int64), np.array([_BORDER]))]
     sizes = np.array([len(row[0]) + 1 for row in rows])
     return np.concatenate(parts), np.concatenate([[0], np.cumsum(sizes)[:-1]])
 
 
 def occurrences(tokens: np.ndarray, keys: np.ndarray, filled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where n-grams of `keys` (sorted hashes) begin in `tokens`, and which of `keys` each is. `filled` says
-    which values the upper 16 bits of keys have; it tells most other n-grams apart at once."""
+    """Find the n-grams of `tokens` whose hashes are in `keys`, which are sorted. Returns (position at which each
+    begins, index of its hash in `keys`). `filled` says for each value of the upper 16 bits whether a key has it, which
+    rules out most other n-grams at once."""
     values = hashes(tokens)
     at = np.flatnonzero(filled[values >> np.uint64(48)])
     key = np.searchsorted(keys, values[at])
@@ -166,8 +168,8 @@ def occurrences(tokens: np.ndarray, keys: np.ndarray, filled: np.ndarray) -> tup
 
 
 def passages(rows: Sequence[Row], starts: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return for each position in the joined tokens (the number of its passage, of its sample in `rows`, and its place
-    in this sample). Two documents of a sample are different passages."""
+    """Return, for each of the positions `at` in the joined tokens, (number of the passage, index of the sample in
+    `rows`, position within the sample). Two documents of a sample are different passages."""
     row = np.searchsorted(starts, at, "right") - 1
     begins = np.concatenate([np.concatenate([[start], start + np.asarray(of[1])]) for start, of in zip(starts, rows)])
     return np.searchsorted(begins, at, "right") - 1, row, at - starts[row]
@@ -175,8 +177,10 @@ def passages(rows: Sequence[Row], starts: np.ndarray, at: np.ndarray) -> tuple[n
 
 def rank(heap: list[tuple[float, int, int, SharedPassage]], own: np.ndarray, reads: ReadSamples,
          hits: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], weights: np.ndarray, keep: int) -> None:
-    """Put the best passages of `reads` for one text into its heap, which holds at most `keep`. `own` are the numbers of
-    the text's n-grams, and `hits` for each n-gram found: its passage, its number, its sample and its place."""
+    """Put the passages of `reads` that share the most with one text into `heap`, which belongs to the text and holds at
+    most `keep` passages. `own` are the indexes of the text's n-grams in the sorted list of all n-grams. `hits` are four
+    arrays with an entry for each occurrence of an n-gram: number of the passage, index of the n-gram, index of the
+    sample in `reads`, and position within the sample."""
     pieces, key, row, place = hits
     shared_grams = np.flatnonzero(np.isin(key, own))
     shared_grams = shared_grams[np.lexsort((place[shared_grams], pieces[shared_grams]))]

@@ -109,8 +109,9 @@ def masks_of(shards: ShardSet, numbers: Sequence[int], length: int) -> list[np.n
 
 
 def are_possible(sets: Sequence[ShardSet], rows: SampleRows, length: int) -> bool:
-    """Return whether `refuse_unknown` and `refuse_unordered` find nothing in samples of `length` tokens. This looks at
-    many samples at once, which is much faster."""
+    """Return whether all tokens of `rows` are in the vocabulary, and all document bounds increase and lie within their
+    samples of `length` tokens. The result is False exactly when `refuse_unknown` or `refuse_unordered` would raise an
+    error for one of the samples. Checking all samples at once is much faster than calling these functions."""
     bounds = rows.bounds
     places = np.repeat(np.arange(len(rows)) * (length + 1), rows.counts) + bounds
     if bounds.size and not (bounds.min() >= 1 and bounds.max() <= length and (places[1:] > places[:-1]).all()):

@@ -29,8 +29,9 @@ class MergedBoundary(ValueError):
 
 @dataclass(frozen=True)
 class Query:
-    """Tokens of a context and a continuation. Asked for is the log-likelihood of tokens[start:]. `start` is at least 1,
-    because the first token has no prediction. An empty continuation has no tokens."""
+    """The tokens of a context and of its continuation, which begins at index `start`. The model is asked for the
+    log-likelihood of tokens[start:]. `start` is at least 1, because the first token is not predicted. An empty
+    continuation has no tokens."""
 
     tokens: np.ndarray
     start: int
@@ -75,7 +76,8 @@ def _query(prompt: Prompt, coded: Mapping[str, list[int]], start: int) -> Query:
 
 @dataclass(frozen=True)
 class SharedRow:
-    """Queries as one row of tokens that a model reads once. What queries begin with alike is in the row once.
+    """Several queries as one row of tokens that a model reads once. A beginning that several queries share is in the
+    row only once.
 
     The row is a tree of tokens in depth-first order, in which each query without its last token (which predicts
     nothing) is a path from the root. `ends` has for each token the place after the last of its descendants. A token
@@ -97,9 +99,10 @@ class SharedRow:
 
 
 def shared_rows(queries: Sequence[Query], numbers: Sequence[int], most: int) -> Iterator[SharedRow]:
-    """Combine `queries` with a common beginning into rows of up to `most` tokens; a query that is longer makes a row of
-    its own. `numbers` are the numbers of the queries. A query is not added to a row in which its attention to the
-    others' tokens, which is computed and masked, would cost more than reading its beginning again."""
+    """Combine `queries` that begin alike into rows of at most `most` tokens, and yield the rows. A longer query is a
+    row of its own. `numbers` are the numbers of the queries. Within a row, the attention between different queries is
+    computed, too, and then masked. A query therefore starts a new row when this attention would cost more than what it
+    saves: reading the common beginning only once."""
     order = sorted(range(len(queries)), key=lambda i: queries[i].tokens[:-1].astype(">i4").tobytes())
     batch: list[tuple[int, int]] = []                            # queries, and how many tokens each shares
     size = 0

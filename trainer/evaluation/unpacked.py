@@ -23,15 +23,16 @@ class UnknownSize(Exception):
 
 
 def group_size(group: pq.RowGroupMetaData) -> int:
-    """Return how many bytes the pages of a row group have, with a reference for each value. A text that a dictionary
-    holds for many values is counted once."""
+    """Return the size in bytes of the decompressed pages of a row group, plus `_REFERENCE` bytes for each value. A text
+    that a dictionary holds for many values is counted once."""
     values = sum(group.column(i).num_values for i in range(group.num_columns))
     return int(group.total_byte_size + _REFERENCE * values)
 
 
 def message_size(message: pa.ipc.Message) -> int:
-    """Return how many bytes the buffers of an Arrow message have when they are decompressed. Each begins with this
-    number, but pyarrow does not show it. Raises struct.error when a buffer is outside the message."""
+    """Return the total size in bytes of the buffers of an Arrow message after decompression. A compressed buffer begins
+    with its own decompressed size, which pyarrow does not show. Raises struct.error when a buffer is outside the
+    message."""
     if message.body is None or not message.body.size:
         return 0
     data, body = bytes(message.metadata), memoryview(message.body)
@@ -68,8 +69,8 @@ def _target(data: bytes, table: int, number: int) -> int:
 
 
 def array_size(array: pa.Array) -> int:
-    """Return how many bytes the values of an array take, each with a reference to it. Raises UnknownSize for a layout
-    other than those of values, texts, lists, structs, maps, dictionaries of values, and views of texts."""
+    """Return the size in bytes of the values of an array, plus `_REFERENCE` bytes for each value. Raises UnknownSize
+    for a layout other than those of values, texts, lists, structs, maps, dictionaries of values, and views of texts."""
     kind = array.type
     size = _REFERENCE * len(array)
     if isinstance(kind, pa.BaseExtensionType):
