@@ -10,6 +10,7 @@ from pipeline.base.humanize import percent, plural, size
 from pipeline.report.markdown import block, code, plain, table
 from pipeline.report.recipe_words import inputs_of, steps_of, unscrubbed
 from pipeline.report.totals import shared
+from pipeline.store.tombstones import TAKEN_DOWN
 
 #: most rows of a table, names in a list, and lines of the recipe
 ROWS, NAMES, RECIPE_LINES = 50, 20, 400
@@ -121,6 +122,9 @@ def drops(document: Report) -> list[str]:
         lines += table(["step", "reason", "documents", "share of the judged"],
                        [[plain(stage), plain(reason), f"{docs:,}", of] for stage, reason, docs, of in rows[:ROWS]], 2)
         lines += more(rows, "reason")
+        if taken_down := section["quarantined"].get(TAKEN_DOWN):
+            lines += [f"Of the quarantined ones, {plural(taken_down, 'document')} had been taken down: somebody asked "
+                      "for it.", ""]
     totals = document["totals"]
     bad = sum(totals["unreadable"].values())
     if bad or totals["bad_files"]:

@@ -23,17 +23,19 @@ from typing import Any, NamedTuple
 from pipeline.base.clock import SYSTEM
 from pipeline.cluster.attempts import bad_name
 from pipeline.report.course import LossCollector
+from pipeline.report.training import latest_scores
 from pipeline.service.duck import Busy, QueryError, Stop, TooDear
 from pipeline.store.fs import Store
 from trainer.base.files import PID, training_process
 
-METRICS, SUMMARY = "metrics.jsonl", "summary.json"
+METRICS, SUMMARY, TASKS = "metrics.jsonl", "summary.json", "tasks.jsonl"
 #: the file in the folder of a training that takes what it prints when a server has started it
 LOG = "train.log"
 #: the files in the folder of a training that the service reads or writes
-FILES = (METRICS, SUMMARY, LOG, PID, "ledger.jsonl", "worst_rows.jsonl")
-#: the last step of a metrics.jsonl is searched in this many bytes at its end
-TAIL = 256 << 10
+FILES = (METRICS, SUMMARY, TASKS, LOG, PID, "ledger.jsonl", "worst_rows.jsonl")
+#: the last step of a metrics.jsonl is searched in this many bytes at its end, and the latest scores on tasks in so many
+#: bytes at the end of a tasks.jsonl, whose rows are in the order of their steps
+TAIL, TASKS_TAIL = 256 << 10, 1 << 20
 #: most files whose losses stay in memory, and most trainings of a list
 REMEMBERED, MOST = 64, 1000
 #: a spike is a step that was skipped, or whose loss is at least SIGMA standard deviations above the mean of the last
@@ -182,6 +184,16 @@ def summary_of(training: Training) -> dict[str, Any] | None:
             return _parsed(f.read(1 << 20)) or None
     except OSError:
         return None
+
+
+def task_scores(training: Training) -> list[dict[str, Any]]:
+    """Return the scores of the last scored checkpoint on each benchmark task; [] if no checkpoint has been scored."""
+    try:
+        with open(training.folder / TASKS, "rb") as f:
+            f.seek(max(0, f.seek(0, os.SEEK_END) - TASKS_TAIL))
+            return latest_scores(f.read(TASKS_TAIL))
+    except OSError:
+        return []
 
 
 # -- losses ----------------------------------------------------------------------------------------------------------

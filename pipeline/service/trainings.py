@@ -18,7 +18,15 @@ from pipeline.service.runs import REPORT_POLICY
 from pipeline.service.shard_sets import add_documents, curriculum_of
 from pipeline.service.shards import Run, StepNumber
 from pipeline.service.stores import StoreOf, read_file
-from pipeline.service.training_files import METRICS, MetricsFile, MetricsFiles, Training, Unreadable, summary_of
+from pipeline.service.training_files import (
+    METRICS,
+    MetricsFile,
+    MetricsFiles,
+    Training,
+    Unreadable,
+    summary_of,
+    task_scores,
+)
 from pipeline.service.training_starts import all_trainings, known_training, standing_now
 from pipeline.store.fs import Store
 from stages.scrub.pii import scrub_text, scrub_value
@@ -56,8 +64,8 @@ def list_trainings(request: Request, store: str, at: StoreOf) -> dict[str, Any]:
 async def show_training(request: Request, store: str, at: StoreOf, training: str,
                         queries: QueriesOf) -> dict[str, Any]:
     """Show a training: its state, its losses over tokens by source, held-out losses, phases, spikes and returns to a
-    checkpoint, and its summary when it has ended. Each curve has at most some hundred points, evenly spread. `plot`
-    changes when `losses.svg` changes."""
+    checkpoint, the scores of its last scored checkpoint on each benchmark task, and its summary when it has ended. Each
+    curve has at most some hundred points, evenly spread. `plot` changes when `losses.svg` changes."""
     stop = queries.stop()
 
     def call() -> dict[str, Any]:
@@ -65,10 +73,11 @@ async def show_training(request: Request, store: str, at: StoreOf, training: str
         document = standing_now(entry, start)
         if not (entry.folder / METRICS).is_file():                # it has just been started
             return {**document, "phases": [], "curves": {"steps": [], "evals": []}, "plot": None, "spikes": [],
-                    "rewinds": [], "summary": None}
+                    "rewinds": [], "tasks": [], "summary": None}
         file = metrics_of(request).of(entry, stop)
         return {**document, "phases": file.phases, "curves": file.losses.points(), "plot": file.plot,
-                "spikes": list(file.spikes), "rewinds": scrub_value(list(file.rewinds)), "summary": _summary(entry)}
+                "spikes": list(file.spikes), "rewinds": scrub_value(list(file.rewinds)),
+                "tasks": finite(task_scores(entry)), "summary": _summary(entry)}
 
     return await answer(request, stop, call)
 

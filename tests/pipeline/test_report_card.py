@@ -194,6 +194,15 @@ def test_shares_of_the_input_are_recomputed():
     assert "- 11.1% of the documents is not known" not in card and "The language of 11.1% of the documents" in card
 
 
+def test_documents_that_were_taken_down_are_said_not_to_have_failed():
+    document = generated(2)
+    words = "3 documents, counted as quarantined with the reason"
+    assert "taken down" not in render_card(document) and words not in render(document)
+    document["datasets"]["clean"]["quarantined"]["taken_down"] = 3
+    assert "Of the quarantined ones, 3 documents had been taken down" in render_card(document)
+    assert words in render(document)
+
+
 def test_no_share_is_given_where_final_datasets_share_a_source():
     document = generated(2, datasets=2, streams=0)
     card = render_card(document)

@@ -29,6 +29,7 @@ from tests.service.conftest import problem
 from tests.service.shard_site import MAIL, make_site
 from tests.service.test_pages import client_of, read, text_of
 from trainer.checkpoint import ledger
+from trainer.evaluation import score_rows
 from trainer.observe import worst_rows
 
 API = "/api/v1/stores/main/trainings"
@@ -91,10 +92,11 @@ def test_trainings_of_runs_and_of_folders_are_listed_with_their_state(trained, t
 
 
 def test_the_files_of_a_training_are_those_that_the_trainer_names():
-    assert {training_files.METRICS, ledger.NAME, worst_rows.NAME} < set(training_files.FILES)
+    assert {training_files.METRICS, ledger.NAME, worst_rows.NAME, score_rows.NAME} < set(training_files.FILES)
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "train.log", "worst_rows.jsonl", "ledger.jsonl"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "train.log", "worst_rows.jsonl", "ledger.jsonl",
+                                  "tasks.jsonl"])
 def test_links_in_the_folder_of_a_training_are_not_followed(trained, tmp_path, name):
     write_training(tmp_path / "more/own")
     secret = tmp_path / "secret"
@@ -171,6 +173,24 @@ def test_curves_leave_out_what_was_made_void_and_name_the_spikes(trained):
     assert [(s["step"], s["skipped"], s["why"]) for s in shown["spikes"]] == [
         (SPIKE, False, None), (SPIKE + 2, True, "loss nan")]
     assert shown["spikes"][0]["distance"] > 6
+
+
+def test_the_latest_scores_on_tasks_are_shown_while_a_training_runs(trained, tmp_path):
+    write_training(tmp_path / "more/own")
+    client = client_of({"main": trained}, trainings={"main": (str(tmp_path / "more"),)})
+    assert got(client, "/own")["tasks"] == []
+    assert "Scores on tasks" not in text_of(read(client, "/stores/main/trainings/own"))
+    rows = [{"step": step, "tokens": 100 * step, "task": "arc<b>", "measure": measure, "value": value, **more}
+            for step in range(10, 5000, 10) for measure, value, more in (
+                ("bpb", 2.0 / step, {"stderr": None}), ("mcf", 0.25 + step, {"stderr": 0.01, "chance": 0.25}))]
+    (tmp_path / "more/own/tasks.jsonl").write_text("".join(json.dumps(row | {"pad": "x" * 2000}) + "\n" for row in rows)
+                                                   + '{"step": 9999, "task": "torn')
+    assert got(client, "/own")["tasks"] == [
+        {"task": "arc<b>", "measure": "bpb", "step": 4990, "value": 2.0 / 4990, "stderr": None, "chance": None},
+        {"task": "arc<b>", "measure": "mcf", "step": 4990, "value": 4990.25, "stderr": 0.01, "chance": 0.25}]
+    page = read(client, "/stores/main/trainings/own")
+    table = lxml.etree.tostring(page.xpath("//table[caption[contains(., 'bpb')]]")[0])
+    assert b"arc&lt;b&gt;" in table and b"4990.25" in table
 
 
 def test_a_phase_with_another_loss_is_no_spike(tmp_path):
