@@ -42,7 +42,7 @@ from trainer.evaluation.evaluate import PreparedTask, PromptReader, TaskScores, 
 from trainer.evaluation.items import ExamplePool, Prompt, cloze, lettered, make_items
 from trainer.evaluation.measures import normalised
 from trainer.evaluation.models import StoredModel, of_export
-from trainer.evaluation.queries import Query, shared_rows
+from trainer.evaluation.queries import Query, SharedRow, shared_rows
 from trainer.evaluation.rows import find_files, read_rows
 from trainer.evaluation.scoring import batches, likelihoods
 from trainer.evaluation.task_file import EvalTask, built_in, tasks_named
@@ -228,9 +228,11 @@ def memory_of(options: argparse.Namespace) -> None:
     # the first batch may have only one row, and the next one several rows that are a little shorter
     longest = max(batches([len(row.tokens) for row in rows], BATCH), key=lambda b: len(b) * len(rows[b[0]].tokens) ** 2)
     # an allocator keeps some of what was freed, so the longest batch is computed several times, too
-    one, everything = (peak_of(lambda: likelihoods(model, rows[-10:], BATCH), lambda part=part, times=times: [
-        likelihoods(model, part, BATCH) for _ in range(times)]) for part, times in (([rows[i] for i in longest], 10),
-                                                                                   (rows, 1)))
+    def peak(part: Sequence[SharedRow], times: int) -> float:
+        return peak_of(lambda: likelihoods(model, rows[-10:], BATCH),
+                       lambda: [likelihoods(model, part, BATCH) for _ in range(times)])
+
+    one, everything = peak([rows[i] for i in longest], 10), peak(rows, 1)
     print(f"longest batch {one:.1f} MB, all {everything:.1f} MB ({everything / one:.2f} times)")
 
 
