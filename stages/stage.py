@@ -58,18 +58,19 @@ Names = str | tuple[str, ...]
 
 
 #: for each side of a limit, what holds for (value of a document, limit) if the document is kept
-COMPARE: dict[str, Callable[[Any, Any], Any]] = {"min": operator.ge, "max": operator.le, "below": operator.lt}
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {"min": operator.ge, "max": operator.le,
+                                                "above": operator.gt, "below": operator.lt}
 
 
 class Bound(NamedTuple):
     """A limit on a signal (a number that a stage computes for each document). The signal's value in every document that
-    the stage keeps is at least `value` if `side` is "min", at most `value` if it is "max", and less than `value` if it
-    is "below", unless the document has no such value. `key` is the config field that sets the limit; names of nested
-    fields are joined with dots."""
+    the stage keeps is at least `value` if `side` is "min", at most `value` if it is "max", more than `value` if it is
+    "above", and less than `value` if it is "below", unless the document has no such value. `key` is the config field
+    that sets the limit; names of nested fields are joined with dots."""
 
     signal: str
     key: str
-    side: Literal["min", "max", "below"]
+    side: Literal["min", "max", "above", "below"]
     value: float
 
     def holds(self, value: float) -> bool:

@@ -33,8 +33,9 @@ class StepThreshold(ReportPart):
     it."""
 
     key: str = fact("setting of the step")
-    side: Literal["min", "max", "below"] = fact("whether kept documents have at least this value (min), at most this "
-                                                "value (max) or less than it (below)")
+    side: Literal["min", "max", "above", "below"] = fact(
+        "whether kept documents have at least this value (min), at most this value (max), more than it (above) or less "
+        "than it (below)")
     value: float = fact("the threshold of the recipe")
     at: list[Try] = fact("this threshold and others around it that a recipe may have, in ascending order")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import field_validator
 
 from stages.scoring.models import default_lid176, labels_of, lid176, load
-from stages.stage import Stage, StageConfig, decision, resource, signal
+from stages.stage import Bound, Stage, StageConfig, decision, resource, signal
 from stages.text.language_codes import names, scripts_of, tag
 from stages.text.scripts import CODES, NUMBERS, fits, main_script
 
@@ -118,6 +118,9 @@ class Language(Stage):
             # the key covers the content of the default model, as it does for a named model
             return Language(self.config.model_copy(update={"model": str(lid176())})).key(roles)
         return super().key(roles)
+
+    def bounds(self) -> list[Bound]:
+        return [bound._replace(side="above") if bound.key == "min" else bound for bound in super().bounds()]
 
     def resource_files(self) -> dict[str, str]:
         return {"model": self.config.model or str(lid176())}

@@ -38,7 +38,7 @@ def test_signals(site, dataset, signals):
             assert row["bins"][word] == {str(b): bins.count(b) for b in sorted(set(bins))}
         for bound in row["bounds"]:
             for at in bound["at"]:
-                sign = {"min": ">=", "max": "<=", "below": "<"}[bound["side"]]
+                sign = {"min": ">=", "max": "<=", "above": ">", "below": "<"}[bound["side"]]
                 test = f"signals.{row['signal']} {sign} {at['value']!r}::double"
                 within = [int(site.sql(f"select count(*) from {{{word}:{dataset}}} where {test}")[0][0])
                           for word in ("kept", "dropped")]

@@ -55,6 +55,8 @@ def test_bounds_follow_the_settings():
     assert not {"max_doc_words", "max_symbol_word_ratio"} & {b.key for b in off}, "0 and null switch a rule off"
     assert [tuple(b) for b in Where(signals={"a": {"min": 1, "max": 2}, "b": [3]}).bounds()] == [
         ("a", "signals.a.min", "min", 1.0), ("a", "signals.a.max", "below", 2.0)]
+    assert [tuple(b) for b in Language(min=0.6, min_script_share=0.5).bounds()] == [
+        ("language_score", "min", "above", 0.6), ("script_share", "min_script_share", "min", 0.5)]
 
 
 def nodes(store: Store, values: list[tuple[float | None, bool]], tasks: int,
