@@ -41,6 +41,8 @@ latest_router = APIRouter(include_in_schema=False, dependencies=[Depends(viewer)
 SENT, KEYS = "form", "t."
 #: values of a cube that the table of moves shows; groups and moves that an answer shows
 MOVES, GROUPS, PAIRS = 16, 30, 30
+#: the setting by which a run computes the signals of dropped documents, too
+ALL_SIGNALS = "run.signals=all"
 
 
 @router.get("")
@@ -81,7 +83,7 @@ async def plan(request: Request, store: str, at: StoreOf, run: RunOf, dataset: s
     asked, submission = await _submission(request, at, run, dataset, role)
     way = path("stores", store, "runs", run, "datasets", dataset, "tune", "run")
     return plan_page(request, store, submission, await planned(request, submission, at), action=way,
-                     fields={"changes": _written(asked)},
+                     fields={"changes": _written(asked), **({"signals": "all"} if submission.overrides else {})},
                      back=("Back to the thresholds", address(store, run, dataset, asked)), ask_name=True)
 
 
@@ -200,7 +202,7 @@ def _natural(key: Mapping[str, Any], value: float) -> int | float:
 async def _submission(request: Request, at: Store, run: str, dataset: str,
                       role: Role) -> tuple[tune.RequestedChanges, Submission]:
     """Read the changes from the request's form. Returns them, and the submission of the run's recipe with these
-    changes."""
+    changes; if the form asks for it, the run computes all signals, also of dropped documents."""
     form = await form_of(request)
     asked = tune.parse_changes(form.get("changes", "{}")[:4000])
 
@@ -214,5 +216,6 @@ async def _submission(request: Request, at: Store, run: str, dataset: str,
     if name and (problem := bad_name(name)) is not None:
         raise HttpProblem(422, "Not valid", visible(problem), "run", "choose another name")
     submission = Submission(request_id(form.get("request")), name, str(role), facts.get("recipe") or "recipe",
-                            facts.get("base") or base_of(request), recipe)
+                            facts.get("base") or base_of(request), recipe,
+                            (ALL_SIGNALS,) if form.get("signals") == "all" else ())
     return asked, submission

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from stages.stage import Stage, StageConfig, decision, signal
+from stages.text.marks import Span, pattern_spans
 
 if TYPE_CHECKING:
     from stages.document import Document
@@ -13,6 +15,11 @@ if TYPE_CHECKING:
 _OTHER = bytes(c for c in range(256) if c > 127 or not chr(c).isalnum())
 _BULLETS = ("●", "•", "*", "-")
 _ELLIPSES = ("...", ". . .", "…")
+#: what the rules count, by reason
+_PLACES = {
+    "dclm_symbols": re.compile(r"#|\.\.\.|\. \. \.|…"),
+    "dclm_bullets": re.compile(r"^[^\S\n]*[●•*-]", re.MULTILINE),
+    "dclm_ellipses": re.compile(r"(?:\.\.\.|\. \. \.|…)(?=[^\S\n]*$)", re.MULTILINE)}
 
 
 def chunks(doc: Document) -> list[str]:
@@ -93,6 +100,10 @@ class DclmQuality(Stage):
         signals["dclm_non_alpha_ratio"] = without_letter / len(words)
         signals["dclm_stop_words"] = sum(map(stop.__contains__, map(str.lower, words)))
         return signals
+
+    @classmethod
+    def matches(cls, text: str, reason: str) -> list[Span]:
+        return pattern_spans(_PLACES[reason], text) if reason in _PLACES else []
 
     def verdict(self, doc: Document) -> str | None:
         limits, signals = self.config, doc.signals

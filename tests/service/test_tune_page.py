@@ -189,6 +189,21 @@ def test_run_shows_the_plan_and_then_submits_it_once(site: Path) -> None:
     assert entry.run in text_of(shown)
 
 
+def test_where_signals_are_missing_a_run_with_all_of_them_is_offered(site: Path) -> None:
+    browser = client_of({"s": site / "store"}, allowed_roots=(str(site),), backend="inline")
+    known = read(browser, address("s", "r", "clean", RequestedChanges(thresholds={"1": {"min_doc_words": 79}})))
+    assert not known.xpath("//input[@name='signals']"), "a stricter threshold leaves nothing unknown"
+    unknown = read(browser, address("s", "r", "clean", RequestedChanges(thresholds={"1": {"min_doc_words": 5}})))
+    assert unknown.xpath("//input[@name='signals']/@type") == ["checkbox"]
+    queue = Queue(Store(site / "store"))
+    for ticked, overrides in ({}, ()), ({"signals": "all"}, ("run.signals=all",)):
+        plan = lxml.html.document_fromstring(press(browser, unknown, "/tune/plan", **ticked).text)
+        before = {entry.number for entry in queue.entries()}
+        assert press(browser, plan, "/tune/run").status_code == 303
+        [number] = {entry.number for entry in queue.entries()} - before
+        assert queue.submission(number).overrides == overrides
+
+
 def test_a_recipe_whose_files_the_server_may_not_read_is_not_planned(site: Path, tmp_path: Path) -> None:
     browser = client_of({"s": site / "store"}, allowed_roots=(str(tmp_path),), backend="inline")
     answer = press(browser, read(browser, address("s", "r", "clean", RequestedChanges(off=[3]))), "/tune/plan")

@@ -53,6 +53,8 @@ def test_joined_spans_cover_the_same_and_stand_apart(spans):
     ("gopher_quality", {"gopher_too_many_hashes", "gopher_too_many_ellipsis", "gopher_too_many_bullets",
                         "gopher_too_many_end_ellipsis"}),
     ("gopher_repetition", {"dup_line_frac", "dup_para_frac", "top_2_gram", "duplicated_5_n_grams"}),
+    ("dclm_quality", {"dclm_symbols", "dclm_bullets", "dclm_ellipses"}),
+    ("dclm_repetition", {"dclm_line", "dclm_line_chars", "dclm_paragraph", "dclm_top_2_gram", "dclm_dup_5_gram"}),
     ("fineweb", {"char_dup_ratio"})])
 def test_stages_name_places_for_what_they_drop(name, reasons):
     """Each of these reasons has a vector with a place, and places lie in the text. (A pair of words that occurs once
@@ -68,6 +70,7 @@ def test_stages_name_places_for_what_they_drop(name, reasons):
     assert seen == reasons
 
 
-@pytest.mark.parametrize("name", ["c4", "gopher_quality", "gopher_repetition", "fineweb", "fineweb2", "where"])
+@pytest.mark.parametrize("name", ["c4", "gopher_quality", "gopher_repetition", "dclm_quality", "dclm_repetition",
+                                  "fineweb", "fineweb2", "where"])
 def test_other_reasons_have_no_place(name):
     assert stage_class(name).matches("a { lorem ipsum # # ... a {", "some_other") == []
