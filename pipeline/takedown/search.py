@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from pipeline.base.parquet import read_table
+from pipeline.passes.encode import LABELS
+from pipeline.passes.part_tokens import LabelPiece
 from pipeline.store.dataset import published_folders, published_parts
 from pipeline.store.fs import Store
 from pipeline.store.records import PartRecord
@@ -94,6 +97,20 @@ def find(store: Store, log: LogView, wanted: Tombstones, only: bool) -> Matches:
 def names_one_of(store: Store, path: str, ids: Set[str]) -> bool:
     """Whether a Parquet file has a document with one of these ids."""
     return any(not ids.isdisjoint(batch.column("id").to_pylist()) for batch in _rows(store, path, ("id",)))
+
+
+def grouped_names_one_of(store: Store, record: PartRecord, ids: Set[str]) -> bool:
+    """Whether a task has encoded a document with one of these ids for shards that are split by labels. Such a task
+    writes several document tables into one file, of which `labels.json` gives the byte ranges (`LabelPiece`)."""
+    if (labels := record.files.get(LABELS)) is None:
+        return False
+    for split, pieces in json.loads(store.read(labels.path)).items():
+        data = store.read(record.files[f"{split}.tables"].path) if pieces else b""
+        for piece in (LabelPiece(*fields) for _, fields in pieces):
+            table = read_table(pa.BufferReader(data[piece.table:piece.table_stop]), ["id"])
+            if not ids.isdisjoint(table["id"].to_pylist()):
+                return True
+    return False
 
 
 def _rows(store: Store, path: str, needed: tuple[str, ...],

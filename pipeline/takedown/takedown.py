@@ -26,7 +26,7 @@ from pipeline.store.tombstones import Takedown, Tombstones, sealed_json, takedow
 from pipeline.store.view import LogView
 from pipeline.takedown.lookup import key_without, renumber
 from pipeline.takedown.reports import redact, texts_of
-from pipeline.takedown.search import Matches, find, names_one_of, rows_of
+from pipeline.takedown.search import Matches, find, grouped_names_one_of, names_one_of, rows_of
 from pipeline.takedown.shards import curricula, documents_in, overwrite, seen, stored_sets
 
 #: tasks that copy tokens of shards for an export; their files do not name documents
@@ -126,7 +126,8 @@ def _records(store: Store, log: LogView, ids: Set[str], exports: bool) -> Iterat
     copied tokens for exports."""
     for record in log.records():
         files = [info.path for name, info in record.files.items() if name.endswith(".parquet")]
-        if (exports and record.task in EXPORTING) or any(names_one_of(store, path, ids) for path in files):
+        if ((exports and record.task in EXPORTING) or any(names_one_of(store, path, ids) for path in files)
+                or grouped_names_one_of(store, record, ids)):
             yield record
 
 

@@ -65,6 +65,21 @@ def test_nothing_of_the_documents_is_left_in_any_file(site, capsys):
     assert tokenmill("store", "verify", "--store", site / "store") == 0
 
 
+def test_nothing_is_left_in_the_tokens_of_split_shards(tmp_path):
+    """Their document tables lie in one file for all streams of a split."""
+    site = write_site(tmp_path)
+    recipe = (site / "recipe.yaml").read_text()
+    (site / "recipe.yaml").write_text(recipe.replace("web: {from: all,", "web: {from: all, by: source,"))
+    store = run(site)
+    assert any(path.endswith(".tokens") for path in places(store, ["zorblak"])["zorblak"])
+    ids = listing(site, "ids.txt", *(planted_ids(store)[name] for name in ("kept", "long")))
+    assert tokenmill("takedown", "--ids", ids, "--reason", "r", "--store", store.root) == 0
+    words = ["zorblak", "vemphist", "quixnar"]
+    assert places(store, words) == {word: set() for word in words}
+    run(site)
+    assert places(store, words) == {word: set() for word in words}
+
+
 def listing(site, name: str, *lines: str):
     (site / name).write_text("\n".join(lines) + "\n")
     return site / name
