@@ -171,6 +171,8 @@ def test_run_shows_the_plan_and_then_submits_it_once(site: Path) -> None:
     browser = client_of({"s": site / "store"}, allowed_roots=(str(site),), backend="inline")
     changes = {"thresholds": {"1": {"min_doc_words": 78}}, "off": [3]}
     tree = read(browser, address("s", "r", "clean", RequestedChanges(**changes)))
+    assert [text_of(item) for item in tree.xpath("//ul[@aria-label='Changes of the run']/li")] == [
+        "gopher_quality.min_doc_words: 60 → 78", "without fineweb"]
     assert press(browser, tree, "/tune/plan", csrf="wrong").status_code == 403
     plan = press(browser, tree, "/tune/plan")
     assert plan.status_code == 200
