@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import errno
-import io
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+
+from pipeline.store.range_file import RemoteFile
 
 #: bytes of one request, pieces that are requested in advance, pieces that are kept. A reader may have three places in a
 #: file (an index of Megatron-LM has three lists), each with the pieces that follow it
 PIECE, AHEAD, KEPT = 4 << 20, 4, 20
 
 
-class AheadFile(io.RawIOBase):
+class AheadFile(RemoteFile):
     """A read-only file over a remote object of `size` bytes. `fetch(start, stop)` must return a range of the object's
     bytes; it is called from several threads. Up to KEPT pieces (80 MiB) are held in memory, and nothing on the disk.
     After a piece, the reader gets the next one without waiting for a whole request."""
 
     def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
-        self.size, self._fetch, self._position = size, fetch, 0
+        super().__init__(size, fetch)
         self._pieces: OrderedDict[int, Future[bytes]] = OrderedDict()          # the one that was read last is last
         self._pool = ThreadPoolExecutor(1 + AHEAD, thread_name_prefix="ahead")
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = max(0, offset + (0, self._position, self.size)[whence])
-        return self._position
 
     def read_at(self, start: int, size: int) -> bytes:
         """Read up to `size` bytes from byte `start` on. Raises OSError when the object has become shorter."""
@@ -65,14 +52,6 @@ class AheadFile(io.RawIOBase):
         data = self.read_at(self._position, self.size if size is None or size < 0 else size)
         self._position += len(data)
         return data
-
-    def readall(self) -> bytes:
-        return self.read(-1)
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[:len(data)] = data
-        return len(data)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

@@ -119,12 +119,12 @@ def test_duckdb_counts_the_same_changes(made: Path) -> None:
     section = ask(client_of({"s": made / "store"}))["documents"]["clean"]
     counted = Counter({(*row[:5],): row[6] for row in rows if not row[5]})
     assert section["same"] == sum(row[6] for row in rows if row[5])
-    told: Counter[Any] = Counter()
+    of_answer: Counter[Any] = Counter()
     for group in section["groups"]:
         before, after = (group[name] or {} for name in ("before", "after"))
         for source, n in group["sources"].items():
-            told[before.get("fate"), before.get("reason"), after.get("fate"), after.get("reason"), source] += n
-    assert told == counted
+            of_answer[before.get("fate"), before.get("reason"), after.get("fate"), after.get("reason"), source] += n
+    assert of_answer == counted
     assert {key[::2] for key in counted} >= {("kept", "dropped", "web"), ("kept", "dropped", "docs"),
                                              ("kept", "kept", "docs")}
 
