@@ -31,11 +31,11 @@ PHASES = [{"name": "stable", "until": "100%", **SEQUENCE, "mix": {"web": 50, "co
 def test_with_two_arms_it_is_the_paired_t_test():
     a, b = [3.0, 3.4, 2.9, 3.3], [2.8, 3.1, 2.8, 3.0]
     d = np.array(b) - np.array(a)
-    found = contrasts([a, b])
-    nothing, delta = found.deltas
+    study = contrasts([a, b])
+    nothing, delta = study.deltas
     assert nothing == 0 and delta == pytest.approx(d.mean())
-    assert found.half == pytest.approx(quantile(0.975, 3) * d.std(ddof=1) / 2)
-    assert found.sd == pytest.approx(d.std(ddof=1))
+    assert study.half == pytest.approx(quantile(0.975, 3) * d.std(ddof=1) / 2)
+    assert study.sd == pytest.approx(d.std(ddof=1))
 
 
 def test_what_seeds_do_to_all_arms_is_not_noise_and_one_seed_tells_nothing():
@@ -50,18 +50,18 @@ def test_the_interval_holds_the_truth_in_95_of_100_cases(arms, seeds):
     rng = np.random.default_rng(arms * 100 + seeds)
     values = rng.normal(0, 0.3, (4000, arms, seeds)) + rng.normal(0, 5, (4000, 1, seeds)) \
         + np.arange(arms)[None, :, None]
-    hits = [abs(found.deltas[1] - 1) <= found.half for found in map(contrasts, values)]
+    hits = [abs(study.deltas[1] - 1) <= study.half for study in map(contrasts, values)]
     assert 0.935 < np.mean(hits) < 0.965
 
 
 def test_the_table_names_what_exceeds_the_noise():
     results = {"a": [{"all": 3.0, "web": 1.0}, {"all": 3.1, "web": 1.1}],
                "b": [{"all": 2.0, "web": 1.05, "math": 4.0}, {"all": 2.11, "web": 1.04, "math": 4.0}]}
-    found = table(results)
-    assert list(found["sources"]) == ["all", "web"]                     # what all arms have
-    assert found["sources"]["all"]["arms"]["b"]["beyond_noise"] and found["sources"]["all"]["arms"]["b"]["delta"] < 0
-    assert not found["sources"]["web"]["arms"]["b"]["beyond_noise"]
-    said = "\n".join(lines(found))
+    study = table(results)
+    assert list(study["sources"]) == ["all", "web"]                     # what all arms have
+    assert study["sources"]["all"]["arms"]["b"]["beyond_noise"] and study["sources"]["all"]["arms"]["b"]["delta"] < 0
+    assert not study["sources"]["web"]["arms"]["b"]["beyond_noise"]
+    said = "\n".join(lines(study))
     assert "-0.9950*" in said and "-0.0050 " in said
     assert "one seed" in "\n".join(lines(table({n: r[:1] for n, r in results.items()})))
 
@@ -118,14 +118,14 @@ def test_the_table_tells_which_data_helped_what(annealed, capsys):
     run, command = annealed
     before = {name: (out / "metrics.jsonl").read_bytes() for name, out in arms_of(run, "anneal").items()}
     assert main([*command, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["arms"] == ["web", "more-math"] and found["seeds"] == 2
-    math_ = found["sources"]["math"]["arms"]["more-math"]              # measured in both arms, trained in one
+    study = json.loads(capsys.readouterr().out)
+    assert study["arms"] == ["web", "more-math"] and study["seeds"] == 2
+    math_ = study["sources"]["math"]["arms"]["more-math"]              # measured in both arms, trained in one
     assert math_["delta"] < -0.5 and math_["beyond_noise"]
-    assert found["sources"]["web"]["arms"]["more-math"]["delta"] > 0
-    assert list(found["sources"]) == [RUN, "code", "web", "math"]
-    losses = found["sources"][RUN]["arms"]["more-math"]                # what the run reads decides
-    parts = [found["sources"][name]["arms"]["more-math"]["delta"] for name in ("web", "code")]
+    assert study["sources"]["web"]["arms"]["more-math"]["delta"] > 0
+    assert list(study["sources"]) == [RUN, "code", "web", "math"]
+    losses = study["sources"][RUN]["arms"]["more-math"]                # what the run reads decides
+    parts = [study["sources"][name]["arms"]["more-math"]["delta"] for name in ("web", "code")]
     assert min(parts) <= losses["delta"] <= max(parts), "the text of a candidate counts for nothing"
     assert main(command) == 0
     text = capsys.readouterr().out
@@ -195,9 +195,9 @@ def test_a_candidate_is_annealed_beside_the_mixture_of_the_run(annealed, capsys)
     command = [*command[:command.index("--mixes")], "--candidates", "math", "--tokens", "1600", "--seeds", "1",
                "--device", "cpu", "--json"]
     assert main(command) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["arms"] == ["base", "math"] and found["sources"]["math"]["arms"]["math"]["delta"] < -0.3
-    assert {name: cost["tokens"] for name, cost in found["costs"].items()} == {"base": 1600, "math": 1600}
+    study = json.loads(capsys.readouterr().out)
+    assert study["arms"] == ["base", "math"] and study["sources"]["math"]["arms"]["math"]["delta"] < -0.3
+    assert {name: cost["tokens"] for name, cost in study["costs"].items()} == {"base": 1600, "math": 1600}
     curriculum = Curriculum.load(run / "train" / "anneal" / "from20" / "math-seed0" / "curriculum.json")
     at = Order(curriculum).locate(100, curriculum.samples)
     names = [stream.name for stream in curriculum.streams]
@@ -211,14 +211,14 @@ def test_halving_counts_the_steps_of_the_anneal_alone(annealed, capsys):
     command = [*command[:command.index("--mixes")], "--candidates", "left=math", "mixed=math,web", "right=math:3,code",
                "--tokens", "1600", "--seeds", "1", "--device", "cpu", "--halving", "--json"]
     assert main(command) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["arms"][0] == "base" and len(found["arms"]) == 2
-    assert [one["share"] for one in found["ended"]] == [0.25, 0.25]
+    study = json.loads(capsys.readouterr().out)
+    assert study["arms"][0] == "base" and len(study["arms"]) == 2
+    assert [one["share"] for one in study["ended"]] == [0.25, 0.25]
     folder = run / "train" / "anneal" / "from20"
-    for one in found["ended"]:
+    for one in study["ended"]:
         history = read(folder / f"{one['arm']}-seed0" / "metrics.jsonl")
         assert [line["step"] for line in history if line["event"] == "step"] == [21, 22, 23]
-    assert main(command) == 0 and json.loads(capsys.readouterr().out) == found
+    assert main(command) == 0 and json.loads(capsys.readouterr().out) == study
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -238,9 +238,9 @@ def test_a_setting_that_learns_nothing_is_found_out_at_equal_tokens(tmp_path, ca
     command = ["ablate", str(run), "--arm", "frozen", "optimizer.lr=1e-6", "--arm", "clip", "clip=0.5", "--tokens",
                "1650", "--seeds", "2", "--device", "cpu", "--json"]
     assert main(command) == 0
-    found = json.loads(capsys.readouterr().out)
-    of = found["sources"]["all"]["arms"]
-    assert found["arms"] == ["base", "frozen", "clip"]
+    study = json.loads(capsys.readouterr().out)
+    of = study["sources"]["all"]["arms"]
+    assert study["arms"] == ["base", "frozen", "clip"]
     assert of["frozen"]["delta"] > 0.1 and of["frozen"]["beyond_noise"]
     assert abs(of["clip"]["delta"]) < of["frozen"]["delta"]
     outs = arms_of(run, "ablate")
@@ -252,7 +252,7 @@ def test_a_setting_that_learns_nothing_is_found_out_at_equal_tokens(tmp_path, ca
         losses[name] = steps[0]["loss"]
     assert losses["base-seed0"] == losses["frozen-seed0"] != losses["base-seed1"]      # paired: one start, one order
     before = {name: (out / "metrics.jsonl").read_bytes() for name, out in outs.items()}
-    assert main(command) == 0 and json.loads(capsys.readouterr().out) == found         # nothing is done again
+    assert main(command) == 0 and json.loads(capsys.readouterr().out) == study         # nothing is done again
     assert before == {name: (out / "metrics.jsonl").read_bytes() for name, out in outs.items()}
 
 

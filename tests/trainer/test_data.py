@@ -243,9 +243,9 @@ def measured_peaks(folder: Path) -> dict[int, int]:
         curriculum = sparse_curriculum(folder / str(tokens), tokens)
         middle = curriculum.samples // 2 // 8 * 8
         tracemalloc.start()
-        made = Data(curriculum, folder / str(tokens))
+        loader = Data(curriculum, folder / str(tokens))
         for first in (0, middle, curriculum.samples - 8):
-            made.step(first, 8, 0, 2)
+            loader.step(first, 8, 0, 2)
         peaks[tokens] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     return peaks

@@ -85,11 +85,11 @@ def test_the_nearest_passages_are_those_of_the_definition(tmp_path: Path, monkey
         text[::11] = rng.integers(1, 97, len(text[::11]))
         texts.append(text[text != 0])
     grams = [np.unique(hashes(text)) for text in texts]
-    found = nearest(sets, run.curriculum, span, skipped.__contains__, grams, 5)
+    explanation = nearest(sets, run.curriculum, span, skipped.__contains__, grams, 5)
     expected = brute(run, sets, span, skipped, grams, 5)
-    assert [[(round(p.score, 6), p.shared, p.sample, p.first) for p in of] for of in found] == expected
+    assert [[(round(p.score, 6), p.shared, p.sample, p.first) for p in of] for of in explanation] == expected
     assert sum(map(len, expected)) >= 10
-    for p in (p for of in found for p in of):
+    for p in (p for of in explanation for p in of):
         step = step_at(run.curriculum, p.step)
         assert step.first <= p.sample < step.stop and p.step not in skipped
 
@@ -149,21 +149,22 @@ def test_outcomes_of_items_add_up_to_the_measures_of_the_task(trained: Path, nam
     task = read_task(folder / f"{name}.yaml")
     results = [read_result(trained / "train" / "evaluation" / f"step_{step:08d}", task) for step in (12, 24)]
     items = read_items(task, folder / "data", [result for result, _ in results])
-    found = changes(task, task.file.main, items, results[0][1], results[1][1])
-    for (result, _), outcomes in zip(results, ([c.before for c in found], [c.after for c in found])):
+    explanation = changes(task, task.file.main, items, results[0][1], results[1][1])
+    for (result, _), outcomes in zip(results, ([c.before for c in explanation], [c.after for c in explanation])):
         assert fmean(o.right for o in outcomes) == pytest.approx(result["measures"][task.file.main]["value"])
         assert -fmean(o.score for o in outcomes) == pytest.approx(result["measures"]["bpb"]["value"])
-    assert all(c.won == (c.after.right and not c.before.right) for c in found)
+    assert all(c.won == (c.after.right and not c.before.right) for c in explanation)
 
 
 def test_the_document_in_which_an_item_stands_is_the_nearest(trained: Path, capsys):
-    found = explained(capsys, str(trained), "24", "--task", "next", "--items", "99")
-    assert found["against"]["step"] == 12 and found["samples_from"] == step_at(
+    explanation = explained(capsys, str(trained), "24", "--task", "next", "--items", "99")
+    assert explanation["against"]["step"] == 12 and explanation["samples_from"] == step_at(
         open_run(str(trained), None, None, []).curriculum, 12).stop
-    assert found["won"] + found["lost"] == len(found["shown"]) > 0
-    documents = [d for item in found["shown"] for d in item["documents"]]
+    assert explanation["won"] + explanation["lost"] == len(explanation["shown"]) > 0
+    documents = [d for item in explanation["shown"] for d in item["documents"]]
     assert documents and all(13 <= d["step"] <= 24 for d in documents)
-    late = {item["row"] or 20: item["documents"][0] for item in found["shown"] if item["row"] > 12 or not item["row"]}
+    late = {item["row"] or 20: item["documents"][0] for item in explanation["shown"]
+            if item["row"] > 12 or not item["row"]}
     assert late and {number: d["step"] for number, d in late.items()} == {number: number for number in late}
 
 
@@ -182,13 +183,13 @@ def test_programs_that_pass_only_at_one_step_are_won_and_lost(trained: Path, cap
         assert main(["eval", str(trained), "--steps", str(step), "--data", str(folder / "data"), "--tasks",
                      str(folder / "coded.yaml"), "--allow-code", "--device", "cpu"]) == 0
     words = [str(trained), "24", "--task", str(folder / "coded.yaml")]
-    found = explained(capsys, *words)
-    assert found["measure"] == "code" and found["measures"]["code"] == [0.5, 0.75]
-    assert {(item["row"], item["change"]) for item in found["shown"]} == {(0, "lost"), (2, "won"), (3, "won")}
-    assert (found["won"], found["lost"]) == (2, 1)
+    explanation = explained(capsys, *words)
+    assert explanation["measure"] == "code" and explanation["measures"]["code"] == [0.5, 0.75]
+    assert {(item["row"], item["change"]) for item in explanation["shown"]} == {(0, "lost"), (2, "won"), (3, "won")}
+    assert (explanation["won"], explanation["lost"]) == (2, 1)
     results = trained / "train" / "evaluation" / "step_00000024"
     lines = [json.loads(line) for line in (results / "coded.items.jsonl").read_text().splitlines()]
-    for item in found["shown"]:
+    for item in explanation["shown"]:
         line = lines[item["row"]]
         assert item["after"]["answer"] == line["generated"] and item["right_answer"] == rows[item["row"]]["solution"]
         assert item["after"]["score"] == pytest.approx(line["cloze"][0] / math.log(2) / line["bytes"][0])
@@ -216,10 +217,10 @@ def test_arms_are_compared_by_what_each_has_read_since_they_differ(trained: Path
                "--device", "cpu", "--set", f"evaluate.tasks.tasks=[{folder / 'next.yaml'}]"]
     assert main(command) == 0
     base, slow = (str(tmp_path / "ablate" / f"{name}-seed0") for name in ("base", "slow"))
-    found = explained(capsys, slow, "24", "--task", "next", "--against", base, "--store", str(trained.parents[1]))
-    assert found["against"] == {"training": base, "step": 24} and found["samples_from"] == 0
+    explanation = explained(capsys, slow, "24", "--task", "next", "--against", base, "--store", str(trained.parents[1]))
+    assert explanation["against"] == {"training": base, "step": 24} and explanation["samples_from"] == 0
     last = [json.loads((Path(arm) / "evaluation" / "step_00000024" / "next.json").read_text()) for arm in (base, slow)]
-    assert found["measures"]["bpb"] == [result["measures"]["bpb"]["value"] for result in last]
+    assert explanation["measures"]["bpb"] == [result["measures"]["bpb"]["value"] for result in last]
 
 
 def test_trainings_with_a_common_beginning_are_searched_from_where_they_differ(tmp_path: Path):

@@ -16,14 +16,14 @@ ENDS_PER_BLOCK = BLOCK // ENDS.itemsize
 
 @njit(cache=True, nogil=True)
 def gather(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: np.ndarray, rows: np.ndarray,
-           tokens: np.ndarray, like: np.ndarray, found: np.ndarray) -> None:
+           tokens: np.ndarray, like: np.ndarray, ranges: np.ndarray) -> None:
     """Copy windows of a shard set: the one that begins at token firsts[i] of shard shards[i] to tokens[rows[i]].
     `tokens` has L + 1 columns. `memory` are the bytes of this process, and `places` has for each of the shards
     (PLACES): where in `memory` its tokens, document ends and `known` (`tokenizer.shards.sums`) begin, and the number of
     ends. Tokens are of the type of `like`. So one call serves any number of shards.
 
     Find the document ends e with firsts[i] < e <= firsts[i] + L, and write the range [low, high) of their numbers in
-    `ends` to found[i]. The range is (-1, -1) if these ends and the two next to them do not increase, or if one of them
+    `ends` to ranges[i]. The range is (-1, -1) if these ends and the two next to them do not increase, or if one of them
     is in a block of `ends` whose entry in `known` is 0 (not compared with its checksum yet)."""
     width, size = tokens.shape[1], like.itemsize
     for i in range(firsts.size):
@@ -53,11 +53,11 @@ def gather(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: n
         # neighbours of the range prove it right
         sound &= (low == 0 or ends[low - 1] <= first) and (low == ends.size or ends[low] > first)
         sound &= (high == low or ends[high - 1] < first + width) and (high == ends.size or ends[high] >= first + width)
-        found[i, 0], found[i, 1] = (low, high) if sound else (-1, -1)
+        ranges[i, 0], ranges[i, 1] = (low, high) if sound else (-1, -1)
 
 
 @njit(cache=True, nogil=True)
-def positions(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: np.ndarray, found: np.ndarray,
+def positions(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: np.ndarray, ranges: np.ndarray,
               bounds: np.ndarray) -> None:
     """Write the document ends that `gather` has found to `bounds`, those of one window after those of another, as
     positions in their window, 1 to L."""
@@ -65,6 +65,6 @@ def positions(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts
     for i in range(firsts.size):
         place = places[shards[i]]
         ends = memory[place[1]:place[1] + place[3] * 8].view(np.int64)
-        for end in range(found[i, 0], found[i, 1]):
+        for end in range(ranges[i, 0], ranges[i, 1]):
             bounds[number] = ends[end] - firsts[i]
             number += 1

@@ -110,12 +110,12 @@ class ShardSet(SetFiles):
         shards = np.searchsorted(self._starts[1:], starts, side="right")
         last = np.searchsorted(self._starts[1:], starts + length, side="right")
         is_alone = (shards != last) | (starts < 0) | (last == len(self.offsets) - 1)      # several shards, or no window
-        found = []
+        parts = []
         if is_alone.any():
             alone = np.flatnonzero(is_alone)
-            found.append(self._one_by_one([windows[i] for i in alone.tolist()], length, tokens, rows[alone]))
+            parts.append(self._one_by_one([windows[i] for i in alone.tolist()], length, tokens, rows[alone]))
             starts, shards, rows = starts[~is_alone], shards[~is_alone], rows[~is_alone]
-        return [*found, self._gathered(shards, starts - self._starts[shards], tokens, rows)]
+        return [*parts, self._gathered(shards, starts - self._starts[shards], tokens, rows)]
 
     def _one_by_one(self, windows: Sequence[int], length: int, tokens: np.ndarray, rows: np.ndarray) -> WindowBounds:
         """Read windows as `samples` does, but one at a time. A window may lie in several shards."""
@@ -126,7 +126,7 @@ class ShardSet(SetFiles):
             start = w * length
             shard = bisect.bisect_right(offsets, start) - 1
             if not 0 <= w <= last or start + length >= offsets[shard + 1]:           # no window, or of several shards
-                tokens[row], found = self.window(w, length), self.bounds(w, length).tolist()
+                tokens[row], ends = self.window(w, length), self.bounds(w, length).tolist()
             else:
                 first = start - offsets[shard]
                 stop = first + length + 1
@@ -134,9 +134,9 @@ class ShardSet(SetFiles):
                 file.check(first * size, stop * size)
                 tokens[row] = body[first:stop]
                 low, high = self._ends_between(shard, first + 1, stop)
-                found = [end - first for end in self._ends[shard].view[low:high]]
-            places += found
-            counts.append(len(found))
+                ends = [end - first for end in self._ends[shard].view[low:high]]
+            places += ends
+            counts.append(len(ends))
         return WindowBounds(rows, np.array(counts, np.int64), np.array(places, np.int64))
 
     def _gathered(self, shards: np.ndarray, firsts: np.ndarray, tokens: np.ndarray, rows: np.ndarray) -> WindowBounds:
@@ -148,13 +148,13 @@ class ShardSet(SetFiles):
             file.check(begin, begin + width * size)
         for shard in np.unique(shards[self._at[shards, 0] < 0]).tolist():
             self._at[shard] = self._addresses(shard)
-        found = np.empty((len(firsts), 2), np.int64)
-        gather(MEMORY, self._at, shards, firsts, rows, tokens, np.empty(0, self.dtype), found)
-        for i in np.flatnonzero(found[:, 0] < 0).tolist():        # not checked before, or damaged
-            found[i] = self._ends_between(int(shards[i]), int(firsts[i]) + 1, int(firsts[i]) + width)
-        counts = found[:, 1] - found[:, 0]
+        ranges = np.empty((len(firsts), 2), np.int64)
+        gather(MEMORY, self._at, shards, firsts, rows, tokens, np.empty(0, self.dtype), ranges)
+        for i in np.flatnonzero(ranges[:, 0] < 0).tolist():        # not checked before, or damaged
+            ranges[i] = self._ends_between(int(shards[i]), int(firsts[i]) + 1, int(firsts[i]) + width)
+        counts = ranges[:, 1] - ranges[:, 0]
         bounds = np.empty(int(counts.sum()), np.int64)
-        positions(MEMORY, self._at, shards, firsts, found, bounds)
+        positions(MEMORY, self._at, shards, firsts, ranges, bounds)
         return WindowBounds(rows, counts, bounds)
 
     def _addresses(self, shard: int) -> tuple[int, int, int, int]:
