@@ -104,11 +104,12 @@ class ClusterJudge:
 
     def _chunks(self, starts: NDArray[np.int64],
                 sizes: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Split clusters into chunks whose shingle sets are read at once, in the order in which files hold them."""
+        """Split clusters into chunks whose shingle sets are read at once, in the order in which files hold them. The
+        pairs of the documents count as well: of short texts, they take more memory than the sets."""
         order = np.argsort(mix(self.candidates["root"][starts]))
         starts, sizes = starts[order], sizes[order]
         before = np.r_[0, np.cumsum(8 * self.candidates["count"].astype(np.int64))]
-        ends = np.cumsum(before[starts + sizes] - before[starts])
+        ends = np.cumsum(before[starts + sizes] - before[starts] + _PAIR.itemsize * (sizes * (sizes - 1) // 2))
         edges = (np.flatnonzero(np.diff(ends // self.sets.chunk_bytes)) + 1).tolist()
         for first, stop in zip([0, *edges], [*edges, len(starts)]) if len(starts) else ():
             yield starts[first:stop], sizes[first:stop]

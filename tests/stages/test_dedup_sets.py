@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -102,6 +103,19 @@ def test_small_clusters_are_decided_as_large_ones(tmp_path, monkeypatch, config)
     assert got.counters["verify"] == general.counters["verify"]
     assert got.counters["verify"]["removed"] > 30
     assert got.counters["verify"]["comparisons"] > got.counters["verify"]["removed"]
+
+
+def test_pairs_of_short_texts_are_decided_in_bounded_memory():
+    """Texts of one shingle: 300 clusters of 20 texts have 48 kB of sets, but 57,000 pairs of 24 bytes."""
+    clusters, size, limit = 300, 20, 50_000
+    of_cluster = judge.ClusterJudge.__new__(judge.ClusterJudge)
+    of_cluster.candidates = np.zeros(clusters * size, [("root", "<u8"), ("count", "<u4")])
+    of_cluster.candidates["root"], of_cluster.candidates["count"] = np.repeat(np.arange(clusters), size), 1
+    of_cluster.sets = SimpleNamespace(chunk_bytes=limit)
+    sizes = np.full(clusters, size)
+    chunks = list(of_cluster._chunks(np.cumsum(sizes) - size, sizes))
+    assert max(24 * int((n * (n - 1) // 2).sum()) for _, n in chunks) < 2 * limit
+    assert sorted(first for starts, _ in chunks for first in starts.tolist()) == list(range(0, clusters * size, size))
 
 
 def test_a_damaged_shingle_set_is_noticed(tmp_path):
