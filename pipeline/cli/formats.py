@@ -121,17 +121,13 @@ def export(format: FormatOpt,
             if option := next((name for name, value in (("--phase", phase), ("--samples", samples)) if value), None):
                 raise BadUsage(f"{option}: chooses samples of a run; give the run with --order instead of SHARDS")
             shard_set = stack.enter_context(set_at(shards))
-            place = stack.enter_context(exported(out, "--out"))
+            place = stack.enter_context(exported(out, "--out", partial(note_export, shards, out)))
             result = (export_rows if rows else write)(shard_set, format.value, place, drop_loss, show_progress)
         elif order is not None:
             row_set, curriculum = stack.enter_context(rows_of(order, store))
             first, stop = chosen(curriculum, phase, samples)
-            place = stack.enter_context(exported(out, "--out"))
+            place = stack.enter_context(exported(out, "--out", partial(note_in, *resolve_run(order, store), out)))
             result = export_samples(row_set, curriculum, format.value, place, first, stop, drop_loss, show_progress)
-    if shards is not None:
-        note_export(shards, out)
-    elif order is not None:
-        note_in(*resolve_run(order, store), out)
     if json_lines:
         figures = {f"{what}s" if key == "documents" else key: value for key, value in result._asdict().items()}
         typer.echo(json.dumps({"path": out, "format": format.value, **figures}))
@@ -141,16 +137,27 @@ def export(format: FormatOpt,
 
 
 @contextlib.contextmanager
-def exported(out: str, option: str) -> Iterator[Path | OpenTarget]:
+def exported(out: str, option: str, note: Callable[[], None] = lambda: None) -> Iterator[Path | OpenTarget]:
     """A context manager for an export to the new folder `out`, the value of the command-line option `option`. It yields
-    the path of the folder or, if `out` is a URL, what opens it."""
+    the path of the folder or, if `out` is a URL, what opens it. `note` is called as soon as the folder may hold
+    something of the export: a folder of this machine appears at the end, but objects stay there if the process is
+    killed."""
     if is_url(out):
-        from pipeline.cli.streamed import streamed
-
-        yield partial(streamed, out, option)
+        yield partial(noted, note, out, option)
         return
     with writing(Path(out), option):
         yield Path(out)
+    note()
+
+
+@contextlib.contextmanager
+def noted(note: Callable[[], None], url: str, option: str, contents: str) -> Iterator[Target]:
+    """A context manager that calls `note` before it yields what `streamed` yields for the other arguments."""
+    from pipeline.cli.streamed import streamed
+
+    with streamed(url, option, contents) as target:
+        note()
+        yield target
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ def index_last(path: str) -> tuple[bool, bool, str]:
 @contextlib.contextmanager
 def naming(folder: str, url: str) -> Iterator[None]:
     """A context manager that replaces `folder` by `url` in the messages of TokenmillErrors that are raised in the
-    `with` block. """
+    `with` block."""
     try:
         yield
     except TokenmillError as e:

@@ -19,6 +19,7 @@ import pytest
 from pipeline.base.scratch import Scratch
 from pipeline.cli.app import run_command
 from pipeline.cli.errors import BadUsage
+from pipeline.cli.formats import noted
 from pipeline.cli.incomplete import MARK
 from pipeline.cli.stored_files import token_files
 from pipeline.cli.streamed import streamed
@@ -277,6 +278,23 @@ def test_a_damaged_set_in_a_bucket_is_named_by_its_url(bucket, tmp_path, capsys)
     assert f"{bucket}/set/{body}" in err and err.count("\n") == 1 and objects(f"{bucket}/out") == {}
     assert run_command(["shards", "export", f"{bucket}/none", "--format", "ds", "--out", f"{bucket}/out"]) == 1
     assert f"{bucket}/none" in capsys.readouterr().err
+
+
+def test_an_export_is_noted_before_it_writes_and_not_if_it_is_refused(bucket):
+    """A killed export leaves tokens in the bucket, which a takedown must name."""
+    there: list[dict[str, bytes]] = []
+
+    def note() -> None:
+        there.append(objects(f"{bucket}/out"))
+
+    with noted(note, f"{bucket}/out", "--out", "x") as target:
+        assert [list(objects) for objects in there] == [[MARK]]
+        with target.create("a") as file:
+            file.write(b"x")
+    Store(f"{bucket}/used").write("a", b"x")
+    with pytest.raises(BadUsage, match="not empty"), noted(note, f"{bucket}/used", "--out", "x"):
+        pass
+    assert len(there) == 1
 
 
 @pytest.mark.parametrize("format", FORMATS)
