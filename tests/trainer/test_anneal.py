@@ -21,7 +21,7 @@ from trainer.loop.run import open_run
 from trainer.observe.metrics import read
 from trainer.tools.anneal import with_candidates
 from trainer.tools.arm_statistics import contrasts, quantile
-from trainer.tools.arm_table import BITS, NATS, RUN, lines, measured, table
+from trainer.tools.arm_table import ALL, BITS, NATS, RUN, lines, measured, table
 
 SEQUENCE = {"sequence": 32, "batch": 160}
 PHASES = [{"name": "stable", "until": "100%", **SEQUENCE, "mix": {"web": 50, "code": 50}}]
@@ -55,11 +55,11 @@ def test_the_interval_holds_the_truth_in_95_of_100_cases(arms, seeds):
 
 
 def test_the_table_names_what_exceeds_the_noise():
-    results = {"a": [{"all": 3.0, "web": 1.0}, {"all": 3.1, "web": 1.1}],
-               "b": [{"all": 2.0, "web": 1.05, "math": 4.0}, {"all": 2.11, "web": 1.04, "math": 4.0}]}
+    results = {"a": [{ALL: 3.0, "web": 1.0}, {ALL: 3.1, "web": 1.1}],
+               "b": [{ALL: 2.0, "web": 1.05, "math": 4.0}, {ALL: 2.11, "web": 1.04, "math": 4.0}]}
     study = table(results)
-    assert list(study["sources"]) == ["all", "web"]                     # what all arms have
-    assert study["sources"]["all"]["arms"]["b"]["beyond_noise"] and study["sources"]["all"]["arms"]["b"]["delta"] < 0
+    assert list(study["sources"]) == [ALL, "web"]                     # what all arms have
+    assert study["sources"][ALL]["arms"]["b"]["beyond_noise"] and study["sources"][ALL]["arms"]["b"]["delta"] < 0
     assert not study["sources"]["web"]["arms"]["b"]["beyond_noise"]
     said = "\n".join(lines(study))
     assert "-0.9950*" in said and "-0.0050 " in said
@@ -239,7 +239,7 @@ def test_a_setting_that_learns_nothing_is_found_out_at_equal_tokens(tmp_path, ca
                "1650", "--seeds", "2", "--device", "cpu", "--json"]
     assert main(command) == 0
     study = json.loads(capsys.readouterr().out)
-    of = study["sources"]["all"]["arms"]
+    of = study["sources"][ALL]["arms"]
     assert study["arms"] == ["base", "frozen", "clip"]
     assert of["frozen"]["delta"] > 0.1 and of["frozen"]["beyond_noise"]
     assert abs(of["clip"]["delta"]) < of["frozen"]["delta"]

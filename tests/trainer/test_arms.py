@@ -320,8 +320,10 @@ def test_halving_ends_an_arm_without_a_loss_first(tmp_path, monkeypatch):
     monkeypatch.setattr(halving, "train_arms", lambda *_: None)
     losses = {"base": 5.0, "gone": math.nan, "good": 3.0, "fair": 4.0}
     arms = [evaluated(run, name, {10: loss, 20: loss}) for name, loss in losses.items()]
-    going, ended = halving.halved(arms, argparse.Namespace(), lambda _text: None, ["a"], NATS)
+    messages: list[str] = []
+    going, ended = halving.halved(arms, argparse.Namespace(), messages.append, ["a"], NATS)
     assert [arm.name for arm in going] == ["base", "good"] and [one["arm"] for one in ended] == ["fair", "gone"]
+    assert ended[1]["loss"] is None and "gone ends after 25% of its steps: its loss is nan" in messages
 
 
 @pytest.mark.slow

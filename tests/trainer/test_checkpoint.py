@@ -247,7 +247,7 @@ def test_another_process_that_deletes_or_marks_a_checkpoint_ends_nothing(tmp_pat
     """A person deletes a checkpoint while it is asked whether it awaits its scores; a process marks one as in use just
     before its empty folder is deleted."""
     checkpoints = [committed(tmp_path, step) for step in (1, 2, 3)]
-    mark, rmdir = tmp_path / "step_00000002" / in_use.NAME, Path.rmdir
+    mark, rmdir = tmp_path / "step_00000002" / f"{in_use.NAME}.0", Path.rmdir
 
     def removed(checkpoint: ckpt.Checkpoint) -> bool:
         if checkpoint.step == 1:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.base.parquet import write_table
+from tests import conftest
 from tests.trainer.evaluation import EOS, SMALL, Bytes, alone, model_of, quiz, reader, write_task
 from trainer.base.config import ConfigError
 from trainer.evaluation import rows as row_files
@@ -132,6 +133,26 @@ def test_a_row_group_that_unpacks_to_too_much_is_not_read(tmp_path: Path, monkey
             assert pool.max_memory() < 4 << 20, name
     finally:
         pa.set_memory_pool(default)
+
+
+def read_with_damaged_footers(folder: Path) -> int:
+    """Read a Parquet file with each bit of its footer flipped, one at a time. Returns how many were refused."""
+    write_table(pa.table({"q": ["one", "two"], "n": [[1], [2, 3]]}), folder / "a.parquet")
+    data, refused = (folder / "a.parquet").read_bytes(), 0
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    for place in range(footer, len(data) - 8):
+        for bit in range(8):
+            (folder / "b.parquet").write_bytes(data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1:])
+            try:
+                list(read_rows([folder / "b.parquet"]))
+            except ConfigError:
+                refused += 1
+    return refused
+
+
+@pytest.mark.slow
+def test_a_damaged_footer_does_not_crash_the_process(tmp_path: Path):
+    assert conftest.alone(read_with_damaged_footers, tmp_path) > 100
 
 
 def test_arrow_columns_that_show_values_any_number_of_times_are_refused(tmp_path: Path):

@@ -22,6 +22,7 @@ from tests.trainer.synthetic import make_run
 from trainer.loop.run import open_run
 from trainer.loop.train import train
 from trainer.observe.metrics import read
+from trainer.tools.arm_table import ALL
 
 ROOT = Path(__file__).resolve().parents[2]
 #: what a pod's SIGTERM makes of `ray start --block`: one of the nodes with a CPU is told to go
@@ -75,7 +76,7 @@ def test_the_arms_of_a_study_train_on_a_cluster_as_they_do_without(ray_session, 
         done = command("ablate", str(run), "--arm", "slow", "optimizer.lr=0.001", "--seeds", "1", "--device", "cpu",
                        "--out", str(tmp_path / name), *words)
         assert done.returncode == 0, done.stderr
-        tables.append(json.loads((tmp_path / name / "ablate" / "table.json").read_text())["sources"]["all"]["arms"])
+        tables.append(json.loads((tmp_path / name / "ablate" / "table.json").read_text())["sources"][ALL]["arms"])
     for arm in ("base", "slow"):
         assert tables[0][arm]["loss"] == pytest.approx(tables[1][arm]["loss"], abs=1e-4)
 

@@ -68,9 +68,9 @@ def test_a_training_deletes_no_checkpoint_that_is_still_to_be_scored(place: Path
     steps = [c.step for c in ckpt.complete(checkpoints)]
 
     def during(model: StoredModel, *rest: Any) -> list[dict[str, Any]]:
-        for mark in checkpoints.glob(f"*/{in_use.NAME}"):             # another reader has removed it, or it is old
+        for mark in checkpoints.glob(f"*/{in_use.MARKS}"):             # a person has removed it, or it is old
             mark.unlink()
-        rest[-1].last = 0.0
+        rest[-1].last = rest[-1].touched = -1000.0
         rest[-1].show("")
         ckpt.retain(checkpoints, ckpt.CheckpointConfig(keep=1))
         return real(model, *rest)
@@ -78,7 +78,7 @@ def test_a_training_deletes_no_checkpoint_that_is_still_to_be_scored(place: Path
     monkeypatch.setattr(task_eval, "evaluate_model", during)
     results = evaluate(capsys, str(run), *common(place), "--steps", "all", "--store", str(place / "store"))
     assert [r["model"]["step"] for r in results] == steps and len(steps) >= 3
-    assert not list(checkpoints.glob(f"*/{in_use.NAME}"))
+    assert not list(checkpoints.glob(f"*/{in_use.MARKS}"))
     ckpt.retain(checkpoints, ckpt.CheckpointConfig(keep=1))
     assert len(ckpt.complete(checkpoints)) < len(steps)
 

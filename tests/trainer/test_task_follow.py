@@ -82,7 +82,7 @@ def test_every_checkpoint_is_scored_once_and_rows_say_what_results_say(trained: 
     assert main(["eval", str(trained), "--follow"]) == 0              # nothing is scored again
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert (out / "tasks.jsonl").read_text() == text
-    assert not list((out / "checkpoints").rglob(in_use.NAME))
+    assert not list((out / "checkpoints").rglob(in_use.MARKS))
 
 
 @pytest.mark.parametrize("late", [1, 2])
@@ -141,6 +141,9 @@ def test_a_checkpoint_in_use_is_kept_until_its_mark_is_old(trained: Path, tmp_pa
     config = CheckpointConfig(keep=1)
     pinned = {c.step for c in ckpt.complete(folder) if c.meta["pinned"]}
     with in_use.marked(folder / f"step_{first:08d}") as mark:
+        with in_use.marked(mark.parent):
+            assert len(list(mark.parent.glob(in_use.MARKS))) == 2
+        assert in_use.in_use(mark.parent), "a reader that ends leaves the mark of another"
         ckpt.retain(folder, config)
         assert {c.step for c in ckpt.complete(folder)} == {first, last} | pinned
         os.utime(mark, (time.time() + in_use.FRESH_S + 60,) * 2)     # the clock was set back since

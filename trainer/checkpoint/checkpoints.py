@@ -246,9 +246,10 @@ def retain(folder: Path, config: CheckpointConfig,
             for attempt in place.iterdir() if step not in untouched and step <= latest_step else ():
                 if attempt.is_dir() and attempt not in kept:
                     shutil.rmtree(attempt, ignore_errors=True)       # NFS keeps files that are being read
-            if {p.name for p in place.iterdir()} <= {ASIDE, in_use.NAME}:
-                for name in (ASIDE, in_use.NAME):
-                    (place / name).unlink(missing_ok=True)
+            rest = list(place.iterdir())
+            if all(p.name == ASIDE or p.match(in_use.MARKS) for p in rest):
+                for path in rest:
+                    path.unlink(missing_ok=True)
                 place.rmdir()
     return awaiting[:-AWAITING]
 

@@ -170,8 +170,11 @@ def refuse_short(shards: ShardSet, shard: int) -> None:
     for name, size in files:
         try:
             there = shards.size_now(name)
-        except OSError:
+        except FileNotFoundError:
             raise ShardError(f"{shards.folder}/{name}: gone: {REMEDY}") from None
+        except OSError as e:
+            raise ShardError(f"{shards.folder}/{name}: cannot be read ({e.strerror or e}); when the disk answers "
+                             f"again, start the training again: it continues from its last checkpoint") from None
         if there < size:
             raise ShardError(f"{shards.folder}/{name}: {there} bytes, the manifest says {size}: cut: {REMEDY}")
 

@@ -1,4 +1,5 @@
-"""Tells how large the data of Parquet and Arrow files is once it is unpacked, before the memory for it is needed.
+"""Tells how large the data of Parquet and Arrow files is once it is unpacked. The size of a row group or message is
+what the file says, and known before the memory for it is needed. The size of an array is counted.
 
 A small file may hold much data: pages and buffers are compressed, a dictionary holds a text once for all its rows, and
 several views may show the same text. The sizes here count every value as often as it is read.
@@ -23,10 +24,10 @@ class UnknownSize(Exception):
 
 
 def group_size(group: pq.RowGroupMetaData) -> int:
-    """Return the size in bytes of the decompressed pages of a row group, plus `_REFERENCE` bytes for each value. A text
-    that a dictionary holds for many values is counted once."""
-    values = sum(group.column(i).num_values for i in range(group.num_columns))
-    return int(group.total_byte_size + _REFERENCE * values)
+    """Return the size in bytes of the decompressed pages of a row group, as the footer of the file says it, plus
+    `_REFERENCE` bytes for each row of each column. A text that a dictionary holds for many rows is counted once, and a
+    list as one value. The metadata of columns is not read: if it is damaged, pyarrow crashes the process."""
+    return int(group.total_byte_size + _REFERENCE * group.num_rows * group.num_columns)
 
 
 def message_size(message: pa.ipc.Message) -> int:

@@ -79,10 +79,12 @@ class Heldout:
         self.batch = collate(rows, length) if rows else None
         if self.batch is not None and not self.batch.valid():           # no target counts: prompts only
             self.batch = None
+        #: entropy of the targets, of each stream and of all together
         self.entropy: dict[str, float] = {}
+        self.whole_entropy = 0.0
         if self.batch is not None:
             counted = [t[t != IGNORE].numpy() for t in self.batch.targets]
-            self.entropy["all"] = unigram_entropy(counted)
+            self.whole_entropy = unigram_entropy(counted)
             for index, name in enumerate(data.streams):
                 own = [t for t, stream in zip(counted, self.batch.stream.tolist()) if stream == index]
                 if any(map(len, own)):
@@ -121,7 +123,7 @@ class Heldout:
                                  "bits_per_byte": total.nll / math.log(2) / size if size else None}
         targets = sum(t.targets for t in totals)
         return {"loss": sum(t.nll for t in totals) / targets, "targets": targets,
-                "unigram_entropy": self.entropy["all"], "streams": streams}
+                "unigram_entropy": self.whole_entropy, "streams": streams}
 
     def gap(self, heldout: dict[str, Any], model: Transformer, samples: int, windows: int, micro_rows: int,
             dtype: torch.dtype, chunk: int, world: World) -> dict[str, Any]:

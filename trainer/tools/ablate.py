@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
     ablate.add_argument("--on", metavar="STREAM", help="judge by the held-out data of this stream, in bits per byte "
                                                        "(default: of all streams that hold out the same in all arms)")
     ablate.add_argument("--widths", metavar="W,W,…", help="train every arm with models of these widths; the settings "
-                                                          "are those of the smallest (muP)")
+                                                          "are those of the smallest, or of the width model.mup (muP)")
     experiment_arms.add_arguments(ablate)
     data = experiment_arms.add_data_arguments(ablate, "compare the data of these recipes, which run as one plan")
     data.add_argument("--held-out", nargs="+", metavar="DATASET|FILE",

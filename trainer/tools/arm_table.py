@@ -10,9 +10,9 @@ from typing import Any
 from pipeline.base.humanize import count
 from trainer.tools.arm_statistics import LEVEL, MOST_SEEDS, contrasts, seeds_for
 
-#: names of the rows about the held-out data of all streams together, and of the streams of the run that is annealed; no
-#: stream can have the second name
-ALL, RUN = "all", "the run"
+#: names of the rows about the held-out data of all streams together, and of the streams of the run that is annealed. No
+#: stream can have such a name, because it has a space
+ALL, RUN = "all streams", "the run"
 #: units of the losses
 NATS, BITS = "nats/token", "bits/byte"
 #: what decides about arms (--by)

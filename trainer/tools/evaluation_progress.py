@@ -11,8 +11,8 @@ from pathlib import Path
 from pipeline.base.visible import visible
 from trainer.checkpoint.in_use import marked
 
-#: seconds between two lines of progress
-PROGRESS_S = 10.0
+#: seconds between two lines of progress; and after which the marks are touched, a tenth of the time that they count
+PROGRESS_S, TOUCH_S = 10.0, 60.0
 
 
 class EvaluationProgress:
@@ -24,6 +24,7 @@ class EvaluationProgress:
         self.marks: list[Path] = []
         self.terminal = sys.stderr.isatty()
         self.last = 0.0
+        self.touched = -TOUCH_S
 
     def __enter__(self) -> EvaluationProgress:
         return self
@@ -44,6 +45,10 @@ class EvaluationProgress:
                 self.marks = []
 
     def refresh(self) -> None:
+        """Touch the marks if TOUCH_S seconds have passed. On a shared file system each touch is a request."""
+        if time.monotonic() - self.touched < TOUCH_S:
+            return
+        self.touched = time.monotonic()
         for mark in self.marks:
             with suppress(OSError):              # the folder is gone or cannot be written
                 mark.touch()

@@ -27,7 +27,8 @@ def halved(arms: Sequence[Arm], options: argparse.Namespace, announce: Callable[
            unit: str) -> tuple[list[Arm], list[dict[str, Any]]]:
     """Train arms to each of the RUNGS, and end the worse half by their loss on the held-out data of `streams`. Returns
     the arms that go on, and for each that has been ended {"arm", "share" of its steps, "loss", "delta" to the first
-    arm}. A repeated call decides as before, because the losses at the rungs are in the metrics of the arms."""
+    arm}; the last two are None if the loss is not finite. A repeated call decides as before, because the losses at the
+    rungs are in the metrics of the arms."""
     going, ended = list(arms), list[dict[str, Any]]()
     for share in RUNGS:
         train_arms(going, options, announce, share)
@@ -39,9 +40,12 @@ def halved(arms: Sequence[Arm], options: argparse.Namespace, announce: Callable[
         # a loss of NaN compares with nothing, so it would leave the order to chance
         ranked = sorted(means, key=lambda name: (name != first, math.isnan(means[name]), means[name]))
         for name in ranked[max(2, -(-len(ranked) // 2)):]:
-            ended.append({"arm": name, "share": share, "loss": means[name], "delta": means[name] - means[first]})
-            announce(f"{name} ends after {share:.0%} of its steps: {means[name] - means[first]:+.4f} {unit} behind "
-                     f"{first}")
+            delta = means[name] - means[first]
+            is_finite = math.isfinite(delta)                         # JSON has no number for NaN
+            ended.append({"arm": name, "share": share, "loss": means[name] if is_finite else None,
+                          "delta": delta if is_finite else None})
+            announce(f"{name} ends after {share:.0%} of its steps: " + (
+                f"{delta:+.4f} {unit} behind {first}" if is_finite else f"its loss is {means[name]}"))
         going = [arm for arm in going if label(arm) not in {one["arm"] for one in ended}]
     return going, ended
 
