@@ -50,11 +50,12 @@ def claimed(store: Store, option: str) -> BadUsage:
                     f"folder, or remove it first")
 
 
-def index_last(path: str) -> tuple[bool, bool, str]:
-    """Return a key that sorts the paths of a folder in the order of their upload: first all other files, then the
-    indices, which name them. Among files of the same kind, those of the training set (split=train) come last."""
+def removal_order(path: str) -> tuple[bool, bool, str]:
+    """Return a key that sorts the paths of a folder in the order in which they are removed: first the indices, without
+    which nothing reads the other files. Among files of the same kind, those of the training set (split=train) come
+    first."""
     name = path.rpartition("/")[2]
-    return name in ("index.json", "shards.json"), "split=train" in path, path
+    return name not in ("index.json", "shards.json"), "split=train" not in path, path
 
 
 @contextlib.contextmanager

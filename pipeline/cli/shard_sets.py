@@ -41,15 +41,15 @@ def note_export(shards: str, out: str) -> None:
     root, folder = place[:max(0, place.rfind("/shards/"))], place[place.rfind("/shards/") + 1:]
     if not root or not re.fullmatch(r"shards/[^/]+/split=(train|val)(/[^/]+\.json)?", folder):
         return
-    store = Store(root)
-    if next(iter(store.list("log")), None) is not None:
-        note_in(store, "/".join(folder.split("/")[:3]), out)
+    note_in(Store(root), "/".join(folder.split("/")[:3]), out)
 
 
 def note_in(store: Store, of: str, out: str) -> None:
-    """Note in a store that the folder or URL `out` holds tokens of `of`, and warn if this is not possible."""
+    """Note in a store that the folder or URL `out` holds tokens of `of`, and warn if this is not possible. Nothing is
+    noted in a folder that has no log, and is thus no store."""
     try:
-        note_copy(store, "tokens", of, out)
+        if next(iter(store.list("log")), None) is not None:
+            note_copy(store, "tokens", of, out)
     except (StoreError, OSError) as e:
-        typer.echo(visible(f"warning: a takedown will not name {out}, because {store.root} cannot be written: {e}"),
-                   err=True)
+        typer.echo(visible(f"warning: a takedown will not name {out}, because {store.root} cannot be read or written: "
+                           f"{e}"), err=True)

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, cast
 from pipeline.base.clock import SYSTEM
 from pipeline.base.scratch import Scratch
 from pipeline.cli.errors import BadUsage
-from pipeline.cli.incomplete import MARK, claim, index_last, unused_store
+from pipeline.cli.incomplete import MARK, claim, removal_order, unused_store
 from pipeline.store.fs import Store
 from tokenizer.export.target import Target
 
@@ -92,10 +92,11 @@ def streamed(url: str, option: str, contents: str) -> Iterator[Target]:
     of the files.
 
     In object storage, a folder cannot appear all at once: its objects appear one by one. So the object MARK is created
-    first and removed last, and no command reads a folder that has MARK. Only one of two writers can create it. If the
-    body raises, the objects are removed. If the process is killed, they stay, and so does MARK, which holds `contents`.
-    A command with the same contents then completes the folder, and any other is refused. If the completion fails, too,
-    all objects and MARK stay."""
+    first and removed last, and no command imports from a folder that has MARK. A shard set appears with its
+    `shards.json`, which is sent last. Only one of two writers can create MARK. If the body raises, the objects are
+    removed. If the process is killed, they stay, and so does MARK, which holds `contents`. A command with the same
+    contents then completes the folder, and any other is refused. If the completion fails, too, all objects and MARK
+    stay."""
     store = unused_store(url, option)
     own = f"{contents} {SYSTEM.new_id()}".encode()
     there = claim(store, option, own)
@@ -105,7 +106,7 @@ def streamed(url: str, option: str, contents: str) -> Iterator[Target]:
             yield target
     except BaseException:
         if not there and store.exists(MARK) and store.read(MARK) == own:       # no other process completes the folder
-            for path in sorted(target.names, key=index_last, reverse=True):    # indices first
+            for path in sorted(target.names, key=removal_order):
                 store.remove(path)
             store.remove(MARK)
         raise

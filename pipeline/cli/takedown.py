@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,6 +72,7 @@ def takedown(store: StoreOpt,
             typer.echo("no takedown was interrupted", err=True)
         for earlier in completed:
             typer.echo(f"takedown {earlier.number}, which was interrupted, is complete", err=True)
+            _show_outside(at, earlier.holds.get("outside", ()), err=True)
             if wanted is not None and _same(earlier, wanted):
                 wanted = None                     # the interrupted command was given again
         if wanted is not None:
@@ -127,10 +129,18 @@ def _same(takedown: Takedown, wanted: Tombstones) -> bool:
     return (set(takedown.ids), set(takedown.urls), set(takedown.domains)) == (wanted.ids, wanted.urls, wanted.domains)
 
 
-def _show(store: Store, json_lines: bool, matches: Matches, facts: dict[str, Any], names: dict[str, str],
-          what: str) -> None:
+def _show_outside(store: Store, outside: Iterable[dict[str, Any]], err: bool = False) -> None:
+    """Print which folders outside the store may hold removed documents, and what to do about each."""
     from pipeline.store.copies import Copy
 
+    for copy in (Copy(**one) for one in outside):
+        host = f" (on {copy.host})" if copy.host else ""
+        typer.echo(visible(f"outside the store, and not changed: {copy.place}{host}, {copy.kind} of {copy.of}; "
+                           f"{copy.remedy(store)}"), err=err)
+
+
+def _show(store: Store, json_lines: bool, matches: Matches, facts: dict[str, Any], names: dict[str, str],
+          what: str) -> None:
     unmatched = sorted(name for entry, name in names.items() if entry not in matches.matched)
     if json_lines:
         typer.echo(json.dumps({**facts, "documents": sorted(matches.ids), "twins": sorted(matches.twins),
@@ -146,10 +156,7 @@ def _show(store: Store, json_lines: bool, matches: Matches, facts: dict[str, Any
     for one in facts.get("seen", ()):
         typer.echo(f"run {one['run']} reads {one['documents']:,} of them in {one['samples']:,} samples of stream "
                    f"{one['stream']}; checkpoints after the first: {', '.join(one['checkpoints']) or 'none here'}")
-    for copy in (Copy(**one) for one in facts["outside"]):
-        host = f" (on {copy.host})" if copy.host else ""
-        typer.echo(visible(f"outside the store, and not changed: {copy.place}{host}, {copy.kind} of {copy.of}; "
-                           f"{copy.remedy(store)}"))
+    _show_outside(store, facts["outside"])
     if unmatched:
         more = f" and {len(unmatched) - NAMED:,} more" if len(unmatched) > NAMED else ""
         typer.echo(f"no document matches {', '.join(map(visible, unmatched[:NAMED]))}{more}", err=True)

@@ -32,6 +32,11 @@ class AheadFile(RemoteFile):
             parts.append(self._piece(number)[max(start - begin, 0):stop - begin])
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def forget(self, start: int, stop: int) -> None:
+        """Request the bytes [start, stop) again when they are read next: the connection may have damaged them."""
+        for number in range(start // PIECE, -(-stop // PIECE)):
+            self._pieces.pop(number, None)
+
     def _piece(self, number: int) -> bytes:
         """Return a piece. If reading goes on from the piece before it, the next ones are requested."""
         goes_on = not number or number in self._pieces or number - 1 in self._pieces
@@ -41,7 +46,11 @@ class AheadFile(RemoteFile):
                                                          min((wanted + 1) * PIECE, self.size))
             self._pieces.move_to_end(wanted)
         self._pieces.move_to_end(number)
-        data = self._pieces[number].result()
+        try:
+            data = self._pieces[number].result()
+        except Exception:
+            del self._pieces[number]                             # the next call requests it again
+            raise
         if len(data) != min(PIECE, self.size - number * PIECE):
             raise OSError(errno.EIO, f"the object ends at {number * PIECE + len(data)}, it had {self.size} bytes")
         while len(self._pieces) > KEPT:

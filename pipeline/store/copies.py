@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import socket
 from dataclasses import asdict, dataclass
 
@@ -30,13 +31,14 @@ class Copy:
     def remedy(self, store: Store) -> str:
         """Return what to do so that the folder loses the documents that a takedown has removed from `store`."""
         if self.kind == "index":
-            return f"give `tokenmill dedup forget {self.place} --store {store.root}`"
+            return f"give `{shlex.join(['tokenmill', 'dedup', 'forget', self.place, '--store', store.root])}`"
         return "remove it, and export it again if it is still needed"
 
 
 def note_copy(store: Store, kind: str, of: str, place: str) -> None:
     """Write to `store` that `place`, a folder or URL outside it, holds a copy of `of`, or soon will. For `kind` and
     `of` see `Copy`. Raises StoreError or OSError when the store cannot be written."""
+    place = place.removeprefix("file://")
     is_url = "://" in place
     copy = Copy(kind, of, place if is_url else os.path.abspath(place), "" if is_url else socket.gethostname())
     body = json.dumps(asdict(copy), sort_keys=True, indent=1).encode()

@@ -81,11 +81,18 @@ class StreamedSet(ShardSet):
                                  f"manifest says {size:,} bytes: {REMEDY}")
             self._ahead[shard, kind] = AheadFile(size, lambda a, b: self._store.read_range(name, a, b))
         first, last = start // BLOCK, blocks_of(stop)
-        data = memoryview(self._ahead[shard, kind].read_at(first * BLOCK, (last - first) * BLOCK))
-        damaged = damaged_block(data, first, self.block_sums(shard, kind)[first:last].tolist())
-        if damaged is not None:
-            raise ShardError(f"{self.folder / name}: damaged at byte {damaged * BLOCK:,}: {REMEDY}")
-        return bytes(data[start - first * BLOCK:stop - first * BLOCK])
+        ahead, sums = self._ahead[shard, kind], self.block_sums(shard, kind)[first:last].tolist()
+        damaged: int | None = None
+        for _ in range(2):                                   # requested twice, because connections, too, damage bytes
+            try:
+                data = memoryview(ahead.read_at(first * BLOCK, (last - first) * BLOCK))
+            except OSError as e:
+                raise ShardError(f"{self.folder / name}: cannot be read ({e}); run the command again") from e
+            damaged = damaged_block(data, first, sums)
+            if damaged is None:
+                return bytes(data[start - first * BLOCK:stop - first * BLOCK])
+            ahead.forget(first * BLOCK, last * BLOCK)
+        raise ShardError(f"{self.folder / name}: damaged at byte {(damaged or 0) * BLOCK:,}: {REMEDY}")
 
     def _map(self, name: str, dtype: np.dtype, items: int) -> tuple[np.ndarray, mmap.mmap | None]:
         self._copy(name)
@@ -114,6 +121,7 @@ class StreamedSet(ShardSet):
             os.unlink(self.folder / name)
             self._copied.remove(name)
             self._maps.pop(name, None)
+        self._at[:] = -1                                     # addresses of what is unmapped now
         for of_shards in (self._ends, self._tokens, self._memories):
             for shard in of_shards.keys() - kept:
                 del of_shards[shard]
@@ -132,7 +140,10 @@ class StreamedRows(RowSet):
     Raises ShardError when there are no rows."""
 
     def __init__(self, store: Store, scratch: Path) -> None:
-        data = store.read(ROWS)
+        try:
+            data = store.read(ROWS)
+        except FileNotFoundError as e:
+            raise ShardError(f"{store.at(ROWS)}: no materialised rows there ({e}); materialise the run again") from e
         read_manifest(data, store.at(ROWS))
         (scratch / ROWS).write_bytes(data)
         self._store = store
@@ -145,5 +156,8 @@ class StreamedRows(RowSet):
                 if path.name != ROWS:
                     path.unlink()
             for name in self.manifest.files[file_number].files.values():
-                self._store.download(name, str(self.folder / name))
+                try:
+                    self._store.download(name, str(self.folder / name))
+                except FileNotFoundError as e:
+                    raise ShardError(f"{self.folder / name}: missing; materialise the run again") from e
         return super().maps(file_number)

@@ -104,12 +104,14 @@ def grouped_names_one_of(store: Store, record: PartRecord, ids: Set[str]) -> boo
     writes several document tables into one file, of which `labels.json` gives the byte ranges (`LabelPiece`)."""
     if (labels := record.files.get(LABELS)) is None:
         return False
-    for split, pieces in json.loads(store.read(labels.path)).items():
-        data = store.read(record.files[f"{split}.tables"].path) if pieces else b""
-        for piece in (LabelPiece(*fields) for _, fields in pieces):
-            table = read_table(pa.BufferReader(data[piece.table:piece.table_stop]), ["id"])
-            if not ids.isdisjoint(table["id"].to_pylist()):
-                return True
+    try:
+        for split, pieces in json.loads(store.read(labels.path)).items():
+            for piece in (LabelPiece(*fields) for _, fields in pieces):
+                data = store.read_range(record.files[f"{split}.tables"].path, piece.table, piece.table_stop)
+                if not ids.isdisjoint(read_table(pa.BufferReader(data), ["id"])["id"].to_pylist()):
+                    return True
+    except FileNotFoundError:                # removed by another step of the takedown, or lost; a new run makes it anew
+        return False
     return False
 
 

@@ -64,6 +64,24 @@ def test_the_next_pieces_come_while_one_is_used():
         assert sorted(bucket.requests) == [(n * 1000, n * 1000 + 1000) for n in range(1 + ahead_file.AHEAD)]
 
 
+def test_a_piece_that_failed_or_is_forgotten_is_requested_again():
+    bucket, failures = Bucket(3_000), [OSError("reset"), OSError("reset")]
+
+    def fetch(start: int, stop: int) -> bytes:
+        if start == 1000 and failures:
+            raise failures.pop()
+        return bucket.fetch(start, stop)
+
+    with AheadFile(3_000, fetch) as file:
+        for _ in range(2):
+            with pytest.raises(OSError, match="reset"):
+                file.read_at(1_000, 10)
+        assert file.read_at(1_000, 10) == bucket.data[1_000:1_010]
+        requests = len(bucket.requests)
+        file.forget(1_500, 1_600)
+        assert file.read_at(1_000, 10) == bucket.data[1_000:1_010] and len(bucket.requests) == requests + 1
+
+
 def test_an_object_that_has_become_shorter_is_an_error():
     bucket = Bucket(5_000)
     with AheadFile(9_000, bucket.fetch) as file, pytest.raises(OSError, match="ends at 5000"):

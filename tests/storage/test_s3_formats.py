@@ -268,6 +268,23 @@ def test_what_is_written_in_pieces_of_any_size_is_one_object(bucket, size):
     assert not store.fs.call_s3("list_multipart_uploads", Bucket=store.remote.bucket).get("Uploads")
 
 
+def test_bytes_that_a_connection_damages_are_requested_again(bucket, tmp_path, monkeypatch):
+    shard_set = corpus(tmp_path / "set", 300)
+    put(shard_set.folder, f"{bucket}/set")
+    real, requests = Store.read_range, dict[str, int]()
+
+    def damaging(self: Store, path: str, start: int, stop: int) -> bytes:
+        data = real(self, path, start, stop)
+        requests[path] = requests.get(path, 0) + 1
+        return data if requests[path] > 1 or not path.endswith(".tokens") else bytes([data[0] ^ 1]) + data[1:]
+
+    monkeypatch.setattr(Store, "read_range", damaging)
+    line = ["shards", "export", "--format", "ds", "--quiet", "--out"]
+    assert run_command([*line, str(tmp_path / "again"), f"{bucket}/set"]) == 0
+    assert run_command([*line, str(tmp_path / "out"), str(shard_set.folder)]) == 0
+    assert tree(tmp_path / "again") == tree(tmp_path / "out") and max(requests.values()) == 2
+
+
 def test_a_damaged_set_in_a_bucket_is_named_by_its_url(bucket, tmp_path, capsys):
     shard_set = corpus(tmp_path / "set", 300)
     body = shard_set.manifest.shards[1].body

@@ -331,7 +331,10 @@ def test_input_of_ten_times_all_memory_imports_included(tmp_path):
 
 
 @pytest.mark.parametrize("rest", [{}, {"streams": [], "files": [{}]}, {"streams": 1, "files": []}, {"else": 1},
-                                  {"dtype": "float64"}, {"rows": -1}, {"files": [5]}, {"files": [{"phase": "x"}]}])
+                                  {"dtype": "float64"}, {"rows": -1}, {"files": [5]}, {"files": [{"phase": "x"}]},
+                                  *({"files": [{"phase": 0, "first": 0, "rows": 1, "sequence": 8, "sha256": {},
+                                                "files": {"tokens": name}}]}
+                                    for name in ("/etc/passwd", "../a", "a/b", "rows.json", "", ".", "..", "a\\b"))])
 def test_a_damaged_list_of_rows_is_an_error_that_names_the_file(rest):
     doc = {"magic": "tokenmill-rows", "version": 1, "format": "bytes", "dtype": "uint16", "order": "", "rows": 0,
            "streams": [], "files": []}

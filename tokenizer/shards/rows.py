@@ -73,6 +73,8 @@ class RowOrigin(NamedTuple):
             None if value is None else int(value) for value in match.group(2, 3)))
 
 
+#: what the names of files of rows look like
+FILE_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]*", re.ASCII)
 ORIGIN_ID = re.compile(r"sample=(\d+)/(?:epoch=(\d+)/window=(\d+)/)?piece=\d+/stream=(.*)", re.ASCII | re.DOTALL)
 
 
@@ -146,6 +148,10 @@ def read_manifest(data: bytes, where: object) -> RowManifest:
             wrong = "".join(wrong_type(RowFile, file, f"files[{i}].") for i, file in enumerate(doc["files"]))
         if wrong or doc["dtype"] not in ("uint8", "uint16", "uint32"):
             raise ValueError(wrong or f"dtype is {doc['dtype']!r}")
+        for name in (name for file in doc["files"] for name in file["files"].values()):
+            # a reader of object storage writes these files: a path would lead it out of its folder
+            if not FILE_NAME.fullmatch(name) or name == MANIFEST:
+                raise ValueError(f"{name!r} is no name of a file of rows")
         return RowManifest(**{**doc, "streams": tuple(doc["streams"]),
                               "files": tuple(RowFile(**file) for file in doc["files"])})
     except (ValueError, TypeError, KeyError) as e:
