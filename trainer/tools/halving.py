@@ -65,8 +65,8 @@ def losses_at(arms: Sequence[Arm], share: float, streams: Sequence[str], unit: s
         common = set.intersection(*map(set, evaluations)) if len(set(steps)) == 1 else set[int]()
         if not common:
             raise ConfigError(f"--halving: {arms[0].run.out.parent} holds arms that were trained without it, with no "
-                              f"evaluation at a common step of the first {share:.0%}; leave out --halving, or name "
-                              f"another folder with --out")
+                              f"evaluation at a common step of the first {share:.0%}; leave out --halving, or "
+                              f"delete that folder")
         steps = [max(common)] * len(arms)
     lines = [of[step] for step, of in zip(steps, evaluations)]
     return [loss_of([line["streams"][name] for name in streams], unit) for line in lines]
