@@ -104,7 +104,7 @@ class ShardSet(SetFiles):
         With `compiled`, which needs numba, TOGETHER or more windows are read together, in less time. Returns the bounds
         of all windows; each window is in one of the WindowBounds. Raises IndexError when the set has no such window,
         and ShardError when what is read is damaged."""
-        if not compiled or len(windows) < TOGETHER:
+        if not compiled or len(windows) < TOGETHER or not self.has_local_tokens:
             return [self._one_by_one(windows, length, tokens, rows)]
         starts = np.array(windows, np.int64) * length
         shards = np.searchsorted(self._starts[1:], starts, side="right")
@@ -120,12 +120,13 @@ class ShardSet(SetFiles):
     def _one_by_one(self, windows: Sequence[int], length: int, tokens: np.ndarray, rows: np.ndarray) -> WindowBounds:
         """Read windows as `samples` does, but one at a time. A window may lie in several shards."""
         last, size, offsets = self.windows(length) - 1, self.dtype.itemsize, self.offsets
+        is_remote = not self.has_local_tokens
         places: list[int] = []
         counts: list[int] = []
         for row, w in zip(rows.tolist(), windows):
             start = w * length
             shard = bisect.bisect_right(offsets, start) - 1
-            if not 0 <= w <= last or start + length >= offsets[shard + 1]:           # no window, or of several shards
+            if not 0 <= w <= last or start + length >= offsets[shard + 1] or is_remote:    # of no shard, or of several
                 tokens[row], ends = self.window(w, length), self.bounds(w, length).tolist()
             else:
                 first = start - offsets[shard]
