@@ -70,20 +70,64 @@ def rows_of(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 def read_rows(out: Path) -> list[dict[str, Any]]:
     """Return the rows of tasks.jsonl; [] if it is missing or cannot be read. Lines that are no rows are left out."""
     try:
-        lines = (out / NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (out / NAME).read_bytes().split(b"\n")
     except OSError:
         return []
-    rows = []
-    for line in lines:
+    return [row for row in map(_row, lines) if row is not None]
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """Return the row that a line of tasks.jsonl holds, or None if it holds none."""
+    try:
+        row: dict[str, Any] = json.loads(line.decode("utf-8", "replace"))
+        row["task"], row["measure"], row["value"]
+        return row if isinstance(row["step"], int) else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+class RowReader:
+    """Reads the rows of tasks.jsonl that have one of the origins `wanted`, as the file grows. A call of `read` that
+    follows another reads only the end of the file, so its time does not depend on how many rows there are.
+
+    The end begins with the last step, which may get further rows, or with the first row of a wanted task that has
+    another origin, because another row may take its place. All wanted rows before the end were returned by an earlier
+    call. If others are put between them, the line before the end moves, since the file is sorted; then the whole file
+    is read."""
+
+    def __init__(self, out: Path, wanted: Iterable[ScoreOrigin]) -> None:
+        self.path, self.wanted = out / NAME, frozenset(wanted)
+        self.tasks = {one.task for one in self.wanted}
+        self.restart()
+
+    def restart(self) -> None:
+        """Let the next `read` read the whole file. Called when a training goes back to a checkpoint: later scores of
+        the same steps are then new."""
+        #: where the end of the file begins, and the line before it
+        self.begin, self.before = 0, b""
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the wanted rows at the end of the file, among them all that earlier calls have not returned. A file
+        that is missing has none."""
         try:
-            row = json.loads(line)
-            row["task"], row["measure"], row["value"]
-            if not isinstance(row["step"], int):
-                continue
-        except (ValueError, KeyError, TypeError):
-            continue
-        rows.append(row)
-    return rows
+            with open(self.path, "rb") as file:
+                file.seek(self.begin - len(self.before))
+                if file.read(len(self.before)) != self.before:
+                    self.restart()
+                    file.seek(0)
+                lines = file.read().splitlines(keepends=True)
+        except OSError:
+            return []
+        rows = [_row(line) for line in lines]
+        last = next((row["step"] for row in reversed(rows) if row is not None), None)
+        for line, row in zip(lines, rows):
+            if (row is not None and (row["step"] == last or self.is_replaceable(row))) or not line.endswith(b"\n"):
+                break
+            self.begin, self.before = self.begin + len(line), line
+        return [row for row in rows if row is not None and origin_of_row(row) in self.wanted]
+
+    def is_replaceable(self, row: Mapping[str, Any]) -> bool:
+        return row["task"] in self.tasks and origin_of_row(row) not in self.wanted
 
 
 def write_rows(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -120,6 +120,7 @@ class TaskWatcher:
         self.env = {**{k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")},
                     "OMP_NUM_THREADS": str(max(1, int(cores()) - threads))}
         self.every, self.wanted = config.every, wanted_scores(config)
+        self.rows = score_rows.RowReader(run.out, self.wanted)
         self.pace = Pace(config.share)
         self.process: subprocess.Popen[bytes] | None = None
         self.paused = self.failed = False
@@ -133,7 +134,9 @@ class TaskWatcher:
         self.stop()
 
     def start(self) -> None:
-        """Start the process. It is paused unless `pace` lets it run."""
+        """Start the process. It is paused unless `pace` lets it run. If the training has gone back to a checkpoint,
+        later scores of the same steps are new, so the next `look` returns all rows."""
+        self.rows.restart()
         self.out.mkdir(parents=True, exist_ok=True)
         with open(self.out / LOG, "ab") as log:
             self.process = subprocess.Popen(self.command, env=self.env, stdin=subprocess.DEVNULL, stdout=log,
@@ -169,14 +172,14 @@ class TaskWatcher:
         return self.clock.now() - self.looked >= POLL_S
 
     def look(self) -> list[dict[str, Any]]:
-        """Return the wanted rows of tasks.jsonl if the file has changed since the last call, else []. If the process
-        has failed, start it again, but at most RESTARTS times without a new score, and not if it has found the tasks or
-        their settings unusable (exit code 2)."""
+        """Return all wanted rows of tasks.jsonl that were added since the last call, and perhaps earlier ones. If the
+        process has failed, start it again, but at most RESTARTS times without a new score, and not if it has found the
+        tasks or their settings unusable (exit code 2)."""
         self.looked, rows = self.clock.now(), list[dict[str, Any]]()
         with suppress(FileNotFoundError):
             modified = (self.out / score_rows.NAME).stat().st_mtime_ns
             if modified != self.modified:
-                rows = [row for row in score_rows.read_rows(self.out) if score_rows.origin_of_row(row) in self.wanted]
+                rows = self.rows.read()
                 self.modified, self.restarts = modified, 0
         if not self.failed and self.process is not None and self.process.poll():
             self.failed = self.process.poll() == 2 or self.restarts == RESTARTS
