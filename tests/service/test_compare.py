@@ -182,6 +182,17 @@ def test_attacks_in_documents_and_names_stay_text(site: Path) -> None:
     assert "web\\u202e<b>second" in text_of(read(client, PAGE + BOTH))
 
 
+def test_addresses_within_a_private_network_are_masked_as_in_the_recipe_of_a_run(site: Path) -> None:
+    path = site / "runs/second/recipe.yaml"
+    recipe = path.read_text().replace("web.jsonl", "http://10.1.2.3:8265/web.jsonl")
+    path.write_text(recipe + "notes: {'10.1.2.4:80': [10.1.2.5:6379]}\n")
+    client = client_of({"s": site})
+    rows = {row["key"]: row["after"] for row in ask(client)["recipe"]}
+    assert rows["sources.web.path"][0].endswith("/http://***/web.jsonl") and rows["notes"] == {"***": ["***"]}
+    for shown in (text_of(read(client, PAGE + BOTH)), client.get("/api/v1/stores/s/runs/second/recipe.yaml").text):
+        assert "10.1.2." not in shown and "http://***/web.jsonl" in shown
+
+
 def test_runs_with_the_same_results_are_called_equal(site: Path) -> None:
     shutil.copytree(site / "runs/first", site / "runs/copy")
     report = json.loads((site / "runs/copy/report.json").read_text())
