@@ -55,6 +55,8 @@ def _shown(name: str, value: Any) -> Any:
     """Return a value of a recipe as it may be shown. That it is a secret may be known by its name alone (`api_key`)."""
     if isinstance(value, dict):
         return {key: _shown(key, below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_shown(name, item) for item in value]
     if isinstance(value, (str, int)) and redact(str(value)) == str(value) and MASK in redact(f"{name}: {value}"):
         return MASK
     return value
