@@ -36,8 +36,8 @@ def parse_number(value: Any) -> tuple[Fraction, str] | None:
 
 def parse_whole(value: Any, units: Mapping[str, int], what: str, example: str, least: int = 1) -> int:
     """Returns the whole number that `value` denotes. `units` maps the allowed units to factors. Raises ValueError if
-    the value is no number with such a unit (the message says that it is not `what`), or if the number is not whole or
-    not from `least` to 2**63 - 1. The message shows `example`."""
+    `value` is not a number with an allowed unit; the message then says that it is not `what`. Also raises ValueError if
+    the number is not whole, less than `least`, or 2**63 or more. The message shows `example`."""
     number = parse_number(value)
     if number is None or number[1] not in units:
         raise ValueError(f"{value!r} is not {what}; write e.g. {example}")

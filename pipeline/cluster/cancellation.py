@@ -1,5 +1,5 @@
-"""Cancellation of a run: the process that schedules the run checks the store every few seconds for a request to
-stop."""
+"""Cancellation of a run: the process that schedules the run checks every few seconds whether the store holds a request
+to stop."""
 
 from __future__ import annotations
 
