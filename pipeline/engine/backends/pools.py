@@ -37,8 +37,9 @@ def per_devices(devices: int, gpus: float) -> int:
 
 @dataclass
 class Capacity:
-    """The capacity of one supervisor, which runs tasks in child processes. `open` lists the assignments of the
-    supervisor in the order of their arrival, as {id: kind}. Tasks that declare the same resources are of one kind."""
+    """The capacity of one supervisor, which runs tasks in child processes, and its present load. `open` lists the
+    assignments (attempts at tasks) of the supervisor in the order of their arrival, as {id: kind}. Tasks that declare
+    the same resources are of one kind."""
 
     slots: int
     memory_mb: int
@@ -55,7 +56,7 @@ class Capacity:
     _capacity: dict[tuple[ResourceRequest, str], int] = field(default_factory=dict)
 
     def takes(self, kind: ResourceRequest) -> bool:
-        """Whether a task of this kind can ever run here."""
+        """Whether a task of this kind can ever run in this supervisor, even when no other task runs there."""
         return (kind.memory_mb <= max(self.memory_mb, self.largest_mb)
                 and (not kind.cpu or self.cpu in ("", kind.cpu))
                 and (share(kind.gpus) <= self.gpus if kind.gpus else self.shared or not self.gpus))
@@ -71,7 +72,8 @@ class Capacity:
         return count
 
     def room(self, kind: ResourceRequest) -> int:
-        """Returns how many more tasks of this kind would start at once."""
+        """Returns how many further tasks of this kind would start immediately in this supervisor, besides the tasks
+        that run."""
         if self._runs >= self.slots or not self.capacity(kind) or self.reserved_for not in (None, kind):
             return 0
         by_memory = (self.memory_mb - self._memory) // max(kind.memory_mb, 1)
@@ -112,7 +114,8 @@ class Capacity:
             self._run_if_fits(kind)
 
     def _run_if_fits(self, kind: ResourceRequest) -> None:
-        """Count an assignment (an attempt at a task) as running if it fits beside those that run."""
+        """Count an assignment (an attempt at a task) of this kind as running if it fits beside those that run.
+        Otherwise nothing changes."""
         gpus = share(kind.gpus) if kind.gpus else 0.0
         if self._runs < self.slots and self._gpus + gpus <= self.gpus + 1e-6 and (
                 not self._runs or self._memory + kind.memory_mb <= self.memory_mb):
@@ -124,7 +127,7 @@ WorkerT = TypeVar("WorkerT", bound=Capacity)
 
 
 def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
-    """Returns the number of assignments (attempts at tasks) of a kind that would start at once on these workers
+    """Returns the number of assignments (attempts at tasks) of a kind that would start immediately on these workers
     together. If none would start, returns 0 or a negative number, as `protocols.Backend.room_for` defines it. Tasks
     that wait at a full worker do not reduce the room of an idle worker."""
     free = sum(b.room(kind) for b in workers if b.has_slot)
@@ -139,9 +142,10 @@ def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
 
 
 def best_first(workers: Sequence[WorkerT], kind: ResourceRequest) -> Iterator[WorkerT]:
-    """Yields the worker that should take the next assignment of this kind: the first that `most_room` would return. The
-    caller must add an assignment to this worker before it takes the next worker from the iterator. With n workers, this
-    takes O(log n) time for each assignment, while a call of `most_room` takes O(n)."""
+    """Yields, for one assignment (an attempt at a task) after the other, the worker that should take it. All
+    assignments are of the kind `kind`. The worker is the first that `most_room` would return. The caller must add the
+    assignment to this worker before it takes the next worker from the iterator. With n workers, each assignment takes
+    O(log n) time, while a call of `most_room` takes O(n)."""
     rooms = [(-room, place) for place, b in enumerate(workers) if b.has_slot and (room := b.room(kind))]
     heapq.heapify(rooms)
     while rooms:
@@ -161,8 +165,9 @@ def best_first(workers: Sequence[WorkerT], kind: ResourceRequest) -> Iterator[Wo
 
 
 def most_room(workers: Sequence[WorkerT], kind: ResourceRequest) -> list[WorkerT]:
-    """Returns the workers that may take an assignment of this kind, best first. If some workers would start the
-    assignment at once, only these are returned. Equally good workers stay in the order of `workers`."""
+    """Returns the workers that may take an assignment (an attempt at a task) of this kind, best first. If some workers
+    would start the assignment immediately, only these are returned, those with most room first. Otherwise workers with
+    few waiting assignments come first. Equally good workers stay in the order of `workers`."""
     rooms = [(-room, place, b) for place, b in enumerate(workers) if b.has_slot and (room := b.room(kind))]
     if rooms:
         return [b for _, _, b in sorted(rooms)]
@@ -208,7 +213,7 @@ class ResourceShape:
 
 @dataclass
 class Available:
-    """The resources of a node (machine) that are not reserved."""
+    """The resources of a node (machine) that no supervisor and no other program has reserved."""
 
     cpus: int
     memory_mb: int
@@ -218,14 +223,16 @@ class Available:
         return Available(self.cpus - shape.cpus, self.memory_mb - shape.memory_mb, self.gpus - shape.gpus)
 
     def shape_for(self, kind: ResourceRequest, most: int = CPUS_A_WORKER) -> ResourceShape | None:
-        """Returns the resources of a supervisor to start on this node for tasks of this kind; None if not a single task
-        fits.
+        """Returns the resources of a supervisor (which runs tasks in child processes) to start on this node for tasks
+        of this kind; None if not a single task fits.
 
         For tasks without a GPU, the supervisor gets the free CPUs (at most `most` and CPUS_A_WORKER), and the same
-        share of the free memory, or more memory if a single task needs more. For GPU tasks it gets all free GPUs, as
-        many children as tasks of this kind fit on them, and one CPU for each child, but leaves one CPU to tasks without
-        a GPU. Its memory is then the share of its CPUs, or what these tasks declare if that is more and as far as it is
-        free.
+        share of the free memory, or more memory if a single task needs more.
+
+        For GPU tasks, the supervisor gets all free GPUs, as many children as tasks of this kind fit on the GPUs, and
+        one CPU for each child. One CPU of the node is left for tasks without a GPU. The memory is the same share of the
+        free memory as of the free CPUs. If the tasks declare more memory, the supervisor gets that much, as far as it
+        is free.
         """
         need = kind.memory_mb + OWN_MB
         if need > self.memory_mb:

@@ -88,11 +88,12 @@ class RayBackend:
     Tasks run in child processes of supervisors, which are actors on the nodes. `workers` bounds the number of children
     without a GPU (default: one per CPU). Supervisors start while tasks find no room, and end after `idle_s` idle
     seconds (in a cluster that this backend starts, only at the end). If the nodes of an existing cluster have no room
-    left, Ray's autoscaler is asked for more nodes. Until `set_demand` is called, the first supervisor is planned for a
-    task of `child_memory_mb`, or of the `memory_mb` that `start` gets if that is more.
+    left, Ray's autoscaler is asked for more nodes. The first supervisor is planned before `set_demand` says what tasks
+    wait. It gets enough memory for a task of `child_memory_mb`, or of the `memory_mb` that `start` gets if that is
+    more.
 
-    `ship_code` sends Tokenmill's packages to the nodes of the cluster at `address` (Ray's `py_modules`). By default the
-    packages must be installed on every node.
+    `ship_code` sends Tokenmill's packages to the nodes of the cluster at `address` (Ray's `py_modules`). Without it,
+    the packages must be installed on every node.
     """
 
     interruptible = False
@@ -324,8 +325,8 @@ class RayBackend:
         self.fleet.worker_slots[host.id, number] = slot
 
     def _greet(self, slot: WorkerSlot, ready: Ready) -> None:
-        """Handle the first answer of a supervisor: refuse its node if it has other code or libraries than the driver or
-        does not see the store, otherwise let the supervisor work."""
+        """Handle the first answer of a supervisor (an actor that runs tasks). If its node has other code or libraries
+        than the driver, or does not see the store, the node is refused. Otherwise the supervisor may work."""
         assert self._own_fingerprint is not None, "start() comes first"
         own, remote = self._own_fingerprint, ready.fingerprint
         slot.fingerprint = remote
@@ -365,10 +366,10 @@ class RayBackend:
                         len(waiting))
 
     def _handle_death(self, slot: WorkerSlot, why: str, preempted: bool = False) -> list[Event]:
-        """Handle the death of a supervisor (an actor that runs tasks). Returns events that give its assignments back to
-        the scheduler: as lost those that were sent to it, as returned the others. If its node was draining, or was
-        taken away on purpose (`preempted`), all are returned. A replacement starts when tasks need one and there is
-        room."""
+        """Handle the death of a supervisor (an actor that runs tasks). Returns events that give its assignments
+        (attempts at tasks) back to the scheduler. An assignment that had been sent to the supervisor counts as lost,
+        and one that had not been sent as returned. If its node was draining, or was taken away on purpose
+        (`preempted`), all assignments count as returned. A replacement starts when tasks need one and there is room."""
         self.nodes_lost += slot.ready
         ids, unsent = sorted(slot.open), {a.id for a in slot.unsent}
         free = ids if preempted or slot.drained else [i for i in ids if i in unsent]
@@ -388,7 +389,7 @@ class RayBackend:
             ray.kill(slot.actor)
 
     def _dismiss(self, worker_slots: list[WorkerSlot], patience_s: float = 2.0) -> None:
-        """End supervisors, after giving them at most `patience_s` seconds to clean up."""
+        """End these supervisors (actors that run tasks), after giving them at most `patience_s` seconds to clean up."""
         closing = [p.actor.close.remote() for p in worker_slots if p.fingerprint]
         if closing:
             with contextlib.suppress(RayError):
@@ -397,6 +398,7 @@ class RayBackend:
             self._drop(slot)
 
     def _check_any(self) -> None:
-        """Raise NoNodes if no supervisor is ready and waiting for one is hopeless (`Fleet.stuck`)."""
+        """Raise NoNodes if no supervisor (an actor that runs tasks) is ready and none can be expected to become ready
+        (`Fleet.stuck`)."""
         if (why := self.fleet.stuck(self._clock.now())) is not None:
             raise NoNodes(why)

@@ -23,7 +23,8 @@ OUTCOMES = ("in", "kept", "dropped", "quarantined")
 
 @dataclass(frozen=True)
 class Metric:
-    """A Prometheus metric. `kind` is "gauge" (a state) or "counter" (events since this driver started)."""
+    """The definition of a Prometheus metric. `kind` is "gauge" (a present value) or "counter" (events since this driver
+    started)."""
 
     name: str
     kind: str

@@ -191,8 +191,8 @@ class Progress:
         self._tick()
 
     def failed(self, spec: TaskSpec, kind: str, message: str, again: bool) -> None:
-        """Count a failed attempt at a task. `again`: the task gets another attempt. If it does not, the run ends with
-        an error that gives the reason, so nothing is printed here."""
+        """Count a failed attempt at a task, and print its message if the task gets another attempt (`again`). Without
+        another attempt the run ends with an error that gives the reason, so nothing is printed here."""
         self.nodes[spec.node].failed += 1
         message = redact(message)
         key = (spec.node, kind, gist(message))
@@ -339,8 +339,8 @@ class Progress:
             console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
 
     def _print_once(self, message: str, line: str) -> None:
-        """Print `line`, unless a `message` that is equal except for its paths was printed in the last AGAIN_S seconds.
-        Many workers may meet the same failure."""
+        """Print `line`, which reports `message`, unless the same message was reported in the last AGAIN_S seconds.
+        Messages that differ only in paths count as the same, because many workers may meet the same failure."""
         now, key = self._clock.now(), gist(message)
         if now - self._printed.get(key, -AGAIN_S) >= AGAIN_S:
             self._printed[key] = now

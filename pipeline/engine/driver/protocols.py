@@ -19,7 +19,8 @@ class Backend(Protocol):
     interruptible: bool
 
     def start(self, memory_mb: int = 0) -> None:
-        """Get ready to run tasks. The first tasks declare up to `memory_mb` of memory. A second call does nothing."""
+        """Get ready to run tasks. `memory_mb` is the largest memory that the first tasks declare. A second call does
+        nothing."""
 
     @property
     def slots(self) -> int:
@@ -30,9 +31,9 @@ class Backend(Protocol):
         the same resources are of one kind. Returns {kind: reason} for the kinds that can never run on this backend."""
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
-        """Returns how many assignments (attempts at tasks) with these resources would start at once. If none would
-        start, the result r is 0 or negative. The backend then takes up to `slots` + r further assignments in advance,
-        which wait for a slot."""
+        """Returns how many assignments (attempts at tasks) with these resources would start immediately. If none would
+        start, the result r is 0 or negative. The backend then accepts up to `slots` + r further assignments in advance,
+        which wait until a slot is free."""
 
     def submit(self, assignment: Assignment) -> None: ...
 
@@ -40,8 +41,8 @@ class Backend(Protocol):
         """Forget these assignments (attempts at tasks) and kill those that run. Events about them may still arrive."""
 
     def wait(self, timeout: float) -> list[Event]:
-        """Return events as soon as there are any. Returns [] after `timeout` seconds, or earlier if nothing runs. (The
-        inline backend runs one task in this call, however long it takes.)"""
+        """Return events as soon as there are any. Returns [] if there is none within `timeout` seconds, and at once if
+        nothing runs. (The inline backend runs one task in this call, however long that takes.)"""
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
         """Export a snapshot of the run's progress as metrics of the cluster (Ray only)."""

@@ -313,18 +313,21 @@ class Scheduler:
             self._double_stragglers(idle=True)
 
     def _room(self, kind: ResourceRequest) -> int:
-        """Returns how many tasks of this kind may be dispatched now. Each slot gets one task that runs. While more than
-        two tasks of this kind per slot wait, each slot also gets a second task in advance (prefetched), so that no slot
-        waits for the driver. Near the end nothing is prefetched, because a prefetched task could wait behind a long one
-        while another slot is idle."""
+        """Returns how many tasks of this kind may be dispatched at the moment. Each slot gets one task that runs. While
+        more than two tasks of this kind per slot wait, each slot also gets a second task in advance (prefetched), so
+        that no slot waits for the driver. Near the end nothing is prefetched, because a prefetched task could wait
+        behind a long one while another slot is idle."""
         room, slots = self.backend.room_for(*kind), self.backend.slots
         return room if room > 0 else max(0, min(room + slots, self._queue.waiting.get(kind, 0) - 2 * slots))
 
     def _may_start(self, spec: TaskSpec) -> bool:
-        """Whether an attempt at this task may start now. A task that was lost a few times waits while other tasks can
-        run and show how often they are lost. Such tasks, and those that are suspected of taking their machines down,
-        run one at a time, so that the next loss shows which task is the cause. If the answer for one of them is True,
-        the caller must dispatch it next: the next attempt then counts as the one that may run."""
+        """Whether an attempt at this task may start at the moment. A task that was lost a few times waits while other
+        tasks can run and show how often they are lost. Such tasks, and those that are suspected of taking their
+        machines down, run one at a time, so that the next loss shows which task is the cause.
+
+        If such a task may start, the caller must dispatch it immediately: this method takes the next attempt that is
+        dispatched for the attempt that it has allowed.
+        """
         losses = self._history[spec.key].losses if spec.key in self._history else None
         held_back = losses is not None and losses.held_back(self._clock.now())
         if losses is None or not (losses.suspect or held_back):
@@ -362,7 +365,7 @@ class Scheduler:
     # -- failure -------------------------------------------------------------------------------------------------
     def _quarantine(self, spec: TaskSpec, row: int, stage: int, reason: str) -> None:
         """Record in the commit log that a row (a document) of a task is quarantined. All later attempts at the task
-        skip it, also those of other drivers."""
+        skip the row, also those of other drivers."""
         self.log.quarantine(spec.key, row, stage, reason)
         if self.bad_files:
             self.bad_files.quarantined(spec, stage, reason)
