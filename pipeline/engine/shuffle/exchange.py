@@ -96,8 +96,8 @@ class SegmentWriter:
         self._spill: BinaryIO | None = None
 
     def write(self, buckets: Any, records: np.ndarray) -> None:
-        """Add n records. `buckets` holds n bucket numbers, one for each record, all below the file's number of
-        buckets."""
+        """Add n records to the file. `buckets` holds n bucket numbers, one for each record, all below the file's number
+        of buckets."""
         ids = np.asarray(buckets)
         if ids.shape != records.shape or records.ndim != 1 or records.dtype != self.dtype:
             raise TypeError(f"{self.path}: {ids.shape} buckets for records {records.shape} of {records.dtype}; as many "
@@ -130,7 +130,8 @@ class SegmentWriter:
         return records[order], counts
 
     def _flush(self) -> None:
-        """Spill the buffer to scratch as a sorted run."""
+        """Write the buffered records, sorted by bucket and key, to the scratch file as one more run, and empty the
+        buffer. `close` merges the runs."""
         if self._spill is None:
             self._spill = open(self.path + ".runs", "w+b")  # noqa: SIM115  (closed by `close`)
         records, counts = self._sorted()
@@ -139,7 +140,8 @@ class SegmentWriter:
         self._spill.write(records.view(np.uint8).data)
 
     def close(self) -> None:
-        """Merge the spilled runs and finish the file."""
+        """Write the exchange file: merge the sorted runs in the scratch file with the records still in memory, bucket
+        by bucket, and put the header and the index before them. Does nothing if the file is written already."""
         if self.content:
             return
         last, counts = self._sorted()
@@ -279,7 +281,7 @@ class SegmentFile:
 
     @property
     def start(self) -> int:
-        """Offset of the records in bytes."""
+        """The offset in bytes at which the records begin in the file."""
         return self.after + _index_bytes(self.buckets)
 
     def bounds(self, bucket: int) -> tuple[int, int, bytes]:

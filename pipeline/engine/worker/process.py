@@ -94,8 +94,8 @@ class ChildProcess:
         self.send()
 
     def send(self) -> bool:
-        """Write the bytes of earlier orders for which the pipe had no room. Returns whether there are bytes left to
-        write."""
+        """Write to the child those bytes of its orders for which its pipe had no room before. Returns whether there are
+        bytes left to write."""
         try:
             while self._sending:
                 del self._sending[:os.write(self._in.fileno(), self._sending[:1 << 16])]
@@ -106,9 +106,10 @@ class ChildProcess:
         return bool(self._sending)
 
     def move(self, what: str, selector: selectors.BaseSelector) -> Answer | None:
-        """Read available bytes (at most 64 KiB) of one channel of the child process, `what`: "out", "err" or "storage".
-        Returns the child's answer once it is complete, otherwise None. Raises ProtocolError for invalid bytes. The
-        first bytes on "storage" start the child's storage broker (the process that accesses object storage for it)."""
+        """Read available bytes (at most 64 KiB) of one channel of the child process, `what`: "out" (its answers), "err"
+        (its stderr) or "storage". Returns the child's answer once it is complete, otherwise None. Raises ProtocolError
+        for invalid bytes. The first bytes on "storage" start the child's storage broker (the process that accesses
+        object storage for it)."""
         if what == "storage":
             assert self.broker is not None
             selector.unregister(self.broker.own_end)
@@ -165,8 +166,8 @@ class ChildProcess:
             return 0.0
 
     def exited(self) -> bool:
-        """Whether the child is dead. A dead child stays a zombie until `end` has killed its process group, so that the
-        id of the group cannot be reused before that."""
+        """Whether the child is dead. A dead child stays a zombie until `end` has killed its process group. The id of
+        the group can therefore not be reused before that."""
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
