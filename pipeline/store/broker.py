@@ -98,10 +98,10 @@ class Broker:
         return Brokered(self, root)
 
     def ask(self, message: dict[str, Any], file: int | None = None, needs: Needs | None = None) -> tuple[Any, bytes]:
-        """Send a request to the broker (the process that uses object storage for this one) and return (result, bytes).
-        `file` is an open file descriptor to send with the request. If the broker asks which byte ranges of a file to
-        download, `needs` chooses them. Raises the error that the broker reports, or EnvironmentFailure when the broker
-        process is gone."""
+        """Send a request to the broker (the process that uses object storage for this one) and return (result, bytes)
+        from its reply. `file` is an open file descriptor to send with the request. If the broker asks which byte ranges
+        of a file to download, `needs` chooses them. Raises the error that the broker reports, or EnvironmentFailure
+        when the broker process is gone."""
         line = self._line()
         reply, data = _exchange(line, message, () if file is None else (file,))
         while "needs" in reply:
@@ -125,8 +125,8 @@ class Broker:
         return line
 
     def _ranges(self, line: socket.socket, message: dict[str, Any], size: int, needs: Needs) -> Any:
-        """Call `needs` to learn which byte ranges of a file must be downloaded, and return these ranges. While it
-        decides, `needs` may read some bytes of the file through the broker."""
+        """Ask `needs` which byte ranges of a file must be downloaded, and return these ranges. `needs` may read some
+        bytes of the file through the broker before it decides."""
         def read(start: int, stop: int) -> bytes:
             return _exchange(line, {"call": "read_range", "start": start, "stop": stop})[1]
 
@@ -149,7 +149,8 @@ def _raises_if_gone() -> Iterator[None]:
 
 def _exchange(line: socket.socket, message: dict[str, Any],
               files: tuple[int, ...] = ()) -> tuple[dict[str, Any], bytes]:
-    """Send a message and return (JSON of the reply, bytes of the reply). Raises the error that the reply reports."""
+    """Send a message to the process at the other end of a broker's socket, and return (JSON of the reply, bytes of the
+    reply). Raises the error that the reply reports."""
     with _raises_if_gone():
         _send(line, message, files=files)
         reply, data, _ = _receive(line)

@@ -92,8 +92,8 @@ def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: st
 
 
 def forget(remote: Remote, path: str, scratch: str, size: int | None) -> None:
-    """Remove this machine's copies of a remote file, both in the folder `scratch` and in the cache, if it was fetched
-    without a version and without `needs`."""
+    """Remove this machine's copies of a remote file: the one in the folder `scratch`, and the one in the cache. Only
+    copies of the whole file are found that `fetch` made without `version`."""
     if size is None and (entry := remote.head(path)) is not None:
         size = entry.size
     key = _key(remote, path, size or 0, None, None)
@@ -105,14 +105,15 @@ def forget(remote: Remote, path: str, scratch: str, size: int | None) -> None:
 
 
 def _key(remote: Remote, path: str, size: int, version: str | None, ranges: list[Range] | None) -> str:
-    """Return the key under which the cache holds a version of a remote file, or some byte ranges of it. The key is the
-    name of the file in the cache."""
+    """Return the key under which the cache holds a version of a remote file, or some byte ranges of that version. The
+    key is the name of the file in the cache."""
     parts = (_boot(), _endpoint(remote), remote.root, path, str(size), version or "", repr(ranges))
     return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _suffix(path: str) -> str:
-    """Return the suffix of the file name, from which readers recognise the type of the file."""
+    """Return the suffix of a remote file's name, such as ".parquet". The local copy gets the same suffix, because
+    readers recognise the type of a file by it."""
     return os.path.splitext(path)[1][:16]
 
 
@@ -184,7 +185,8 @@ class Cache:
         self.folder, self.cap = folder, cap
 
     def take(self, key: str, target: str) -> bool:
-        """Make `target` a hard link to the cached file `key`. Returns False when the file is not in the cache."""
+        """Make `target` a hard link to the file that the cache holds under `key`. Returns False when the cache does not
+        hold it."""
         try:
             os.utime(self.folder / key)
             os.link(self.folder / key, target)
@@ -193,9 +195,9 @@ class Cache:
         return True
 
     def put(self, key: str, size: int, target: str, make: Callable[[str], None]) -> None:
-        """Provide the file `key`, which takes `size` bytes of disk, at the path `target`. If the cache does not hold
-        the file, `make(path)` downloads it. When several tasks need the file at the same time, one task downloads it
-        and the others wait."""
+        """Provide at the path `target` the file that belongs into the cache under `key` and takes `size` bytes of disk.
+        If the cache does not hold the file, `make(path)` downloads it. When several tasks need the file at the same
+        time, one task downloads it and the others wait."""
         part = self.folder / f"{key}.{size}.part"
         full = False
         while not self.take(key, target):

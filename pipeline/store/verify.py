@@ -218,7 +218,8 @@ def _shard_set(store: Store, path: str) -> Manifest:
 
 
 def _packings(store: Store) -> list[str]:
-    """Return the paths of all manifests of packed rows, which lie beside the shards."""
+    """Return the paths of all manifests of packed rows (training samples made of whole documents), which lie beside the
+    shards."""
     return [path for path in store.list("shards") if _is_packing(path)]
 
 
@@ -227,7 +228,7 @@ def _packing(store: Store, path: str) -> Packing:
 
 
 def _imported(store: Store, damaged: Mapping[str, str]) -> set[str]:
-    """Return the folders of imported shard sets whose manifests can be read."""
+    """Return the folders of imported shard sets (sets of token files that no run made) whose manifests can be read."""
     return {path.rpartition("/")[0] for path in _shard_manifests(store)
             if path not in damaged and _shard_set(store, path).imported}
 
