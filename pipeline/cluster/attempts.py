@@ -193,7 +193,7 @@ def status_document(store: Store, current: Standing) -> dict[str, Any]:
 
 # -- names -----------------------------------------------------------------------------------------------------------
 def run_names(store: Store) -> list[str]:
-    """Return the sorted names of the store's runs. On a disk the folders of the runs are not listed to their end."""
+    """Return the sorted names of the store's runs. A folder below runs/ counts as a run if it holds a file."""
     if store.local is not None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(store.local / "runs") as entries:
             folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -203,7 +203,8 @@ def run_names(store: Store) -> list[str]:
 
 
 def has_run(store: Store, run: str) -> bool:
-    """Whether the store has a run named `run`. The caller must have checked the name with `bad_name`."""
+    """Whether the store has a run named `run`, that is, a file in the run's folder. The caller must have checked the
+    name with `bad_name`."""
     return next(store.list(f"runs/{run}"), None) is not None
 
 

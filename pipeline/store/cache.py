@@ -239,8 +239,8 @@ class Cache:
             return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def _reserve(self, size: int, part: Path) -> bool:
-        """Reserve `size` bytes of the cache for the download `part`. Files are evicted as necessary. Returns False when
-        the download does not fit even after that."""
+        """Reserve `size` bytes of the cache for the unfinished download `part`. Files that no task uses are evicted if
+        necessary. Returns False when the download does not fit even after that."""
         if size > self.cap:
             return False
         with self._locked():
@@ -262,8 +262,8 @@ class Cache:
 
     def _evict(self, leave: int, part: Path | None) -> int:
         """Evict files that no task uses until the cache holds at most `leave` bytes. Returns the number of bytes that
-        remain. The download `part` is counted neither in `leave` nor in the result. The caller holds the lock of the
-        cache."""
+        remain in the cache. The unfinished download `part` is counted neither in `leave` nor in the result. The caller
+        holds the lock of the cache."""
         files = sorted((f for f in self._files() if f[0] != str(part)), key=lambda f: f[2])
         total = sum(size for _, size, _, _ in files)
         for path, size, _, used in files:

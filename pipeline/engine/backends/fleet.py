@@ -177,8 +177,9 @@ class Fleet:
         return [h for h in self.hosts.values() if not h.draining and h.name not in self.refused]
 
     def _could_run(self, host: Host, kind: ResourceRequest) -> bool:
-        """Whether one task of this kind would fit this node if neither other programs nor our supervisors used it. A
-        node that is draining or refused fits no task."""
+        """Whether one task of this kind would fit this node if neither other programs nor our supervisors (actors that
+        run tasks) used the node. No task fits a node that is draining (about to be taken away) or was refused (because
+        of its code, or because it does not see the store)."""
         return (not host.draining and host.name not in self.refused
                 and (not kind.cpu or self.tags.get(host.id, kind.cpu) == kind.cpu)
                 and Available(host.cpus, host.memory_mb, host.gpus).shape_for(host.clamp(kind)) is not None)
@@ -337,7 +338,7 @@ class Fleet:
 
     @staticmethod
     def _places(hosts: Iterable[Host]) -> str:
-        """Returns text that names at most ten nodes, and what other programs use of each."""
+        """Returns text that names at most ten of these nodes, and says how much of each other programs use."""
         result = [f"{h.name}: others use {h.others.cpus} of {h.cpus} CPUs, {h.others.memory_mb:,} of {h.memory_mb:,} MB"
                  + (f", {h.others.gpus} of {h.gpus} GPUs" if h.gpus else "") for h in hosts]
         more = f" and {len(result) - 10} more" if len(result) > 10 else ""

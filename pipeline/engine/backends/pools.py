@@ -262,7 +262,7 @@ def needs(kind: ResourceRequest) -> str:
 
 def cannot(kind: ResourceRequest, places: Iterable[tuple[str, int, float, str]]) -> str:
     """Returns, in words, why a task of this kind fits no node. `places` describes every node: (name, memory of the
-    largest possible task in MB, GPUs, CPU tag or "")."""
+    largest possible task in MB, GPUs, instruction-set family of the CPU or "")."""
     ordered = sorted(places, key=lambda p: (p[1], p[2], p[0]))
     if not ordered:
         return f"it declares {needs(kind)}, and there is no node"

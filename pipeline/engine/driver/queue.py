@@ -109,8 +109,9 @@ class TaskBatch:
 
 
 class TaskQueue:
-    """Holds batches of tasks. Tasks of one kind that still have to run are dispatched from the largest to the smallest,
-    or in an order shuffled by `seed`. `get` reads commit records by task key."""
+    """Holds batches of tasks, and hands out the tasks that still have to run. Tasks that declare the same resources are
+    of one kind; within a kind, the largest are handed out first. With `seed`, the order is shuffled instead. `get`
+    reads commit records by task key."""
 
     def __init__(self, get: Get, seed: int | None = None) -> None:
         self._get, self._seed = get, seed

@@ -237,8 +237,8 @@ class Scheduler:
                 self.progress.running(self.backend.slots, [self._running(s) for s in running if s.id in self._flights])
 
     def _remove_flights(self, ids: Iterable[int]) -> list[Flight]:
-        """Remove attempts from the attempts in flight, and return those that were removed. Ids of attempts that are not
-        in flight are ignored."""
+        """Remove attempts from the attempts in flight (those that were handed to the backend and have not ended), and
+        return them. Ids of attempts that are not in flight are ignored."""
         landed, now = [], self._clock.now()
         for id in ids:
             if (flight := self._flights.pop(id, None)) is not None:
