@@ -71,8 +71,8 @@ class DriverOptions:
 
 
 def start_driver(store: Store, options: DriverOptions, entry: QueueEntry) -> subprocess.Popen[bytes]:
-    """Start the driver (the process that schedules the run) of an entry of the queue. This process must have claimed
-    the entry before: the claim must be the entry's last event."""
+    """Start the driver (the process that schedules the run) of an entry of the queue. This server must have claimed the
+    entry (taken it in order to start its run): the claim must be the entry's last event."""
     environment = {k: v for k, v in os.environ.items() if k not in options.secrets} | {"PYTHONPATH": import_path()}
     if options.roots is not None:
         environment |= {ROOTS: json.dumps(options.roots), DIRECT: "1"}
@@ -124,7 +124,8 @@ class Dispatcher:
             self._children[claimed.number, len(claimed.events)] = self._start(claimed)
 
     def _done(self, entry: QueueEntry) -> int:
-        """Return the number of tasks that the run of an entry has done, as its progress says."""
+        """Return the number of tasks that are done in the run of an entry of the queue, as the run's last progress
+        report says."""
         return int(progress_of(self.store, entry.run).get("done") or 0)
 
     def _is_abandoned(self, entry: QueueEntry) -> bool:
@@ -154,8 +155,8 @@ class Dispatcher:
         return self._unchanged("driver", (claim, beat.get("counter"), beat.get("closed"))) > UNSEEN_S
 
     def _pauses(self, entry: QueueEntry) -> bool:
-        """Whether a waiting entry must not be started yet, because its driver could not reach the cluster a moment ago.
-        Each further failure doubles the pause."""
+        """Whether an entry of the queue must wait a little longer, because its driver (the process that schedules the
+        run) could not reach the cluster a moment ago. Each further failure doubles the pause."""
         failures = entry.unreachable()
         return failures > 0 and self._unchanged("pause", (entry.number, len(entry.events))) < min(
             LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10))

@@ -137,7 +137,7 @@ class QueueEntry:
 
     @property
     def state(self) -> str:
-        """The state of the entry: waiting, starting, running, done, failed or cancelled."""
+        """The state of the entry (a submitted run): waiting, starting, running, done, failed or cancelled."""
         return STATES[self.last.kind]
 
     @property
@@ -146,7 +146,7 @@ class QueueEntry:
 
     @property
     def stopping(self) -> bool:
-        """Whether a running entry was asked to stop."""
+        """Whether the run of this entry was asked to stop, and has not ended yet."""
         return self.last.kind == "cancelling"
 
     @property
@@ -242,8 +242,8 @@ class Queue:
             return entry
 
     def submission(self, number: int) -> Submission:
-        """Return the recipe that was submitted as entry `number`, with its text. Raises UnknownEntry when there is no
-        such entry."""
+        """Return the recipe that was submitted as entry `number` of the queue, with its text. Raises UnknownEntry when
+        there is no such entry."""
         body = self._read(event_name(number, 0))
         if body is None:
             raise UnknownEntry(f"the queue of {self.store.root} has no entry {number}")
@@ -265,8 +265,8 @@ class Queue:
         return self._follow(entry)
 
     def _follow(self, entry: QueueEntry) -> QueueEntry:
-        """Return `entry` together with the events that other processes or this one have added to it since it was read.
-        """
+        """Return `entry` (a submitted run) together with the events that other processes or this one have added to it
+        since it was read."""
         while not entry.ended:
             name = event_name(entry.number, len(entry.events))
             body = self._read(name)
@@ -335,8 +335,9 @@ class Queue:
                 self._put(event_name(number, 0), {"submission": asdict(submission), "digest": digest}, event)
 
     def append(self, entry: QueueEntry, kind: str, **facts: Any) -> QueueEntry | None:
-        """Add an event to `entry`, whose events are those that this process last read. Returns the entry with the new
-        event. Returns None, and adds nothing, when another process has added an event since."""
+        """Add an event to `entry` (a submitted run) in the store. `entry` must hold the events that this process last
+        read. Returns the entry with the new event. Returns None, and adds nothing, when another process has added an
+        event since."""
         if "error" in facts:
             facts["error"] = redact(facts["error"])[:LONGEST_ERROR]
         event = Event(kind, utc_now(self.clock), self.clock.new_id(), **facts)

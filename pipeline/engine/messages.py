@@ -151,8 +151,8 @@ class Returned:
 
 @dataclass(frozen=True)
 class Hanging:
-    """Event: an attempt at a task has made no progress for a long time. Its crash cursor, which marks the document
-    being processed, has not moved."""
+    """Event: an attempt at a task has made no progress for a long time. Its crash cursor (the record of which document
+    it works on) has not moved."""
 
     status: TaskStatus
 
@@ -172,8 +172,8 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class StatusReport:
-    """Event: the states of all running tasks. A supervisor reports its own tasks. The scheduler receives one report for
-    all supervisors."""
+    """Event: the states of all running tasks. A supervisor (which runs the tasks of one node) reports its own tasks.
+    The scheduler receives one report for all supervisors."""
 
     running: tuple[TaskStatus, ...]
 

@@ -69,10 +69,10 @@ def _exactly(source: socket.socket, size: int) -> bytes:
 
 
 def _receive(source: socket.socket, *, request: bool = False) -> tuple[dict[str, Any], bytes, list[int]]:
-    """Receive a message from the other side of a broker's socket. Returns the JSON of the message, the bytes that
-    follow, and the open file descriptors sent with it. Raises EOFError when the other side has closed the socket.
-    `request` says that a child sent the message. EOFError is then also raised when the message is larger than allowed,
-    so that a child cannot fill the broker's memory."""
+    """Receive a message over a socket between a confined child and its broker (the process that uses object storage for
+    the child). Returns the JSON of the message, the bytes that follow, and the open file descriptors sent with it.
+    Raises EOFError when the other side has closed the socket. `request` says that a child sent the message. EOFError is
+    then also raised when the message is larger than allowed, so that a child cannot fill the broker's memory."""
     head, files, _, _ = socket.recv_fds(source, _LENGTH.size, 1)
     if not head:
         raise EOFError
@@ -126,7 +126,8 @@ class Broker:
 
     def _ranges(self, line: socket.socket, message: dict[str, Any], size: int, needs: Needs) -> Any:
         """Ask `needs` which byte ranges of a file must be downloaded, and return these ranges. `needs` may read some
-        bytes of the file through the broker before it decides."""
+        bytes of the file before it decides; they are requested from the broker (the process that uses object storage
+        for this one)."""
         def read(start: int, stop: int) -> bytes:
             return _exchange(line, {"call": "read_range", "start": start, "stop": stop})[1]
 
@@ -321,8 +322,9 @@ def _args(error: Exception) -> list[Any]:
 
 
 def main() -> None:
-    """Run a broker: `python -m pipeline.store.broker CONTROL_FD PARENT_PID JSON`. CONTROL_FD is the broker's end of the
-    socket pair that the child got at its start. JSON holds the arguments of `Server`."""
+    """Run a broker, the process that uses object storage for a confined child. The command is `python -m
+    pipeline.store.broker CONTROL_FD PARENT_PID JSON`. CONTROL_FD is the broker's end of the socket pair that the child
+    got at its start. JSON holds the arguments of `Server`."""
     process.die_with_parent(int(sys.argv[2]))
     process.no_core()
     confinement.not_dumpable()

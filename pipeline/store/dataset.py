@@ -198,7 +198,8 @@ def published_folders(store: Store) -> list[str]:
 
 
 def published_parts(store: Store, folder: str) -> list[PartToPublish]:
-    """Return the parts of a published folder, in the order of its manifest. Their paths are those in the folder."""
+    """Return the parts (Parquet files) of a published folder, in the order of its manifest (the table of its parts).
+    Their paths are those in the published folder."""
     rows = store.table(f"{folder}/{MANIFEST}").to_pylist()
     return [PartToPublish(f"{folder}/{row.pop('part')}", **row) for row in rows]
 
@@ -330,7 +331,8 @@ class ManifestWriter:
         self._parts = self._total = 0
 
     def add(self, part: PartToPublish) -> str:
-        """Add a part to the manifest. Returns the part's name in the folder."""
+        """Add a part (a Parquet file of documents) to the manifest. Returns the name that the part must have in the
+        published folder."""
         name = part_name(self._parts, part.key)
         self._parts += 1
         self._total += _part_sum(name, part.bytes)

@@ -52,13 +52,13 @@ class DamagedTakedown(StoreError):
 
 
 def url_hash(url: str) -> str:
-    """Return the hash by which a tombstone names a URL."""
+    """Return the hash by which a tombstone (the entry of a takedown) names a URL."""
     return hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def text_hash(text: str) -> str:
-    """Return the hash by which a tombstone names a text. Every run of white space counts as one space, and white space
-    at the ends does not count."""
+    """Return the hash by which a tombstone (the entry of a takedown) names a text. Every run of white space counts as
+    one space, and white space at the ends does not count."""
     return url_hash(" ".join(text.split()))
 
 

@@ -128,8 +128,8 @@ class Repaired(NamedTuple):
 
 def repair(store: Store, log: Log, damaged: Mapping[str, str]) -> Repaired:
     """Retire (withdraw) the records of damaged files and remove damaged copies, so that the next run writes them again.
-    Restore damaged files of the commit log. Manifests and imported shards are kept. `damaged` maps paths to
-    descriptions of the damage, as in `Verified`."""
+    Restore damaged files of the commit log. Manifests (lists of the files of a folder) and imported shards are kept.
+    `damaged` maps paths to descriptions of the damage, as in `Verified`."""
     retired, removed, restored, lost = log.retire_files(damaged), 0, 0, []
     folders = _imported(store, damaged)
     imported = [path for path in sorted(damaged) if path.rpartition("/")[0] in folders and not _is_manifest(path)]
@@ -253,8 +253,8 @@ def _is_packing(path: str) -> bool:
 
 
 def _resumed(store: Store, log: LogView) -> Verified:
-    """Return the results of an interrupted verification, from which a new one continues. They are empty when there was
-    no interrupted verification, or when the records of the log have changed since."""
+    """Return the results of an interrupted verification of the store, from which a new verification continues. They are
+    empty when there was no interrupted verification, or when the records of the log have changed since."""
     try:
         doc: dict[str, Any] = json.loads(store.read(PROGRESS))
         if doc.pop("state") == log.state():

@@ -186,8 +186,8 @@ class Fleet:
 
     def before_poll(self, now: float) -> None:
         """Discount the time in which this driver did not run, because its machine was suspended or its process was
-        stopped. The answers of supervisors could not arrive in that time, so it must not make any supervisor count as
-        late."""
+        stopped. The answers of supervisors (actors that run tasks) could not arrive in that time, so it must not make
+        any supervisor count as late."""
         if (blind := now - self._polled_at) > BLIND_S:
             for slot in self.worker_slots.values():
                 slot.polled = min(now, slot.polled + blind)
@@ -250,9 +250,9 @@ class Fleet:
         return plan
 
     def _preempting_for(self, free: Mapping[str, Available], plan: ScalingPlan, now: float) -> set[ResourceRequest]:
-        """Returns the kinds of tasks for which supervisors were preempted (made to end). The room that these
-        supervisors leave on their nodes is reserved for these kinds, for at most PREEMPT_S seconds after the last of
-        them has left."""
+        """Returns the kinds of tasks for which supervisors (actors that run tasks) were preempted, that is, made to
+        end. The room that these supervisors leave on their nodes is reserved for these kinds, for at most PREEMPT_S
+        seconds after the last of them has left."""
         for host, (kind, _) in list(self._preempted.items()):
             if any(p.leaving and p.host == host for p in self.worker_slots.values()):
                 self._preempted[host] = kind, now

@@ -56,13 +56,15 @@ class Capacity:
     _capacity: dict[tuple[ResourceRequest, str], int] = field(default_factory=dict)
 
     def takes(self, kind: ResourceRequest) -> bool:
-        """Whether a task of this kind can ever run in this supervisor, even when no other task runs there."""
+        """Whether a task that declares the resources `kind` can ever run in this supervisor, even when no other task
+        runs there."""
         return (kind.memory_mb <= max(self.memory_mb, self.largest_mb)
                 and (not kind.cpu or self.cpu in ("", kind.cpu))
                 and (share(kind.gpus) <= self.gpus if kind.gpus else self.shared or not self.gpus))
 
     def capacity(self, kind: ResourceRequest) -> int:
-        """Returns the number of tasks of this kind that can run at the same time if no other tasks run."""
+        """Returns the number of tasks that can run at the same time in this supervisor if each declares the resources
+        `kind` and no other tasks run."""
         count = self._capacity.get((kind, self.cpu))
         if count is None:                        # cached: computed for every worker and assignment
             count = min(self.slots, max(1, self.memory_mb // max(kind.memory_mb, 1))) if self.takes(kind) else 0
@@ -72,8 +74,8 @@ class Capacity:
         return count
 
     def room(self, kind: ResourceRequest) -> int:
-        """Returns how many further tasks of this kind would start immediately in this supervisor, besides the tasks
-        that run."""
+        """Returns how many further tasks that declare the resources `kind` would start immediately in this supervisor,
+        besides the tasks that run."""
         if self._runs >= self.slots or not self.capacity(kind) or self.reserved_for not in (None, kind):
             return 0
         by_memory = (self.memory_mb - self._memory) // max(kind.memory_mb, 1)
@@ -88,7 +90,8 @@ class Capacity:
 
     @property
     def prefetched(self) -> int:
-        """Return the number of assignments (attempts at tasks) of this worker that wait for a slot."""
+        """Return the number of assignments (attempts at tasks) that this worker has in advance: they wait until a
+        running one ends."""
         return len(self.open) - self._runs
 
     def add(self, id: int, kind: ResourceRequest) -> None:
@@ -98,15 +101,15 @@ class Capacity:
             self.reserved_for = None
 
     def remove(self, ids: Iterable[int]) -> set[int]:
-        """Remove those of the assignments `ids` that this worker has, and return their ids."""
+        """Remove those of the assignments (attempts at tasks) `ids` that this worker has, and return their ids."""
         removed = {i for i in ids if self.open.pop(i, None) is not None}
         if removed:
             self._pack()
         return removed
 
     def _pack(self) -> None:
-        """Count the assignments of `open` that can run together, in the order in which the supervisor starts them. All
-        other assignments are prefetched: they wait for a slot."""
+        """Count again which of the assignments (attempts at tasks) in `open` run: those that fit together, in the order
+        in which the supervisor starts them. All others are prefetched: they wait until a running one ends."""
         self._runs, self._memory, self._gpus = 0, 0, 0.0
         for kind in self.open.values():
             if self._runs == self.slots:
@@ -114,8 +117,8 @@ class Capacity:
             self._run_if_fits(kind)
 
     def _run_if_fits(self, kind: ResourceRequest) -> None:
-        """Count an assignment (an attempt at a task) of this kind as running if it fits beside those that run.
-        Otherwise nothing changes."""
+        """Count an assignment (an attempt at a task) with the resources `kind` as running if it fits beside those that
+        run. Otherwise nothing changes."""
         gpus = share(kind.gpus) if kind.gpus else 0.0
         if self._runs < self.slots and self._gpus + gpus <= self.gpus + 1e-6 and (
                 not self._runs or self._memory + kind.memory_mb <= self.memory_mb):
@@ -202,8 +205,8 @@ class StarvationGuard:
 
 @dataclass(frozen=True)
 class ResourceShape:
-    """The resources that a new supervisor reserves. `memory_mb` includes OWN_MB, the memory of the supervisor without
-    its children."""
+    """The resources that a new supervisor (which runs tasks in child processes) reserves on its node. `memory_mb`
+    includes OWN_MB, the memory of the supervisor without its children."""
 
     slots: int
     cpus: int
@@ -213,7 +216,8 @@ class ResourceShape:
 
 @dataclass
 class Available:
-    """The resources of a node (machine) that no supervisor and no other program has reserved."""
+    """The resources of a node (machine) that neither our supervisors (which run tasks) nor other programs have
+    reserved."""
 
     cpus: int
     memory_mb: int
@@ -251,7 +255,7 @@ class Available:
 
 
 def needs(kind: ResourceRequest) -> str:
-    """Return, in words, the resources that a task of this kind declares."""
+    """Return, in words, the resources that tasks of this kind declare: memory, GPUs and the type of CPU."""
     words = [f"{kind.memory_mb:,} MB of memory"]
     if kind.gpus:
         words.append(f"{kind.gpus:g} GPU" + ("s" if kind.gpus > 1 else ""))

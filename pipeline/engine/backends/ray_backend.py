@@ -76,8 +76,8 @@ log = logging.getLogger("tokenmill")
 
 
 class NoNodes(TokenmillError):
-    """Raised when no supervisor works and none will: all nodes were refused, supervisors die before they are ready, or
-    none was ready in time. The message says why."""
+    """Raised when no supervisor (an actor that runs tasks) works and none will: all nodes were refused, supervisors die
+    before they are ready, or none was ready in time. The message says why."""
 
 
 class RayBackend:
@@ -244,9 +244,10 @@ class RayBackend:
         return events + self._report(due)
 
     def _report(self, due: bool) -> list[Event]:
-        """Returns [one StatusReport for all supervisors] if a report is `due`, else []. The report lists the running
-        tasks of all supervisors, because progress shows only the tasks of the latest report. Must be called after the
-        events of a poll were handled: a task that ended in this poll is then not listed."""
+        """Returns [one StatusReport for all supervisors] if a report is `due`, else []. Supervisors are actors that run
+        tasks. The report lists the running tasks of all of them, because progress shows only the tasks of the latest
+        report. Must be called after the events of a poll were handled: a task that ended in this poll is then not
+        listed."""
         running = (s for p in self.fleet.worker_slots.values() for s in p.running if s.id in p.open)
         return [StatusReport(tuple(running))] if due else []
 
@@ -277,8 +278,8 @@ class RayBackend:
             self._spawn(host, number, shape)
 
     def _hosts(self) -> list[Host]:
-        """Returns the living nodes of the cluster. On each node, resources that are neither free nor reserved by this
-        run's supervisors count as used by other programs."""
+        """Returns the living nodes of the cluster with their resources. Resources that are neither free nor reserved by
+        this run's supervisors (actors that run tasks) count as used by other programs."""
         state: Any = ray._private.state
         nodes: list[dict[str, Any]] = state.nodes()
         draining, free = set(state.state.get_draining_nodes()), state.available_resources_per_node()
@@ -305,8 +306,8 @@ class RayBackend:
 
     @property
     def _measured(self) -> int:
-        """Return the memory of this machine that the run's supervisors may use, in MB. It is measured once, before the
-        first supervisor starts."""
+        """Return the memory of this machine that the run's supervisors (actors that run tasks) may use together, in MB.
+        It is measured once, before the first supervisor starts."""
         if not hasattr(self, "_memory_mb"):
             used, total = measure.memory_use()
             self._memory_mb = max(2 * OWN_MB, int(self.limits.memory_share * total - used) >> 20)

@@ -63,8 +63,8 @@ Sample = tuple[Metric, dict[str, str], float]
 
 
 def kind_of(node: str) -> str:
-    """Returns the kind of a plan node: index, pass, barrier, tokenizer or shards. The kind follows from the node's
-    name."""
+    """Returns the kind of a plan node (a group of tasks): index, pass, barrier, tokenizer or shards. The kind follows
+    from the node's name."""
     head, colon, _ = node.partition(":")
     if colon and head in ("index", "tokenizer", "shards"):
         return head

@@ -14,7 +14,8 @@ from pipeline.store.records import PartRecord
 
 
 class Backend(Protocol):
-    """Runs tasks: inline, in child processes, or on Ray."""
+    """The interface of a backend, to which the scheduler hands tasks. A backend runs them in the driver's process, in
+    child processes, or on a Ray cluster."""
 
     interruptible: bool
 
@@ -24,7 +25,7 @@ class Backend(Protocol):
 
     @property
     def slots(self) -> int:
-        """Return the number of tasks that can run at the same time right now."""
+        """Return the number of slots at the moment, that is, of tasks that can run at the same time."""
 
     def set_demand(self, waiting: Mapping[ResourceRequest, int]) -> Mapping[ResourceRequest, str]:
         """Tell the backend how many tasks of each kind wait, so that it can start workers for them. Tasks that declare

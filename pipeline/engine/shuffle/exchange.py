@@ -116,8 +116,8 @@ class SegmentWriter:
         self.rows += len(ids)
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
-        """Sorts the records in the buffer by bucket and then by key, and empties the buffer. Returns (sorted records,
-        number of records in each bucket)."""
+        """Sorts the records in the buffer by bucket (the part of the file that they go to) and then by key, and empties
+        the buffer. Returns (sorted records, number of records in each bucket)."""
         ids, records = self._ids[:self._used], self._records[:self._used]
         order = np.argsort(ids if self.buckets > 1 << 16 else ids.astype(np.uint16), kind="stable")   # u16: radix sort
         if self.key is None or self.key:
@@ -211,7 +211,8 @@ def _head(header: Mapping[str, Any], covers: Sequence[str]) -> bytes:
 
 
 def _content(header: Mapping[str, Any]) -> str:
-    """Returns the content hash of an exchange file: the sha256 of its header without `covers`."""
+    """Returns the content hash of an exchange file (records that tasks pass to each other): the sha256 of its header
+    without `covers`."""
     content = json.dumps({name: value for name, value in header.items() if name != "covers"}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -318,9 +319,10 @@ def _read(store: Store, path: str, dtype: np.dtype[Any], start: int, first: int,
 
 
 def read_segment(store: Store, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
-    """Returns the records of one bucket of the exchange file that `ref` names ({"$ref", "bytes", "content"}),
-    read-only. In a local store, the records are mapped into memory; from a remote store, they are fetched by one range
-    request. Raises DamagedFile when the file is missing, or the header, the index or the records are damaged."""
+    """Returns the records of one bucket of an exchange file, read-only. Tasks pass records to each other in such files,
+    which are divided into buckets. `ref` names the file ({"$ref", "bytes", "content"}). In a local store, the records
+    are mapped into memory; from a remote store, they are fetched by one range request. Raises DamagedFile when the file
+    is missing, or the header, the index or the records are damaged."""
     file = SegmentFile.open(store, ref)
     first, stop, expected = file.bounds(bucket)
     if store.local is None or first == stop:
@@ -337,8 +339,9 @@ def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int,
                    whole: Sequence[str] = (), numbered: bool = False,
                    scratch: str | None = None) -> Iterator[np.ndarray]:
     """Yields the records of one bucket of all exchange files `refs`, in blocks, merged by the key that the files are
-    sorted by. Records with equal keys come in the order of `refs`. If the files have no key, the records of one file
-    follow those of the file before it.
+    sorted by. Tasks pass records to each other in exchange files, which are divided into buckets. Records with equal
+    keys come in the order of `refs`. If the files have no key, the records of one file follow those of the file before
+    it.
 
     `whole`: first fields of the key; all records with equal values in them come in one block. `numbered`: adds the
     field `source` (u4), the position in `refs` of the file that the record comes from. `scratch`: folder for temporary

@@ -1,5 +1,5 @@
-"""Defines a job: an assignment (one attempt at a task) that a supervisor works on, with the state that the supervisor
-keeps about it."""
+"""Defines a job: an assignment (one attempt at a task) that a supervisor runs in child processes, with the state that
+the supervisor keeps about it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pipeline.engine.worker.crash_triage import CrashTriage
 
 @dataclass
 class Job:
-    """An assignment (one attempt at a task) that a supervisor works on. If child processes die, the supervisor needs
-    several of them for one job."""
+    """An assignment (one attempt at a task) that a supervisor works on. The supervisor runs it in a child process. If
+    that process dies, the job continues in another one."""
 
     assignment: Assignment
     triage: CrashTriage

@@ -33,9 +33,9 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_
 
 
 class ChildProcess:
-    """A child process that a supervisor has started to run tasks. `job` is its current job, or None while it is idle.
-    Each child has a process group of its own. Processes that the child started therefore end with it, and Ctrl-C
-    reaches only the driver."""
+    """A child process that a supervisor has started to run tasks. `job` is the attempt at a task that it runs now, or
+    None while it is idle. Each child has a process group of its own. Processes that the child started therefore end
+    with it, and Ctrl-C reaches only the driver."""
 
     def __init__(self, scratch: str, env: Mapping[str, str], store: str, clock: Clock, *,
                  confined: bool = True) -> None:
@@ -84,8 +84,8 @@ class ChildProcess:
             selector.register(self.broker.own_end, selectors.EVENT_READ, (self, "storage"))
 
     def give(self, job: Job, order: Work) -> None:
-        """Send `order`, the work order of `job`, to the child. Bytes for which the pipe has no room yet are kept until
-        `send` is called."""
+        """Send `order`, the work order of `job` (an attempt at a task), to the child. Bytes for which the pipe has no
+        room yet are kept until `send` is called."""
         self.cursor.clear()
         self.job, self.position, self.quiet_since = job, (-1, -1, -1), self._clock.now()
         with contextlib.suppress(OSError):

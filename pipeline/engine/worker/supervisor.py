@@ -398,7 +398,7 @@ class Supervisor:
     # -- ending --------------------------------------------------------------------------------------------------
     def _died(self, child: ChildProcess, fault: Fault | None) -> None:
         """End a child process that is dead, or that must die for `fault`. Crash triage (the search for the document at
-        fault) then decides how its job continues."""
+        fault) then decides how the child's job (an attempt at a task) continues."""
         job = child.job
         self._end_child(child)
         if job is None:
