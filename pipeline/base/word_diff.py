@@ -96,9 +96,9 @@ def _links(left: list[str], right: list[str]) -> list[list[int]]:
 
 def pieces(row: DiffRow) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
     """Divide a row (a pair of paragraphs, left and right) into runs of words. Returns (operation, (begin, end) on the
-    left, (begin, end) on the right) for each run. The operation is "equal", "delete", "insert" or "replace". Positions
-    count characters of a paragraph, and `end` is exclusive. A run without words on one of the sides has (0, 0) there.
-    """
+    left, (begin, end) on the right) for each run. The operation is "equal", "delete", "insert" or "replace".
+    Positions count characters of a paragraph, and `end` is exclusive. A run without words on one of the sides has (0,
+    0) there."""
     spans = [[m.span() for m in row.word.finditer(text)] for text in row.sides]
     words = [[text[a:b] for a, b in side] for text, side in zip(row.sides, spans)]
 

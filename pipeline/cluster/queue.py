@@ -64,7 +64,7 @@ class RequestReused(QueueError):
 
 
 class RunTaken(QueueError):
-    """Raised when a different submission with the same run name is in the queue and has not ended."""
+    """Raised when the queue already has an unfinished entry with the run name of a new, different submission."""
 
 
 class QueueFull(QueueError):

@@ -1,4 +1,5 @@
-"""The tombstones of a store: which documents `tokenmill takedown` has taken out, and which every later run leaves out.
+"""The tombstones of a store: the entries about documents that `tokenmill takedown` has removed. Every later run leaves
+these documents out.
 
     takedowns/00000001.json         what was asked for and found. Exists before anything is removed
     takedowns/00000001.done.json    what was removed. Exists when the takedown is complete

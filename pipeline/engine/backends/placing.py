@@ -49,8 +49,8 @@ class Placement:
 
     def _apart(self, usable: list[WorkerSlot], kind: ResourceRequest, key: str) -> WorkerSlot:
         """Returns the supervisor (an actor that runs tasks) for a second attempt at a slow task. The supervisor that
-        runs the first attempt may be the reason why the task is slow, so another supervisor is chosen if one has room.
-        """
+        runs the first attempt may be the reason why the task is slow, so another supervisor is chosen if one has
+        room."""
         fitting = most_room(usable, kind)
         return next((p for p in fitting if p.room(kind) and all(self._keys[i] != key for i in p.open)), fitting[0])
 

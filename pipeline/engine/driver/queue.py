@@ -53,7 +53,7 @@ class TaskRecords(OnDisk[PartRecord]):
             yield from self._rows(first, min(first + CHUNK, self._size))
 
     def with_tasks(self) -> Iterator[tuple[Row, PartRecord]]:
-        """Yields (task, record) for each task of the batch."""
+        """Yields ((key, origin, weight) of the task, its commit record) for each task of the batch."""
         for first in range(0, self._size, RECORDS):
             rows = self._rows(first, min(first + RECORDS, self._size))
             yield from zip(rows, self._records(rows))

@@ -118,8 +118,8 @@ class Summing:
     def _wave(self, node: str) -> str:
         """Returns the name of the wave (a group of tasks that may run at the same time) that a record belongs to;
         "task" if its plan node has no waves. `node` is the plan node or wave that the record names ("NODE" or
-        "NODE/WAVE"). The record may name another plan node than the one being summed, if both asked for the same task.
-        """
+        "NODE/WAVE"). The record may name another plan node than the one being summed, if both asked for the same
+        task."""
         if node == self._node or "/" not in node:
             return "task"
         return node.removeprefix(f"{self._node}/") if node.startswith(f"{self._node}/") else node.rpartition("/")[2]

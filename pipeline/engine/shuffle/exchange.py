@@ -140,8 +140,9 @@ class SegmentWriter:
         self._spill.write(records.view(np.uint8).data)
 
     def close(self) -> None:
-        """Write the exchange file: merge the sorted runs in the scratch file with the records still in memory, bucket
-        by bucket, and put the header and the index before them. Does nothing if the file is written already."""
+        """Write the exchange file (records that tasks pass to each other, in buckets). The sorted runs in the scratch
+        file are merged with the records still in memory, bucket by bucket, and the header and the index are put before
+        them. Does nothing if the file is written already."""
         if self.content:
             return
         last, counts = self._sorted()
@@ -310,8 +311,9 @@ def _range(store: Store, path: str, start: int, stop: int) -> bytes:
 
 
 def _read(store: Store, path: str, dtype: np.dtype[Any], start: int, first: int, stop: int) -> np.ndarray:
-    """Returns the records [first, stop) of a file whose records begin at byte `start`. Raises DamagedFile when the file
-    ends early, because documents would be lost with the missing records."""
+    """Returns the records [first, stop) of an exchange file (records that tasks pass to each other) whose records begin
+    at byte `start`. Raises DamagedFile when the file ends early, because documents would be lost with the missing
+    records."""
     data = _range(store, path, start + first * dtype.itemsize, start + stop * dtype.itemsize)
     if len(data) != (stop - first) * dtype.itemsize:
         raise DamagedFile(path, "is cut short")

@@ -96,8 +96,8 @@ def _run(task: Task, inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) 
 
 def _deliver(spec: TaskSpec, store: Store, attempt: str, out: TaskOutputs) -> dict[str, FileInfo]:
     """Hash the output files of an attempt and move them into the store. If one of them cannot be moved, all files of
-    the attempt are removed from the store. Raises FileNotFoundError if the task named an output but did not write it.
-    """
+    the attempt are removed from the store. Raises FileNotFoundError if the task named an output but did not write
+    it."""
     files: dict[str, FileInfo] = {}
     for file, note in sorted(out.names.items()):
         local = out.path(file)

@@ -120,8 +120,8 @@ def raise_oom_score(score: int = 500) -> None:
 
 def memory_use() -> tuple[int, int]:
     """Returns (used, total) in bytes for the memory that limits this process most. It is the machine or a cgroup of
-    this process, whichever has the largest used share. File cache that the kernel can reclaim does not count as used.
-    """
+    this process, whichever has the largest used share. File cache that the kernel can reclaim does not count as
+    used."""
     result = [_machine()]
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():

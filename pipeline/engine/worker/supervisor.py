@@ -215,14 +215,16 @@ class Supervisor:
         return next((c for c in self._children if not c.job and self._suits(c, job)), None)
 
     def _suits(self, child: ChildProcess, job: Job) -> bool:
-        """Whether an idle child process can take the job. There are four conditions:
+        """Whether an idle child process can take the job (an attempt at a task). There are four conditions:
 
-        * The child must be confined (without rights that a parser must not have) if and only if the job's task must be.
+        * The child must be confined (without rights that a parser must not have) if the job's task must be confined,
+          and only then.
         * Its storage broker (the process that accesses object storage for it) must serve exactly the storage that the
           job reads, or must not have started yet.
         * The child must hold exactly the share of GPUs that the job needs.
-        * A child that ran tasks of another plan node may still hold models. Such a child must hold no GPUs, and at most
-          half of the memory that the job declares (not counting `empty_mb`, which an idle child holds anyway).
+        * A child that ran tasks of another plan node (group of tasks) may still hold models. Such a child must hold no
+          GPUs, and at most half of the memory that the job declares (not counting `empty_mb`, which an idle child holds
+          anyway).
         """
         if child.confined != job.spec.confined:
             return False
