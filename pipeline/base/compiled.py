@@ -101,8 +101,8 @@ def keep_in(folder: str) -> None:
 
 def _with_shipped_variants(kernel: Any) -> Any:
     """Make a kernel (a function that numba compiles) load machine code that came with the container image. The
-    environment variable TOKENMILL_KERNELS names the folder. A kernel has one compiled variant for each combination of
-    argument types; variants that the folder lacks are compiled. Returns the kernel."""
+    environment variable TOKENMILL_KERNELS names the folder of this code. A kernel has one compiled variant for each
+    combination of argument types; variants that the folder lacks are compiled. Returns the kernel."""
     cache: Any = getattr(kernel, "_cache", None)
     folder = os.environ.get(SHIPPED)
     if not folder or not hasattr(cache, "_cache_file"):

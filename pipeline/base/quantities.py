@@ -60,9 +60,8 @@ def parse_bytes(value: Any) -> int:
 
 
 def parse_share(value: Any) -> float:
-    """Parses a share: '0.5%' → 0.005. A number without a percent sign is refused, because 0.5 could mean a half or half
-    a percent. Only 0 needs no percent sign. Raises ValueError for any other value without one, and for more than
-    100%."""
+    """Parses a share: '0.5%' → 0.005. Raises ValueError for more than 100%, and for a number without a percent sign,
+    because 0.5 could mean a half or half a percent. Only 0 needs no percent sign."""
     if not isinstance(value, bool) and value in (0, "0"):
         return 0.0
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*%\s*", value) if isinstance(value, str) else None

@@ -272,9 +272,9 @@ def piece_name(run: str, attempt: int, piece: int) -> str:
 
 
 class LogReader:
-    """Reads the log of one attempt of a run from its beginning. Each call of `more` continues where the previous call
-    stopped. `check` is called with the path of every piece (file) of the log before the piece is read; its exceptions
-    are passed on."""
+    """Reads the log of one attempt (start) of a run from its beginning. Each call of `more` continues where the
+    previous call stopped. `check` is called with the path of every piece (file) of the log before the piece is read;
+    its exceptions are passed on."""
 
     def __init__(self, store: Store, run: str, attempt: int, check: Callable[[str], None] = lambda piece: None) -> None:
         self.store, self.run, self.attempt, self._check = store, run, attempt, check

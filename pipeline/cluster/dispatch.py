@@ -174,9 +174,8 @@ class Dispatcher:
         return self._unchanged("lease", (holder, beat.get("counter"))) <= PATIENCE_S
 
     def _unchanged(self, what: str, value: Any) -> float:
-        """Return for how many seconds a value has not changed. `what` names the value, and `value` is its present
-        state. The result is the time since the first of the latest calls for `what` that all passed an equal `value`,
-        by the clock of this process."""
+        """Return for how many seconds the value named `what` has not changed, as far as the calls of this method show.
+        `value` is the present value. When it differs from that of the call before, the time begins at 0 again."""
         before, since = self._last_values.get(what, (None, 0.0))
         if before != value:
             self._last_values[what] = (value, self._clock.now())

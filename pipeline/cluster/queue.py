@@ -203,7 +203,7 @@ class Queue:
 
     # -- reading -------------------------------------------------------------------------------------------------
     def entries(self) -> list[QueueEntry]:
-        """Return all entries as they are now, in the order of their numbers."""
+        """Return all entries of the queue as they are now, in the order of their numbers."""
         with self._lock:
             if self._next == 0:
                 listed = {int(m[1]) for path in self.store.list("queue") if (m := _NAME.fullmatch(path))}

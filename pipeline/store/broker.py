@@ -223,7 +223,8 @@ class Server:
             return self._remotes[root]
 
     def run(self, control: socket.socket) -> None:
-        """Receive sockets over `control` until the child process is gone, and serve each one in a thread of its own."""
+        """Receive sockets over the socket `control` until the child process is gone, and serve each one in a thread of
+        its own."""
         while True:
             data, files, _, _ = socket.recv_fds(control, 1, 1)
             if not data:

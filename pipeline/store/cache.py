@@ -92,8 +92,8 @@ def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: st
 
 
 def forget(remote: Remote, path: str, scratch: str, size: int | None) -> None:
-    """Remove this machine's copies of a remote file: the one in the folder `scratch`, and the one in the cache. Only
-    copies of the whole file are found that `fetch` made without `version`."""
+    """Remove this machine's copies of a remote file: the one in the folder `scratch`, and the one in the cache. It
+    finds only copies of the whole file that `fetch` made without `version`."""
     if size is None and (entry := remote.head(path)) is not None:
         size = entry.size
     key = _key(remote, path, size or 0, None, None)
@@ -195,9 +195,9 @@ class Cache:
         return True
 
     def put(self, key: str, size: int, target: str, make: Callable[[str], None]) -> None:
-        """Provide at the path `target` the file that belongs into the cache under `key` and takes `size` bytes of disk.
-        If the cache does not hold the file, `make(path)` downloads it. When several tasks need the file at the same
-        time, one task downloads it and the others wait."""
+        """Provide at the path `target` the file that the cache holds, or will hold, under `key`, and that takes `size`
+        bytes of disk. If the cache does not hold the file, `make(path)` downloads it. When several tasks need the file
+        at the same time, one task downloads it and the others wait."""
         part = self.folder / f"{key}.{size}.part"
         full = False
         while not self.take(key, target):

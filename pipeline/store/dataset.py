@@ -175,7 +175,8 @@ def stream_quarantine(stream: str) -> str:
 
 def publish_quarantine(store: Store, name: str, records: Iterable[PartRecord],
                        check_lease: Callable[[], None] = lambda: None) -> None:
-    """Publish the `quarantine.parquet` files of `records`, and no other files, in the folder quarantine/NAME/."""
+    """Publish the files `quarantine.parquet` that these commit records name, and no other files, in the folder
+    quarantine/NAME/."""
     _publish(store, f"quarantine/{name}", PassParts(records, last=False).files[QUARANTINE], check_lease)
 
 

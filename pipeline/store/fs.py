@@ -158,8 +158,8 @@ class Store:
         return self.remote.fetch(path, scratch, size, version, needs)
 
     def download(self, path: str, local: str) -> None:
-        """Copy a file to the new file `local` of this machine, past the cache. Raises FileNotFoundError when it does
-        not exist."""
+        """Copy a file to the new file `local` of this machine, without using this machine's cache. Raises
+        FileNotFoundError when the file does not exist."""
         if self.local is not None:
             shutil.copyfile(self.local / path, local)
             return

@@ -70,10 +70,10 @@ class Host:
         return self.memory_mb - OWN_MB if self.largest_mb is None else self.largest_mb
 
     def clamp(self, kind: ResourceRequest) -> ResourceRequest:
-        """Returns the request `kind` of a task with a memory for which this node can have a supervisor (an actor that
-        runs tasks). If the task needs more memory than that, but at most `largest_mb`, the memory of the request is
-        lowered. The task then runs alone in its supervisor, and may use up to `largest_mb`. In all other cases `kind`
-        is returned unchanged, in particular if supervisors reserve their memory here (`largest_mb` is None)."""
+        """Returns the request `kind` of a task, with its memory lowered if necessary, so that this node can have a
+        supervisor (an actor that runs tasks) for it. The memory is lowered only where memory is measured and not
+        reserved, and only for a task that needs at most `largest_mb`. The task then runs alone in its supervisor, and
+        may use up to `largest_mb`."""
         if kind.memory_mb > self.largest or self.largest_mb is None:
             return kind
         return kind._replace(memory_mb=max(1, min(kind.memory_mb, self.memory_mb - OWN_MB)))

@@ -180,8 +180,9 @@ def most_room(workers: Sequence[WorkerT], kind: ResourceRequest) -> list[WorkerT
 
 class StarvationGuard:
     """Makes sure that large tasks get to run. Small tasks would otherwise take all room that becomes free, and a large
-    task would never fit. When tasks of one kind have waited without room for PATIENCE_S seconds, and no worker has one
-    of them, one worker takes no tasks of other kinds until it has got a task of this kind, or none waits any more."""
+    task would never fit. The guard acts when tasks of one kind have waited without room for PATIENCE_S seconds, and no
+    worker has one of them. One worker then takes no tasks of other kinds until it has got a task of this kind, or until
+    none waits any more."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self.patience_s = patience_s

@@ -45,7 +45,8 @@ EVIDENCE = 20            # times the task's own seconds: if others ran so long w
 @dataclass
 class BaseRate:
     """Statistics of all attempts at tasks on one class of machines: for how long they ran, how many were lost to each
-    cause, and in how many events. The death of a machine is one event, even if it ends several attempts."""
+    cause, and in how many events. An attempt is lost if it ends without a fault of its task, for instance because its
+    machine dies. The death of a machine is one event, even if it ends several attempts."""
 
     lost: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)

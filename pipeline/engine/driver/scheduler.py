@@ -129,8 +129,8 @@ class Scheduler:
             self.progress.plan_again()
 
     def run(self, specs: Iterable[TaskSpec]) -> list[PartRecord]:
-        """Run the tasks `specs` and return their commit records in order. A task whose record is in the commit log does
-        not run again. Tasks with equal keys run once.
+        """Run the tasks `specs` and return their commit records in the order of `specs`. A task whose record is in the
+        commit log does not run again. Tasks with equal keys run once.
 
         Raises the errors of `step`.
         """

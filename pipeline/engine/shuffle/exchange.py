@@ -253,9 +253,10 @@ class SegmentFile:
 
     @classmethod
     def open(cls, store: Store, ref: Mapping[str, Any]) -> SegmentFile:
-        """Read the beginning of the file that `ref` names ({"$ref", "bytes", "content"}). Raises DamagedFile when the
-        file is missing, or its size or its header differs from the reference. On object storage, the size is not
-        checked here; a file that was cut short is noticed when its records are read."""
+        """Read the beginning of the exchange file (records that tasks pass to each other, in buckets) that `ref` names
+        ({"$ref", "bytes", "content"}). Raises DamagedFile when the file is missing, or its size or its header differs
+        from the reference. On object storage, the size is not checked here; a file that was cut short is noticed when
+        its records are read."""
         path, size = ref["$ref"], ref["bytes"]
         if store.local is not None and store.size(path) != size:       # on object storage that would cost a request
             raise DamagedFile(path, "is gone or has another size than its record says")
@@ -287,9 +288,9 @@ class SegmentFile:
         return self.after + _index_bytes(self.buckets)
 
     def bounds(self, bucket: int) -> tuple[int, int, bytes]:
-        """Returns (first, stop, checksum) of a bucket: its records are the records [first, stop) of the file. Of a
-        large index, only the page that describes the bucket is read. Raises IndexError if the file has no such bucket,
-        and DamagedFile if the page is damaged."""
+        """Returns (first, stop, checksum) of a bucket of the exchange file: the bucket's records are the records
+        [first, stop) of the file. Of a large index, only the page that describes the bucket is read. Raises IndexError
+        if the file has no such bucket, and DamagedFile if the page is damaged."""
         if not 0 <= bucket < self.buckets:
             raise IndexError(f"{self.store.at(self.path)} has buckets 0 to {self.buckets - 1}, not {bucket}")
         number, place = divmod(bucket, PAGE)
@@ -377,9 +378,9 @@ def _numbered(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _run_of(file: SegmentFile, bucket: int, number: int | None) -> Run:
-    """Returns a bucket of an exchange file as a sorted run: (function that reads records, number of records). Memory
-    holds only what is needed to read the records later. If `number` is not None, the function adds it to each record as
-    the field `source`.
+    """Returns one bucket of an exchange file (records that tasks pass to each other) as a sorted run: (function that
+    reads records, number of records). Memory holds only what is needed to read the records later. If `number` is not
+    None, the function adds it to each record as the field `source`.
 
     A run must be read from beginning to end, because its checksum is compared after its last record. If the records are
     damaged, the task that used them gets an error before it returns, and so commits nothing.
