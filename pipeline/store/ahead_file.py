@@ -41,8 +41,9 @@ class AheadFile(RemoteFile):
             self._pieces.pop(number, None)
 
     def _piece(self, number: int) -> bytes:
-        """Return the piece with this number, and wait for it if necessary. If the piece before it was read lately, the
-        AHEAD pieces that follow are requested in advance. Raises OSError when the object has become shorter."""
+        """Return the piece with this number, and wait for it if necessary. If it is the first piece, or the piece
+        before it was read lately, the AHEAD pieces that follow are requested in advance. Raises OSError when the object
+        has become shorter."""
         goes_on = not number or number in self._pieces or number - 1 in self._pieces
         for wanted in range(number, min(number + 1 + AHEAD * goes_on, -(-self.size // PIECE))):
             if wanted not in self._pieces:
