@@ -201,8 +201,8 @@ class TaskInputs:
     def fetch(self, ref: Mapping[str, Any], needs: Needs | None = None) -> str:
         """Return the local path of the file that the argument `ref` names. `ref` holds either `$ref`, a file of the
         store, or `$file`, an input file. The task must not change the file. A remote file is downloaded to the scratch
-        folder, through this machine's cache. If `needs` names ranges of a remote input file, only these ranges are
-        downloaded.
+        folder, through this machine's cache. `needs`, a function, may choose byte ranges of a remote input file; then
+        only these ranges are sure to be present.
 
         Raises ChangedInput if an input file has changed since the run was planned, because results made from it must
         not be stored under this task's key. Raises DamagedFile if a file of the store differs from its record.

@@ -100,8 +100,8 @@ class Broker:
     def ask(self, message: dict[str, Any], file: int | None = None, needs: Needs | None = None) -> tuple[Any, bytes]:
         """Send a request to the broker (the process that uses object storage for this one) and return (result, bytes)
         from its reply. `file` is an open file descriptor to send with the request. If the broker asks which byte ranges
-        of a file to download, `needs` chooses them. Raises the error that the broker reports, or EnvironmentFailure
-        when the broker process is gone."""
+        of a file to download, the function `needs` chooses them. Raises the error that the broker reports, or
+        EnvironmentFailure when the broker process is gone."""
         line = self._line()
         reply, data = _exchange(line, message, () if file is None else (file,))
         while "needs" in reply:
@@ -125,9 +125,9 @@ class Broker:
         return line
 
     def _ranges(self, line: socket.socket, message: dict[str, Any], size: int, needs: Needs) -> Any:
-        """Ask `needs` which byte ranges of a file must be downloaded, and return these ranges. `needs` may read some
-        bytes of the file before it decides; they are requested from the broker (the process that uses object storage
-        for this one)."""
+        """Ask the function `needs` which byte ranges of a file must be downloaded, and return these ranges. `needs` may
+        read some bytes of the file before it decides; they are requested from the broker (the process that uses object
+        storage for this one)."""
         def read(start: int, stop: int) -> bytes:
             return _exchange(line, {"call": "read_range", "start": start, "stop": stop})[1]
 

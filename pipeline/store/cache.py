@@ -48,9 +48,9 @@ _KEY = re.compile(r"[0-9a-f]{32}")
 
 def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: str | None, needs: Needs | None) -> str:
     """Return the path, in the folder `scratch`, of a local copy of a remote file. The copy comes from this machine's
-    cache or is downloaded. If `needs` is given, only the byte ranges that it chooses are sure to be present. Raises
-    ChangedFile when a downloaded file is shorter than `size` or, if `version` is given, has another size or version,
-    and FileNotFoundError when it does not exist."""
+    cache or is downloaded. If the function `needs` is given, only the byte ranges that it chooses are sure to be
+    present. Raises ChangedFile when a downloaded file is shorter than `size` or, if `version` is given, has another
+    size or version, and FileNotFoundError when the file does not exist."""
     if size is None:
         entry = remote.head(path)
         if entry is None:

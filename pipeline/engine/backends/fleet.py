@@ -114,9 +114,10 @@ class WorkerSlot(Capacity):
 class ScalingPlan:
     """The decisions about supervisors (actors that run tasks on the nodes) at one moment. `start`: supervisors to
     start, as (node, number of the supervisor on the node, its resources). `leave`: supervisors that must finish their
-    tasks and end. `demand`: for each kind of task, the number of tasks for which an autoscaler should add nodes. It
-    counts the tasks for which neither the present supervisors nor those of `start` have room, up to MAX_DEMAND. Tasks
-    without a GPU are counted only as far as `workers` allows further children."""
+    tasks and end. `demand`: for each kind of task (tasks that declare the same resources), the number of tasks for
+    which an autoscaler should add nodes. It counts the tasks for which neither the present supervisors nor those of
+    `start` have room, up to MAX_DEMAND. Tasks without a GPU are counted only as far as `workers` allows further
+    children."""
 
     start: list[tuple[Host, int, ResourceShape]] = field(default_factory=list)
     leave: list[WorkerSlot] = field(default_factory=list)
@@ -177,9 +178,9 @@ class Fleet:
         return [h for h in self.hosts.values() if not h.draining and h.name not in self.refused]
 
     def _could_run(self, host: Host, kind: ResourceRequest) -> bool:
-        """Whether one task of this kind would fit this node if neither other programs nor our supervisors (actors that
-        run tasks) used the node. No task fits a node that is draining (about to be taken away) or was refused (because
-        of its code, or because it does not see the store)."""
+        """Whether a task that declares the resources `kind` would fit this node if neither other programs nor our
+        supervisors (actors that run tasks) used the node. No task fits a node that is draining (about to be taken away)
+        or was refused (because of its code, or because it does not see the store)."""
         return (not host.draining and host.name not in self.refused
                 and (not kind.cpu or self.tags.get(host.id, kind.cpu) == kind.cpu)
                 and Available(host.cpus, host.memory_mb, host.gpus).shape_for(host.clamp(kind)) is not None)
@@ -251,8 +252,8 @@ class Fleet:
 
     def _preempting_for(self, free: Mapping[str, Available], plan: ScalingPlan, now: float) -> set[ResourceRequest]:
         """Returns the kinds of tasks for which supervisors (actors that run tasks) were preempted, that is, made to
-        end. The room that these supervisors leave on their nodes is reserved for these kinds, for at most PREEMPT_S
-        seconds after the last of them has left."""
+        end. Tasks of one kind declare the same resources. The room that these supervisors leave on their nodes is
+        reserved for these kinds, for at most PREEMPT_S seconds after the last of them has left."""
         for host, (kind, _) in list(self._preempted.items()):
             if any(p.leaving and p.host == host for p in self.worker_slots.values()):
                 self._preempted[host] = kind, now
@@ -262,8 +263,8 @@ class Fleet:
         return {kind for kind, _ in self._preempted.values()}
 
     def _takers(self, kind: ResourceRequest, plan: ScalingPlan) -> list[WorkerSlot]:
-        """Returns the supervisors (actors that run tasks) that can take a task of this kind. Supervisors that are still
-        starting are included, those that are about to end are not."""
+        """Returns the supervisors (actors that run tasks) that can take a task that declares the resources `kind`.
+        Supervisors that are still starting are included, those that are about to end are not."""
         return [p for p in self.worker_slots.values() if not p.leaving and p not in plan.leave and p.takes(kind)]
 
     def greeted(self, slot: WorkerSlot, now: float) -> None:
@@ -325,8 +326,9 @@ class Fleet:
         return None
 
     def _warn_of_waiting(self, kind: ResourceRequest, now: float) -> None:
-        """Warn once that tasks of this kind have waited for WARN_S seconds although they would fit a node, because
-        other programs use that node or all `workers` are busy. `set_demand` warns of tasks that fit no node."""
+        """Warn once that tasks that declare the resources `kind` have waited for WARN_S seconds although they would fit
+        a node, because other programs use that node or all `workers` are busy. `set_demand` warns of tasks that fit no
+        node."""
         able = [h for h in self.hosts.values() if self._could_run(h, kind)]
         if not able or not self._unplaced_since.setdefault(kind, now) + WARN_S <= now or ("", kind) in self._warned:
             return
@@ -362,11 +364,11 @@ class Fleet:
         return free
 
     def _preempt(self, kind: ResourceRequest, free: Mapping[str, Available], plan: ScalingPlan) -> list[WorkerSlot]:
-        """Chooses supervisors (actors that run tasks) that must leave one node so that a task of this kind fits there,
-        and returns them. The node is the one where the fewest tasks are affected, and on it supervisors with few tasks
-        leave first. A supervisor that has had no task yet stays if waiting tasks can use it; otherwise two kinds would
-        preempt each other for ever. Returns [] while any supervisor is leaving, because the room that the leaving
-        supervisor frees may suffice."""
+        """Chooses supervisors (actors that run tasks) that must leave one node so that a task that declares the
+        resources `kind` fits there, and returns them. The node is the one where the fewest tasks are affected, and on
+        it supervisors with few tasks leave first. A supervisor that has had no task yet stays if waiting tasks can use
+        it; otherwise two kinds would preempt each other for ever. Returns [] while any supervisor is leaving, because
+        the room that the leaving supervisor frees may suffice."""
         if plan.leave or any(p.leaving for p in self.worker_slots.values()):
             return []
         best: tuple[int, list[WorkerSlot]] | None = None
@@ -399,7 +401,8 @@ class Fleet:
         return result
 
     def _warn_too_small(self, host: Host, kind: ResourceRequest) -> None:
-        """Warn, once per node and kind of task, that the node has too little memory for a task of this kind."""
+        """Warn, once per node and `kind` (the resources that a task declares), that the node has too little memory for
+        such a task."""
         if (host.name, kind) in self._warned or kind.gpus > host.gpus or host.largest >= kind.memory_mb:
             return
         self._warned.add((host.name, kind))

@@ -130,9 +130,9 @@ WorkerT = TypeVar("WorkerT", bound=Capacity)
 
 
 def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
-    """Returns the number of assignments (attempts at tasks) of a kind that would start immediately on these workers
-    together. If none would start, returns 0 or a negative number, as `protocols.Backend.room_for` defines it. Tasks
-    that wait at a full worker do not reduce the room of an idle worker."""
+    """Returns the number of assignments (attempts at tasks) with the resources `kind` that would start immediately on
+    these workers together. If none would start, returns 0 or a negative number, as `protocols.Backend.room_for` defines
+    it. Tasks that wait at a full worker do not reduce the room of an idle worker."""
     free = sum(b.room(kind) for b in workers if b.has_slot)
     if free:
         return free
@@ -146,9 +146,9 @@ def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
 
 def best_first(workers: Sequence[WorkerT], kind: ResourceRequest) -> Iterator[WorkerT]:
     """Yields, for one assignment (an attempt at a task) after the other, the worker that should take it. All
-    assignments are of the kind `kind`. The worker is the first that `most_room` would return. The caller must add the
-    assignment to this worker before it takes the next worker from the iterator. With n workers, each assignment takes
-    O(log n) time, while a call of `most_room` takes O(n)."""
+    assignments declare the resources `kind`. The worker is the first that `most_room` would return. The caller must add
+    the assignment to this worker before it takes the next worker from the iterator. With n workers, each assignment
+    takes O(log n) time, while a call of `most_room` takes O(n)."""
     rooms = [(-room, place) for place, b in enumerate(workers) if b.has_slot and (room := b.room(kind))]
     heapq.heapify(rooms)
     while rooms:
@@ -168,9 +168,9 @@ def best_first(workers: Sequence[WorkerT], kind: ResourceRequest) -> Iterator[Wo
 
 
 def most_room(workers: Sequence[WorkerT], kind: ResourceRequest) -> list[WorkerT]:
-    """Returns the workers that may take an assignment (an attempt at a task) of this kind, best first. If some workers
-    would start the assignment immediately, only these are returned, those with most room first. Otherwise workers with
-    few waiting assignments come first. Equally good workers stay in the order of `workers`."""
+    """Returns the workers that may take an assignment (an attempt at a task) with the resources `kind`, best first. If
+    some workers would start the assignment immediately, only these are returned, those with most room first. Otherwise
+    workers with few waiting assignments come first. Equally good workers stay in the order of `workers`."""
     rooms = [(-room, place, b) for place, b in enumerate(workers) if b.has_slot and (room := b.room(kind))]
     if rooms:
         return [b for _, _, b in sorted(rooms)]
@@ -180,9 +180,9 @@ def most_room(workers: Sequence[WorkerT], kind: ResourceRequest) -> list[WorkerT
 
 class StarvationGuard:
     """Makes sure that large tasks get to run. Small tasks would otherwise take all room that becomes free, and a large
-    task would never fit. The guard acts when tasks of one kind have waited without room for PATIENCE_S seconds, and no
-    worker has one of them. One worker then takes no tasks of other kinds until it has got a task of this kind, or until
-    none waits any more."""
+    task would never fit. Tasks that declare the same resources are of one kind. The guard acts when tasks of one kind
+    have waited without room for PATIENCE_S seconds, and no worker has one of them. One worker then takes no tasks of
+    other kinds until it has got a task of this kind, or until none waits any more."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self.patience_s = patience_s
@@ -229,15 +229,14 @@ class Available:
 
     def shape_for(self, kind: ResourceRequest, most: int = CPUS_A_WORKER) -> ResourceShape | None:
         """Returns the resources of a supervisor (which runs tasks in child processes) to start on this node for tasks
-        of this kind; None if not a single task fits.
+        that declare the resources `kind`; None if not a single task fits.
 
         For tasks without a GPU, the supervisor gets the free CPUs (at most `most` and CPUS_A_WORKER), and the same
-        share of the free memory, or more memory if a single task needs more.
+        share of the free memory. It gets more memory if a single task needs more.
 
-        For GPU tasks, the supervisor gets all free GPUs, as many children as tasks of this kind fit on the GPUs, and
-        one CPU for each child. One CPU of the node is left for tasks without a GPU. The memory is the same share of the
-        free memory as of the free CPUs. If the tasks declare more memory, the supervisor gets that much, as far as it
-        is free.
+        For GPU tasks, the supervisor gets all free GPUs, as many children as tasks fit on the GPUs, and one CPU for
+        each child. One CPU of the node is left for tasks without a GPU. The supervisor's share of the free memory
+        equals its share of the free CPUs. If the tasks declare more memory, it gets that much, as far as it is free.
         """
         need = kind.memory_mb + OWN_MB
         if need > self.memory_mb:
@@ -266,8 +265,8 @@ def needs(kind: ResourceRequest) -> str:
 
 
 def cannot(kind: ResourceRequest, places: Iterable[tuple[str, int, float, str]]) -> str:
-    """Returns, in words, why a task of this kind fits no node. `places` describes every node: (name, memory of the
-    largest possible task in MB, GPUs, instruction-set family of the CPU or "")."""
+    """Returns, in words, why a task that declares the resources `kind` fits no node. `places` describes every node:
+    (name, memory of the largest possible task in MB, GPUs, instruction-set family of the CPU or "")."""
     ordered = sorted(places, key=lambda p: (p[1], p[2], p[0]))
     if not ordered:
         return f"it declares {needs(kind)}, and there is no node"

@@ -28,7 +28,7 @@ class PendingDemand:
 
     def show(self, demand: Mapping[ResourceRequest, int]) -> None:
         """Start or cancel placeholder tasks in Ray, so that `demand[kind]` placeholders are pending for each kind of
-        task."""
+        task (tasks that declare the same resources)."""
         for kind in {*self.shown, *demand}:
             pending = self.shown.pop(kind, [])
             if pending:

@@ -201,8 +201,8 @@ class TaskQueue:
         return [kind for _, kind in sorted(heads)]
 
     def pop(self, kind: ResourceRequest, most: int = 1) -> list[TaskSpec]:
-        """Remove the next tasks of a kind from the queue and return them, at most `most`. At least one task of the kind
-        must wait."""
+        """Remove the next tasks of a kind (those that declare the resources `kind`) from the queue and return them, at
+        most `most`. At least one such task must wait."""
         rows = self._db.execute("SELECT rank, key, spec FROM ready WHERE memory = ? AND gpus = ? AND cpu = ? "
                                 "ORDER BY rank, key LIMIT ?", (*kind, most)).fetchall()
         rank, key, _ = rows[-1]

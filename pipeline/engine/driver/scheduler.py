@@ -313,10 +313,10 @@ class Scheduler:
             self._double_stragglers(idle=True)
 
     def _room(self, kind: ResourceRequest) -> int:
-        """Returns how many tasks of this kind may be dispatched at the moment. Each slot gets one task that runs. While
-        more than two tasks of this kind per slot wait, each slot also gets a second task in advance (prefetched), so
-        that no slot waits for the driver. Near the end nothing is prefetched, because a prefetched task could wait
-        behind a long one while another slot is idle."""
+        """Returns how many tasks that declare the resources `kind` may be dispatched at the moment. Each slot gets one
+        task that runs. While more than two such tasks per slot wait, each slot also gets a second task in advance
+        (prefetched), so that no slot waits for the driver. Near the end nothing is prefetched, because a prefetched
+        task could wait behind a long one while another slot is idle."""
         room, slots = self.backend.room_for(*kind), self.backend.slots
         return room if room > 0 else max(0, min(room + slots, self._queue.waiting.get(kind, 0) - 2 * slots))
 

@@ -142,8 +142,8 @@ class Summing:
 
 
 def content_hash(contents: Iterable[str]) -> str:
-    """Returns the hash `NodeSums.content`, computed from the content hashes of all files of a plan node (a group of
-    tasks, such as a pass). They must be given in sorted order."""
+    """Returns the hash `NodeSums.content` of a plan node (a group of tasks, such as a pass). `contents` are the content
+    hashes of the files that it covers, in sorted order."""
     digest = hashlib.sha256()
     for i, content in enumerate(contents):
         digest.update(("\n" * bool(i) + content).encode())

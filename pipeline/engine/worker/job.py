@@ -40,9 +40,10 @@ class Job:
         return share(self.spec.gpus) if self.spec.gpus else 0.0
 
     def allows(self, answer: Answer) -> bool:
-        """Whether the child process that works on this job may send this answer. A commit record must be of this job's
-        task, and name only files of this attempt. A file that is reported as damaged must be inside the store. Without
-        these checks, a document that took over the child could commit or remove the results of other tasks."""
+        """Whether the child process that works on this job (an attempt at a task) may send this answer. A commit record
+        must be of this job's task, and name only files of this attempt. A file that is reported as damaged must be
+        inside the store. Without these checks, a document that took over the child could commit or remove the results
+        of other tasks."""
         match answer:
             case Finished(record):
                 attempt = f"{self.assignment.attempt}-"
