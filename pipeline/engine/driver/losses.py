@@ -53,7 +53,7 @@ class BaseRate:
     _deaths: dict[str, float] = field(default_factory=dict)      # node that died lately → when it was first reported
     _running: int = 0
     _began: float = 0.0              # sum of the times at which the running attempts began
-    _ended_s: float = 0.0            # seconds that attempts ran which have ended
+    _ended_s: float = 0.0            # run time of all attempts that have ended, in seconds
 
     def began(self, now: float) -> None:
         self._running += 1
@@ -89,10 +89,10 @@ class TaskLosses:
         self.count: Counter[str] = Counter()
         self.suspect = False
         self._base, self._events, self._since_s = base, base.events.copy(), base.seconds(now)
-        self._after_first: Counter[str] = Counter()  # losses since the first one
-        self._seconds = 0.0                          # seconds that attempts at the task ran before those losses
-        self._beside_s = 0.0                         # upper bound of the seconds of those and of others lost with them
-        self._beside_first_s = 0.0                   # upper bound of the seconds of the attempts of the first loss
+        self._after_first: Counter[str] = Counter()  # losses after the first one, by cause
+        self._seconds = 0.0                          # run time of the attempts that these losses ended
+        self._beside_s = 0.0                         # upper bound: those attempts and others lost with them
+        self._beside_first_s = 0.0                   # upper bound: all attempts that the first loss ended
         self._fruitless = self._finished = 0         # losses since a task last finished, and tasks finished by then
 
     def add(self, cause: str, seconds: float, together: int, finished: int) -> None:

@@ -58,7 +58,7 @@ class _Node:
     failed: int = 0             # failed attempts
     retried: int = 0            # repeated attempts
     doubled: int = 0            # second attempts beside a slow one
-    outcomes_run: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))    # documents run here
+    outcomes_run: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))    # documents of this run
     running: int = 0
     hung: int = 0
     cpu_s: float = 0.0

@@ -91,7 +91,7 @@ class Scheduler:
         self._flights: dict[int, Flight] = {}        # by id of the attempt; ids follow the order of starts
         self._attempts: dict[str, list[int]] = {}    # ids of a task's attempts, by its key
         self._base_rates: dict[tuple[float, str], BaseRate] = defaultdict(BaseRate)    # by devices and kind of CPU
-        self._trial = 0                              # the latest attempt at a task suspected to take its nodes down
+        self._trial = 0                              # id of the latest attempt at a suspect or a task that is held back
         self._given_up: list[str] = []               # keys of the tasks that get no further attempt
         self._forget()
         self._history: dict[str, History] = defaultdict(History)
