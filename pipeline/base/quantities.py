@@ -25,8 +25,8 @@ NUMBER = re.compile(r"\s*((?:[0-9]{1,3}(?:(?:,[0-9]{3})+|(?:_[0-9]{3})+)|[0-9]+)
 
 
 def parse_number(value: Any) -> tuple[Fraction, str] | None:
-    """Returns the exact number in `value` and its unit in lower case; None when `value` is neither a number nor a text
-    that denotes one, when it is a bool, negative or not finite, and when it has more than LONGEST characters."""
+    """Returns the exact number in `value` and its unit in lower case. Returns None if `value` is neither a number nor a
+    text that denotes one; if it is a bool, negative or not finite; or if it has more than LONGEST characters."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     text = str(value)

@@ -250,7 +250,7 @@ def note_refusal(store: Store, run: str, attempt: int, error: str) -> None:
 
 
 def utc_now(clock: Clock = SYSTEM) -> str:
-    """Return the current time in a readable form, e.g. '2026-11-21T08:05:16Z'."""
+    """Return the current time (UTC) in a readable form, e.g. '2026-11-21T08:05:16Z'."""
     return datetime.fromtimestamp(clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -301,8 +301,8 @@ class Channel(Generic[M]):
         self._kinds = {kind.__name__: kind for kind in kinds}
 
     def decode(self, doc: Any) -> M:
-        """Turn the output of `encode` back into a message. Raises ProtocolError unless it is a message that this
-        channel accepts."""
+        """Turn the output of `encode` back into a message. Raises ProtocolError unless the result is a message that
+        this channel accepts."""
         try:
             kind = self._kinds[doc["type"]]
             message: M = _checked(kind(**{name: _READ[name](value) if name in _READ else value
@@ -313,7 +313,7 @@ class Channel(Generic[M]):
 
     def unpack(self, buffer: bytearray) -> M | None:
         """Remove the first complete message from `buffer` and return it; None if no message is complete yet. Raises
-        ProtocolError unless it is a message that this channel accepts."""
+        ProtocolError unless the message is one that this channel accepts."""
         if len(buffer) < _LENGTH.size:
             return None
         (size,) = _LENGTH.unpack_from(buffer)
@@ -337,5 +337,5 @@ ANSWERS: Channel[Answer] = Channel(Finished, Raised, NeedsFreshProcess)
 
 
 def skips(rows: Mapping[int, tuple[int, str]]) -> tuple[Skip, ...]:
-    """Returns the rows to skip, {row: (stage, reason)}, as `Skip` objects in the order of the rows."""
+    """Turn {row: (stage, reason)}, the rows that a task must skip, into `Skip` objects in the order of the rows."""
     return tuple(Skip(row, stage, reason) for row, (stage, reason) in sorted(rows.items()))

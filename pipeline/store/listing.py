@@ -1,4 +1,5 @@
-"""Describes objects of remote storage, as its listings give them, and puts the pages of listings in order."""
+"""Describes objects of remote storage, as its listings give them, and puts the entries of a page of a listing in order.
+"""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class GoneDocuments:
 
 @dataclass(frozen=True)
 class Tombstones(GoneDocuments):
-    """The entries of takedowns, which say which documents are gone, as sets in memory."""
+    """The entries of takedowns, that is, of documents that are gone, as sets in memory."""
 
     ids: frozenset[str] = frozenset()
     urls: frozenset[str] = frozenset()

@@ -62,8 +62,8 @@ class File:
 
 @dataclass
 class Verified:
-    """Results of a verification so far: the number of files read, their total bytes, and the damaged files (path → what
-    is wrong)."""
+    """Results of a verification of the store so far: the number of files read, their total bytes, and the damaged files
+    (path → what is wrong)."""
 
     files: int = 0
     bytes: int = 0

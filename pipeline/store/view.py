@@ -318,8 +318,8 @@ class LogView:
             self._retire(entry, segment)
 
     def _add_record(self, fact: Facts, data: bytes) -> bool:
-        """Add an encoded record to the state. `fact` holds the main fields of the record. Returns False when its key
-        already has a record that counts."""
+        """Add an encoded record to the state of the log. `fact` holds the main fields of the record. Returns False when
+        the record's key already has a record that counts."""
         if self._packed.find(fact.key) is not None:
             return False
         inserted = self._db.execute("INSERT OR IGNORE INTO record (key, replay_key, data) VALUES (?, ?, ?)",

@@ -255,7 +255,7 @@ class Available:
 
 
 def needs(kind: ResourceRequest) -> str:
-    """Return, in words, the resources that tasks of this kind declare: memory, GPUs and the type of CPU."""
+    """Return, in words, the resources `kind` that a task declares: memory, GPUs and the type of CPU."""
     words = [f"{kind.memory_mb:,} MB of memory"]
     if kind.gpus:
         words.append(f"{kind.gpus:g} GPU" + ("s" if kind.gpus > 1 else ""))

@@ -33,8 +33,8 @@ class Metric:
 
     @property
     def exported(self) -> str:
-        """Return the name on Ray's metrics port, for dashboards and alerts: Ray puts `ray_` before custom metrics, and
-        `_total` after counters."""
+        """Return the metric's name on Ray's metrics port, for dashboards and alerts: Ray puts `ray_` before custom
+        metrics, and `_total` after counters."""
         return f"ray_{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 

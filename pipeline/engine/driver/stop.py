@@ -26,8 +26,8 @@ class StopRequest:
         return self._signum is not None
 
     def ask(self, signum: int, grace_s: float) -> None:
-        """Ask for a stop in the name of a signal. Running tasks may finish within `grace_s` seconds. If several stops
-        are requested, the earliest deadline counts."""
+        """Ask for a stop of the run, because of the signal `signum`. Running tasks may finish within `grace_s` seconds.
+        If several stops are requested, the earliest deadline counts."""
         deadline = self._clock.now() + grace_s
         if self._signum is None or deadline < self._deadline:
             self._deadline, self._signum = deadline, signum

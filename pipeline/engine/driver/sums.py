@@ -87,8 +87,8 @@ class Summing:
         self._results.update(b"batch\n")
 
     def add(self, record: PartRecord, weight: int = 0, origin: str = "") -> None:
-        """Add the next commit record. `weight`: the bytes that its task reads. `origin`: the source or dataset that the
-        task reads."""
+        """Add the next commit record to the sums. `weight`: the bytes that its task reads. `origin`: the source or
+        dataset that the task reads."""
         sums, batch, counters = self.sums, self.sums.batches[-1], record.counters
         self._results.update(f"{record.key} {record.attempt} {origin}\n".encode("utf-8", "surrogatepass"))
         batch.tasks += 1

@@ -284,7 +284,7 @@ class SegmentFile:
 
     @property
     def start(self) -> int:
-        """The offset in bytes at which the records begin in the file."""
+        """The offset in bytes at which the records begin in the exchange file."""
         return self.after + _index_bytes(self.buckets)
 
     def bounds(self, bucket: int) -> tuple[int, int, bytes]:

@@ -34,7 +34,7 @@ RECORD_BYTES = 1_000_000
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """The limits of the child processes in which a supervisor runs tasks."""
+    """The limits on CPU time, waiting time and memory of the child processes in which a supervisor runs tasks."""
 
     cpu_s: float = 60.0            # CPU seconds a document may take in one stage (a batch: `batch_cpu_s`)
     record_cpu_s: float = 300.0    # CPU seconds to read one record, plus one for each RECORD_BYTES of the task
@@ -179,9 +179,9 @@ class Devices:
         self._free = dict.fromkeys(self.names, 1.0)
 
     def take(self, share: float) -> dict[str, float] | None:
-        """Reserve GPUs for a child process that needs `share` of them (`pools.share`). Returns {device: part}, which is
-        {} if the share is 0. Returns None if not enough is free. A part of a device is taken from the fullest device
-        that has enough left, so that whole devices stay free."""
+        """Reserve GPUs for a child process that needs `share` GPUs (a number of GPUs, or a part of one; `pools.share`).
+        Returns {device: part}, which is {} if `share` is 0. Returns None if not enough is free. A part of a device is
+        taken from the fullest device that has enough left, so that whole devices stay free."""
         if share < 1:
             fitting = sorted((free, i) for i, free in enumerate(self._free.values()) if free >= share - 1e-6)
             parts = {self.names[fitting[0][1]]: share} if fitting and share else {}

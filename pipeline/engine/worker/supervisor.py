@@ -200,7 +200,8 @@ class Supervisor:
         return None
 
     def _can_free(self, share: float) -> bool:
-        """Whether `share` of the GPUs is free, or would be if idle child processes ended."""
+        """Whether `share` GPUs (a number of GPUs, or a part of one) are free, or would be if idle child processes
+        ended."""
         trial = self.devices.copy()
         for child in self._children:
             if not child.job:
