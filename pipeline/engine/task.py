@@ -239,17 +239,17 @@ class TaskInputs:
             raise self.damaged(ref, GONE) from e
 
     def _place(self, ref: Mapping[str, Any]) -> tuple[Store, str]:
-        """Returns (store, path) of a file that is read by range: one of the store (`$ref`), or of an index outside it
-        (`$file`)."""
+        """Returns (store, path) of a file that is read by range: a file of the store (`$ref`), or of a deduplication's
+        index outside the store (`$file`)."""
         if "$file" in ref:
             return Store(ref["root"]), ref["$file"]
         self._by_range[ref["$ref"]] = ref
         return self.store, ref["$ref"]
 
     def read_range(self, ref: Mapping[str, Any], start: int, stop: int) -> bytes:
-        """Returns the bytes [start, stop) of a file of the store or of an index outside it, or fewer if the file was
-        cut short. The bytes are not checked here: the caller must compare them with checksums that it knows. Raises the
-        error that `damaged` returns when the file is missing."""
+        """Returns the bytes [start, stop) of a file of the store, or of a deduplication's index outside the store.
+        Returns fewer bytes if the file was cut short. The bytes are not checked here: the caller must compare them with
+        checksums that it knows. Raises the error that `damaged` returns when the file is missing."""
         store, path = self._place(ref)
         try:
             return store.read_range(path, start, stop)
@@ -259,7 +259,7 @@ class TaskInputs:
     def damaged(self, ref: Mapping[str, Any], why: str = "is damaged: its checksum is wrong") -> Exception:
         """Returns the error that a task must raise when a file that it reads by range does not hold the bytes that were
         written. The error is DamagedFile for a file of the store, which the run then makes again. It is DamagedIndex
-        for a file of an index outside the store, which only the user can make again."""
+        for a file of a deduplication's index outside the store, which only the user can make again."""
         if "$file" in ref:
             return DamagedIndex(f"{ref['$file']} (below {ref['root']}) {why}; make the index again with `tokenmill "
                                 f"dedup index`")
