@@ -1,4 +1,5 @@
-"""Reads shard sets and materialised rows of object storage from front to back, for exports, with little on the disk."""
+"""Reads shard sets (token files) and materialised rows (training samples written as files) of object storage from front
+to back, for exports. Little of them is on this machine's disk at a time."""
 
 from __future__ import annotations
 
@@ -23,10 +24,10 @@ from tokenizer.shards.sums import BLOCK
 
 
 class StreamedSet(RequestedSet):
-    """The shard set of `store`, a folder of object storage. Tokens and loss masks are read ahead in memory, and
-    compared with the checksums of their blocks. The other files, a few hundredths of the set, are copied to the folder
-    `scratch` of this machine, shard by shard: those of at most three neighbouring shards are there. Raises ShardError
-    when there is no shard set."""
+    """A shard set (token files of one stream and split) in the folder `store` of object storage, for reading from front
+    to back. Tokens and loss masks are read ahead in memory, and compared with the checksums of their blocks. The other
+    files, a few hundredths of the set, are copied to the folder `scratch` of this machine when they are needed.
+    `scratch` holds those of at most three neighbouring shards. Raises ShardError when there is no shard set."""
 
     def __init__(self, store: Store, scratch: Path) -> None:
         try:
@@ -93,7 +94,7 @@ class StreamedSet(RequestedSet):
         self._copied.add(name)
 
     def _leave(self, kept: set[int]) -> None:
-        """Remove what belongs to shards that are not in `kept`."""
+        """Remove the copied files, and close the open ones, of all shards whose numbers are not in `kept`."""
         for name in [name for name in self._copied if self._shard_of.get(name, -1) not in {-1, *kept}]:
             os.unlink(self.folder / name)
             self._copied.remove(name)
@@ -112,9 +113,10 @@ class StreamedSet(RequestedSet):
 
 
 class StreamedRows(RowSet):
-    """The materialised rows of `store`, a folder of object storage. The files of one range of rows at a time are copied
-    to the folder `scratch` of this machine: their sha256 is that of whole files, and is compared before a row is used.
-    Raises ShardError when there are no rows."""
+    """The materialised rows (training samples written as files) in the folder `store` of object storage. The files that
+    hold one range of rows are copied to the folder `scratch` of this machine, one range at a time. Whole files are
+    copied because a recorded sha256 covers a whole file; it is compared before a row is used. Raises ShardError when
+    there are no rows."""
 
     def __init__(self, store: Store, scratch: Path) -> None:
         try:
