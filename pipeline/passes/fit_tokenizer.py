@@ -89,7 +89,8 @@ def _drawn(inputs: TaskInputs) -> Iterator[str]:
 
 
 class ByteTokenizer:
-    """Writes the tokenizer whose tokens are bytes. No args."""
+    """Writes the tokenizer of `tokenizer: {kind: bytes}` to tokenizer.json; each of the 256 bytes is a token. No args.
+    """
 
     name = "byte_tokenizer"
     version = 1
@@ -124,9 +125,10 @@ def _facts(tokenizer: Tokenizer) -> Counters:
 
 def _sample(paths: Sequence[str], where: Selection, size: int, seed: int,
             strata: Strata | None = None) -> dict[str, int]:
-    """Draws a sample of documents, and returns {id: bytes of text}. In each stratum, the documents are taken by rising
-    PRF (a pseudo-random number for each id), as long as together they have at most the bytes of the stratum's share. At
-    least one document is taken."""
+    """Draws a sample of `size` bytes of text from the documents in the Parquet files `paths`, and returns {id: bytes of
+    text}. In each stratum (the documents of one source or language), the documents are taken by rising PRF (a
+    pseudo-random number for each id), as long as together they have at most the bytes of the stratum's share. At least
+    one document is taken."""
     strata = strata or Strata(None)
     candidates: dict[int, _Candidates] = {}
     totals: dict[str, int] = {}
@@ -143,8 +145,9 @@ def _sample(paths: Sequence[str], where: Selection, size: int, seed: int,
 
 
 class _Candidates:
-    """The documents of a stratum that can be in a sample of `size` bytes: those with the lowest ranks (pseudo-random
-    numbers) that together have at most `size` bytes, and the one after them."""
+    """The documents of a stratum (such as one source or language) that can be in a sample of `size` bytes. These are
+    the documents with the lowest ranks (pseudo-random numbers) that together have at most `size` bytes, and the next
+    document by rank, at which the sample ends."""
 
     def __init__(self, size: int) -> None:
         self.heap: list[tuple[int, str, int]] = []            # highest rank first

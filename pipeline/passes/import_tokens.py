@@ -101,7 +101,8 @@ class _Import:
                 "quarantined": {TAKEN_DOWN: self.left_out} if self.left_out else {}, "masked": self.masked}
 
     def _add(self, documents: ImportedDocuments, row: int) -> None:
-        """Write the next documents. They are numbered from `row` on."""
+        """Write some documents of a token file to the files of the splits train and val, without those that have a
+        tombstone. `row` is the number of the first document; the others follow."""
         name, val, lengths = self.args["source"], self.args["val"], documents.lengths
         if row + len(lengths) > MOST:
             raise TokenFileError(f"{self.source.folder / documents.file}: has more than {MOST:,} documents; divide it")
@@ -146,7 +147,8 @@ class CheckIds:
 
 
 def _places(inputs: TaskInputs) -> Iterator[tuple[str, str]]:
-    """Yield the id and the place of each document, as `IdHashes.check` takes them."""
+    """Yield (id, place) for each document of the tasks' files. The place is a text for error messages, "ROOT/FILE,
+    document N"."""
     for part in inputs.args["parts"]:
         files = json.loads(Path(inputs.fetch(part["files"])).read_text(encoding="utf-8"))
         starts = [start for _, start in files]

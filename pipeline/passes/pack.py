@@ -23,8 +23,9 @@ PACK = "pipeline.passes.pack:PackShard"
 
 
 class PackShard:
-    """Packs the documents of one training shard into rows. args: ends ($ref), index (of the shard), longest (targets
-    per row). Writes the rows, and pack.json with what the manifest says of them. Memory: the documents of one block."""
+    """Packs the documents of one training shard into rows (training samples of one length). args: ends ($ref), index
+    (of the shard), longest (targets per row). Writes the file rows and the file pack.json, which holds the manifest's
+    entry about the rows (numbers of documents, rows and tokens). Memory: the documents of one block."""
 
     name = "pack_shard"
     version = 1
