@@ -70,7 +70,8 @@ def drive_all(runs: Sequence[PlannedRun], scheduler: Scheduler) -> None:
 
 
 def steps(runs: Sequence[PlannedRun], scheduler: Scheduler) -> Generator[None, None, None]:
-    """Run plans, as `drive_all` does, but yield after each step of the scheduler."""
+    """Run plans, as `drive_all` does, but yield after each step of the scheduler (one round in which it starts and
+    collects tasks). The caller may do other work in between."""
     waiting = [(run, node) for run in runs for node in run.nodes]
     active: dict[int, tuple[PlannedRun, Node, Work]] = {}         # by number of the batch the node waits for
     warnings: dict[int, list[str]] = defaultdict(list)            # those that each node has added, by its `id`
@@ -121,8 +122,8 @@ def steps(runs: Sequence[PlannedRun], scheduler: Scheduler) -> Generator[None, N
 
 
 def _sums(node: Node) -> NodeSums:
-    """Return the sums over the tasks of a node that has ended. This reads the record of every task. For a pass, the
-    same reading notes the files that its dataset publishes (`Node.parts`)."""
+    """Return the sums of the counters of all tasks of a node that has ended. The record of every task is read for this.
+    For a pass, the files that its dataset publishes are noted in `Node.parts` at the same time."""
     summing = Summing(node.name, node.kind)
     parts = node.parts = PassParts(last=node.publishes) if node.kind == "pass" else None
     for batch in node.batches:

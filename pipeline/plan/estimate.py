@@ -105,8 +105,9 @@ def measured(records: Iterable[PartRecord]) -> Speeds:
 
 
 def _count_node(nodes: dict[str, list[float]], record: PartRecord, bytes_per_document: float) -> None:
-    """Add the bytes read and the CPU time of a task to an entry in `nodes`. The task belongs to a barrier such as
-    deduplication (`deduped/minhash.1/bands`), to shards (`shards:web/encode`), or to the tokenizer."""
+    """Add the bytes that a finished task read, and its CPU seconds, to the entry of its kind in `nodes`: {kind: [bytes,
+    CPU seconds]}. The task belongs to a barrier such as deduplication (`deduped/minhash.1/bands`), to shards
+    (`shards:web/encode`), or to the tokenizer. Other tasks are not counted."""
     top, _, wave = record.node.partition("/")
     if top == TOKENIZER:
         if not wave:                                 # the training task, and the bytes it has read
@@ -233,7 +234,8 @@ class Flow:
                 "disk_bytes": int(disk * share)}
 
     def _starting(self, state: NodeState, status: str) -> float:
-        """Return the CPU time that child processes, one per core at most, take to load the steps of a pass."""
+        """Return the CPU seconds that child processes take to load the steps of a pass. The estimate assumes one child
+        process per core, but no more than the pass has unfinished tasks."""
         if state.node.kind != "pass" or status == "fresh":
             return 0.0
         return START_CPU_S * min(max(state.stale + state.pending, 1), self.cores)

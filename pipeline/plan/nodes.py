@@ -68,7 +68,8 @@ class Node:
 
     @property
     def upstream(self) -> list[str]:
-        """The nodes from which the node gets its documents."""
+        """The names of the nodes from which the node gets its documents: its `deps` without those of which it only
+        reads a deduplication index."""
         return [name for name in self.deps if name not in self.against]
 
 
@@ -139,8 +140,8 @@ class SplitIndex(Mapping[str, Any]):
 
 
 class Units:
-    """The files of a source, in lists of those that must be read together. The lists are read from the store on access:
-    `path` and `sha256` name the file with them. `files` are all files of the source."""
+    """The files of a source, in lists of files that must be read together. Iteration reads these lists from the store,
+    from the file at `path` with the hash `sha256`. `files` are all files of the source."""
 
     def __init__(self, files: Iterable[SourceFile], read: Callable[[str, str], bytes], path: str, sha256: str) -> None:
         self._files, self._read, self._path, self._sha256 = files, read, path, sha256

@@ -351,7 +351,9 @@ class Planner:
         return BarrierResult(parts, slices, _spilled_refs(slices_of(groups(parts), done["counts"], "counts")), index)
 
     def _waves(self, node: str, waves: Iterable[Wave]) -> Generator[Any, Any, dict[str, Sequence[TaskResult]]]:
-        """Have the tasks of waves run, one wave after another, and return the results of each wave by its name."""
+        """Yield the tasks of `waves` to the caller, one wave after another, and return the results of each wave by its
+        name. A wave is a group of tasks that may run at the same time. The caller sends the records of the finished
+        tasks."""
         done: dict[str, Sequence[TaskResult]] = {}
         for wave in waves:
             more = True

@@ -70,7 +70,8 @@ class _Survey:
         return state
 
     def _walk(self, node: Node, state: NodeState) -> None:
-        """Run the generator of a node until it ends or needs a record that the log does not have."""
+        """Run the generator of a node, with the records that the log has for its tasks, until the generator ends or
+        needs a record that the log does not have. The tasks are counted in `state` as done or to be run."""
         if self.keep:
             state.stale_tasks = Spilled(encode=TaskSpec.to_json, decode=TaskSpec.from_json)
         summing = Summing(node.name, node.kind)

@@ -154,7 +154,8 @@ def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], resu
 
 
 def _described(recipe: Recipe, source: str, files: list[tuple[str, int]]) -> dict[str, Any]:
-    """Return what the manifest of the shards says about a source of token files. `files` are those of `_imported`."""
+    """Return what the manifest of the shards says about a source of token files: its name, format, sequence length (of
+    files of rows) and files. `files` is the source's list from `_imported`: (file, number of its first document)."""
     config = recipe.sources[source].config
     rows = {"sequence": config["sequence"]} if config["sequence"] else {}
     return {"source": source, "format": config["format"], **rows, "files": files}
@@ -221,8 +222,8 @@ def _checks(planner: Planner, sources: Sequence[str], imported: Sequence[TaskRes
 
 def _split(recipe: Recipe, planner: Planner, name: str,
            encoded: list[TaskResult]) -> Iterator[tuple[str, dict[str, list[list[LabelPiece]]]]]:
-    """Yield (stream, pieces) for each stream of split shards, sorted by name. The pieces say where the documents of the
-    stream are in the encoded parts (`LabelPieces.of`)."""
+    """Yield (stream, pieces) for each stream of the split shards `name`, sorted by the names of the streams. The pieces
+    say where the documents of the stream are in the encoded parts (`LabelPieces.of`)."""
     shards = recipe.shards[name]
     files = (r.files[LABELS] for r in encoded)
     pieces = LabelPieces(json.loads(planner.read_file(file["$ref"], file["sha256"])) for file in files)

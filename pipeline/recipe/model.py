@@ -1,6 +1,6 @@
-"""The structure of a recipe, as pydantic models; those of its tokens are in `pipeline.recipe.token_models`.
-`pipeline.recipe.check` checks what these models cannot: names, the settings of steps, and that no dataset is made from
-itself."""
+"""The structure of a recipe, as pydantic models. The models of its keys about tokens (`tokenizer:`, `shards:`,
+`curriculum:`) are in `pipeline.recipe.token_models`. `pipeline.recipe.check` checks what these models cannot: names,
+the settings of steps, and that no dataset is made from itself."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class Dataset(RecipeModel):
 
     @property
     def against(self) -> list[str]:
-        """Return the datasets and folders with whose documents a deduplication of this dataset compares its
-        documents."""
+        """Return the values of `against` of the dataset's deduplications: names of older datasets, and folders of
+        indexes, with which the documents of this dataset are compared."""
         entries = [step.config.get("against") for step in self.steps]
         return [name for entry in entries if isinstance(entry, (list, tuple)) for name in entry]
 

@@ -174,10 +174,11 @@ _GROUP_WEIGHTS = TypeAdapter(dict[str, Weight])
 
 
 class Curve(RecipeModel):
-    """How often each of `buckets` quality buckets is read: C·x^`power`·e^(`rate`·x) times, but at most `cap` times
-    (more often, with a warning, if the share is too large for that). x rises from 0 (the worst bucket) to 1 (the best
-    one). Buckets below x = `drop` are not read. C is chosen so that the tokens read add up to the share of these
-    streams (`tokenizer.mixture.split`)."""
+    """A rule that says how often each of `buckets` quality buckets is read: C·x^`power`·e^(`rate`·x) times, where x
+    rises from 0 (the worst bucket) to 1 (the best one). Buckets below x = `drop` are not read.
+
+    C is chosen so that the tokens read add up to the share of these streams (`tokenizer.mixture.split`). No bucket is
+    read more than `cap` times. If the share cannot be reached in this way, all are read more often, with a warning."""
 
     power: Annotated[float, Field(ge=0, le=100)] = 1
     rate: Annotated[float, Field(ge=-100, le=100)] = 0
@@ -191,9 +192,9 @@ class LabelRule(RecipeModel):
     (`alpha`, `temperature`, `unimax`, `weights`, `upsample` or `curve`), or without a rule in proportion to their
     tokens.
 
-    With `by` (such as `language`), the share is first divided among the labels of this kind. The streams with one label
-    then divide what it gets by the rule `within`, or without `within` in proportion to their tokens. Without `by`, the
-    share is divided among all streams at once."""
+    `by` names a label, such as `language`. The share is then first divided among the values of this label. The streams
+    with the same value divide the part of that value by the rule `within`, or without `within` in proportion to their
+    tokens. Without `by`, the share is divided among all streams at once."""
 
     by: str | None = None
     alpha: Annotated[float, Field(ge=0)] | None = None
@@ -213,8 +214,9 @@ class LabelRule(RecipeModel):
 
 class StreamGroup(LabelRule):
     """Several streams (sets of token files) of a phase that together get the weight `share`. `streams` is either a
-    mapping from each stream to its weight within the group, or a list of streams. Without `streams`, the group has the
-    name of split shards and consists of their streams, and `LabelRule` says how they divide the share.
+    mapping from each stream to its weight within the group, or a list of streams. Without `streams`, the group's name
+    is that of split shards. It then consists of the streams of these shards, which divide the share as `LabelRule`
+    says.
 
     For a list, the weights follow from the streams' numbers of tokens: they are in proportion to tokens^`alpha`
     (default 1). With `unimax`, they are equal instead, but no stream is read more than `unimax` times in the phase,
