@@ -220,7 +220,8 @@ def _examples(change: str, pairs: list[tuple[np.void | None, np.void | None]],
 
 
 def _row(side: Side, fact: np.void) -> dict[str, Any]:
-    """Read the row of one document from the files of a run. Only the row group of the document is read."""
+    """Read one document from the files that a run wrote, and return its columns and its `fate` (kept, dropped or
+    quarantined). `fact` holds the number of its file and its row. Only the row group of the document is read."""
     side.check()
     path, sha256, fate = side.files[int(fact["file"])]
     columns = LOST_COLUMNS if fate == QUARANTINED else [*COLUMNS, *(("reason", "stage") if fate == DROPPED else ())]

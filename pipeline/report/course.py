@@ -73,8 +73,8 @@ class LossCollector:
         self._kept = {"step": _Thinned(), "eval": _Thinned()}
 
     def add(self, text: bytes) -> tuple[str, int] | None:
-        """Add a line. Returns its event and step. Returns None for a line without them, and for an incomplete line,
-        which a killed trainer may leave."""
+        """Add a line of metrics.jsonl. Returns its event, such as step, eval or rewind, and its step number. Returns
+        None for a line without them, and for an incomplete line, which a killed trainer may leave."""
         head = _HEAD.match(text)
         if head is None or not text.endswith(b"\n"):
             return None

@@ -24,10 +24,11 @@ SHOWN = 48
 
 
 def sections(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: int = 100) -> dict[str, Any]:
-    """Return the arguments of the template `signals.html.j2`. The argument `signals` of the template holds the charts
-    of signals (numbers per document), by dataset. The argument `scores` of the template holds the charts in `scores`,
-    except those of signals that the report has under `signals`. At most SHOWN signals of a dataset are drawn, and 2 ·
-    `rows` in all; signals with thresholds are chosen first."""
+    """Return the arguments of the template `signals.html.j2`: {signals, scores}. `signals` holds, by dataset, the
+    charts of the signals (numbers per document) that the report has with their histograms. `scores` holds those of the
+    given charts `scores` whose signals have no such histogram.
+
+    At most SHOWN signals of a dataset are drawn, and 2 · `rows` in all; signals with thresholds are chosen first."""
     reached = {(c["dataset"], c["signal"]): c["reached"] for c in scores}
     signals, with_histogram, room = [], set(), 2 * rows
     for name in document["names"]["datasets"]:
@@ -46,8 +47,9 @@ def sections(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: in
 
 
 def _card(row: Mapping[str, Any], reached: list[tuple[float, float]]) -> dict[str, Any]:
-    """Return a signal (a number per document) with its histogram, thresholds and other values, as the page shows it.
-    `only` is the approximate value of the signal if all documents fall into one bin of the histogram, else None."""
+    """Return a signal (a number per document) as the page shows it: its entry in the report, with the histogram as SVG,
+    the formatted thresholds, and `reached` as it was given. `only` is the approximate value of the signal if all
+    documents fall into one bin of the histogram, else None."""
     bins = {*row["bins"]["kept"], *row["bins"]["dropped"]}
     only = _number_text(_least(int(min(bins)))) if len(bins) == 1 else None
     return {**row, "svg": Markup(histogram(row)), "bounds": [_bound(row, b) for b in row["bounds"]], "reached": reached,

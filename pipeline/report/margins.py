@@ -202,10 +202,10 @@ class Margins:
         return _verdict(stage, config, moved) == key[1]
 
     def _keeps(self, stage: Stage, config: StageConfig, document: Document, language: str, moved: KeyPath) -> bool:
-        """Return whether a stage would keep a document under a config if no known rule dropped it. As long as the
-        document is dropped, the thresholds of the known rules for the reason are moved beyond the document's values.
-        The threshold at `moved` is left as it is. Returns False if no known rule explains why the document is
-        dropped."""
+        """Return whether a stage would keep a document under `config` if the thresholds that are already known to drop
+        such documents did not drop it. As long as the document is dropped, the thresholds of the known rules for the
+        stated reason are moved beyond the document's values. The threshold at the key path `moved` is left as it is.
+        Returns False if the document is dropped for a reason that no known rule explains."""
         given_way = {moved}
         while (reason := _verdict(stage, config, document)) is not None:
             rules = [rule for rule in self._rules.get((stage.name, reason, language), []) if rule.key not in given_way

@@ -79,7 +79,8 @@ class Shuffle:
         self._repeats, self._expected_repeats = 0, 0.0
 
     def add(self, located: Located) -> None:
-        """Add a batch. All of its samples must be of one phase."""
+        """Add the next batch to the figures. `located` gives, for each of its samples in order, the stream, the window
+        and the sequence length. All samples of a batch must be of one phase."""
         streams, length, samples = located.stream, int(located.sequence[0]), len(located.stream)
         counts = np.bincount(streams)
         self._mixes.append((samples, counts[counts > 0]))
@@ -125,7 +126,8 @@ class Shuffle:
         return self._documents[stream, length]
 
     def figures(self) -> dict[str, Any]:
-        """Return {lags, run, repeats}, as the schema of the report describes them."""
+        """Return the figures about all batches so far, as {lags, run, repeats}. Their fields are those of the models
+        `Lag`, `LongestRun` and `Repeats` in the schema of the report."""
         known = self._sets is not None
         lags = []
         for lag, (pairs, *sums) in self._lags.items():
