@@ -70,10 +70,11 @@ def forecast(run: SampleRun, *, cores: int, price: float | None = None) -> CostF
 
 
 def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
-    """Return the wall-clock seconds of all nodes of the plan on `cores` cores. In the lower bound, the work is divided
-    evenly among the cores. In the upper bound, every node also waits for its longest task after all its other tasks are
-    done (Graham 1966), and a quarter is added to the sum. The estimate counts half of these waits. On one core no node
-    waits. START_S is added to all three."""
+    """Return the wall-clock seconds of all nodes of the plan on `cores` cores, as an estimate with bounds.
+
+    The lower bound divides the CPU time evenly among the cores. In the upper bound, every node also waits for its
+    longest task after all its other tasks are done (Graham 1966), and a quarter is added to the sum. The estimate
+    includes half of these waits. On one core no node waits. All three include START_S, the time to start a run."""
     cpu = total(n.cpu_s for n in nodes) * (1 / cores)
     tails = sum(n.longest_s for n in nodes) if cores > 1 else 0.0
     value = START_S + max(cpu.value, max(n.longest_s for n in nodes)) + tails / 2
@@ -96,7 +97,7 @@ def line(size: np.ndarray, cost: np.ndarray) -> tuple[float, float]:
 
 
 class Extrapolation:
-    """Extrapolates the costs and results of the tasks of a sample run to a run on the whole input."""
+    """Extrapolates the costs and results of the tasks of a sample run to a run on the whole input of the recipe."""
 
     def __init__(self, run: SampleRun, cores: int) -> None:
         self.run, self.cores = run, cores
@@ -118,10 +119,10 @@ class Extrapolation:
                         tasks=self.partitions({name}))
 
     def node(self, node: Mapping[str, Any]) -> NodeCost:
-        """Return the forecast cost of a node of the plan. Call this for the nodes in the order of the plan, because it
-        also sets `through[name]`. This is a factor that corrects for documents that deduplication removes from the
-        whole input but not from the sample. A node takes over the factor of the nodes before it. If the node applies a
-        deduplication, the factor is lowered further."""
+        """Return the forecast cost of a node of the plan (a pass, a deduplication …). Call this for the nodes in the
+        order of the plan, because it also sets `through[name]`. This is a factor that corrects for documents that
+        deduplication removes from the whole input but not from the sample. A node takes over the factor of the nodes
+        before it. If the node applies a deduplication, the factor is lowered further."""
         name, kind, records = node["name"], node["kind"], self.run.records[node["name"]]
         befores = [self.through[d] for d in node["deps"] if d in self.through]
         self.through[name] = {s: Range(max((b[s].value for b in befores), default=1.0),

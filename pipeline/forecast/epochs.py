@@ -83,7 +83,8 @@ def given_tokens(texts: list[str], recipe: Recipe, known: Mapping[str, int] | No
 
 
 def _entries(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (place for messages, stream, number) for each stream that a value of `--tokens` names."""
+    """Yield (place for error messages, stream, number of tokens as text) for each stream in `text`, a value of the
+    option --tokens: `web=8T,code=1T`, or the name of a table."""
     if "=" in text or not text.strip():
         for part in (part.strip() for part in text.split(",") if part.strip()):
             name, _, number = part.partition("=")

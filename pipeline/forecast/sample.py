@@ -94,7 +94,8 @@ class SourceSample:
 
     @property
     def scale(self) -> float:
-        """Return the size of the source divided by the size of its sample."""
+        """Return the size of the source divided by the size of its sample; results of the sample are multiplied by it.
+        """
         return self.grown * (self.records_read / self.records_drawn if self.records_drawn else 1.0)
 
 
@@ -301,8 +302,8 @@ def unit_of(key: str) -> int:
 
 
 def _sampled(recipe: Recipe, folder: Path, sources: Mapping[str, SourceSample]) -> Recipe:
-    """Return the recipe with the files of the sample as its inputs. Each file becomes a partition, the input of one
-    task. The curriculum is left out, because a sample has too few tokens for it."""
+    """Return the recipe with the files of the sample in `folder` as its inputs. Each file becomes a partition, the
+    input of one task. The curriculum is left out, because a sample has too few tokens for it."""
     fed = {}
     for name, source in ((name, recipe.sources[name]) for name in sources):
         if not sources[name].records_drawn:
