@@ -151,8 +151,9 @@ class Extrapolation:
                         tasks=self.partitions({source for r in of_parts for source in _read(r)}))
 
     def _overall(self, name: str, records: Sequence[PartRecord]) -> Range:
-        """Return the factor that corrects for deduplication in the node `name` (`through[name]`), averaged over the
-        sources. Each source is weighted by the bytes of it that the tasks of the node read."""
+        """Return `through[name]` averaged over the sources: the factor that corrects for documents which deduplication,
+        up to the node `name`, removes from the whole input but not from the sample. Each source is weighted by the
+        bytes of it that the tasks of the node read."""
         sizes: Counter[str] = Counter()
         for record in records:
             sizes.update({s: c.get("bytes", 0) * self.scale[s] for s, c in _read(record).items() if s in self.scale})
@@ -189,8 +190,9 @@ class Extrapolation:
 
     def _deduplicated(self, name: str, records: Sequence[PartRecord]) -> None:
         """Estimate how many documents of each source a deduplication removes from the whole input. `name` is the pass
-        that drops these documents, and `records` are its tasks on the sample. The estimates are added to `duplicates`,
-        and the factor that corrects for deduplication (`through[name]`) is lowered."""
+        that drops these documents, and `records` are the commit records of its tasks on the sample. The estimates are
+        added to `duplicates`. The factor `through[name]`, which corrects for documents that are removed from the whole
+        input but not from the sample, is lowered."""
         docs: Counter[str] = Counter()
         dropped: Counter[str] = Counter()
         for record in records:

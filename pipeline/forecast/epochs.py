@@ -50,8 +50,8 @@ class PhaseUse:
 
 
 def worth(epochs: float) -> float:
-    """Return how much repeated tokens are worth: when a training reads a stream `epochs` times, the tokens it reads are
-    worth this fraction of as many tokens without repetition. U unique tokens that are repeated R = epochs − 1 times are
+    """Return how much the tokens of a stream are worth if a training reads the stream `epochs` times, as a fraction of
+    the worth of equally many tokens without repetition. U unique tokens that are repeated R = epochs − 1 times are
     worth U + U·R*·(1 − exp(−R/R*)) tokens (arXiv 2305.16264, equation 5); R* is HALF_LIFE."""
     return 1.0 if epochs <= 1 else (1 + HALF_LIFE * (1 - math.exp((1 - epochs) / HALF_LIFE))) / epochs
 

@@ -115,8 +115,9 @@ class SampleRun:
 
 def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet", verify_inputs: bool = False,
                limits: SampleLimits | None = None, backend: Callable[[Store], Backend] | None = None) -> SampleRun:
-    """Draw about `share` (0 … 1) of every source and run the recipe on this sample, in child processes of this machine
-    (without Linux in this process), or on the workers of `backend`.
+    """Draw about `share` (0 … 1) of every source and run the recipe on this sample. The tasks run on the workers of
+    `backend`; without `backend`, in child processes of this machine, or in this process if the machine does not run
+    Linux.
 
     Raises InputError for missing inputs, CurriculumError when the phases of the training do not fit into its total, and
     SampleError when the sample is too small for the recipe or exceeds `limits`.

@@ -42,14 +42,16 @@ MOST = 1 << 32
 
 class ImportTokens:
     """Copies the documents of token files. args: source (its name), format (key of `FORMATS`), files ([$file]),
-    tokenizer {sha256, vocab_size, eos}, val {share, seed}, sequence (that of the rows in the files; absent: the files
-    have documents), $volatile {tombstones: which documents to leave out}.
+    tokenizer {sha256, vocab_size, eos}, val {share, seed}, sequence (tokens of a row, if the files hold rows of equal
+    length instead of documents), $volatile {tombstones: which documents to leave out}.
 
-    Writes the files that EncodePart writes, and files.json. A row in them is the number of a document in the token
-    files. The size of texts is unknown and counts as 0. The task also writes ids: the hashes of the ids that the token
-    files give to documents, which `CheckIds` compares; the file is empty if they give none. If a file does not have the
-    given format, the run ends with an error, because no part of the file can be trusted. Memory: the tokens of a block,
-    or of one document if that is longer.
+    Writes the files that EncodePart writes, and two more. files.json lists the token files, each with the number of its
+    first document. ids holds hashes of the ids that the token files give to documents, which `CheckIds` compares; it is
+    empty if they give none. In SPLIT.parquet, `row` is the number of a document in the token files, and the size of its
+    text, which is unknown, is 0.
+
+    If a file does not have the given format, the run ends with an error, because no part of the file can be trusted.
+    Memory: the tokens of a block, or of one document if that is longer.
     """
 
     name = "import_tokens"

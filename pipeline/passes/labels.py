@@ -73,9 +73,9 @@ def bucket_name(number: int) -> str:
 
 
 def label_name(value: Any) -> str:
-    """Return the form of a label that the names of streams contain. It has only letters, digits, `_` and `-`. If a
-    value cannot be kept as it is, the form ends in a hash of the value (32 bits), so that different values have
-    different forms. A number and the text of its digits count as the same value. A missing or empty value becomes
+    """Return the text by which the names of streams show the label `value`. It has only letters, digits, `_` and `-`.
+    If a value cannot be shown unchanged, the text ends in a hash of the value (32 bits), so that different values have
+    different texts. A number and the text of its digits count as the same value. A missing or empty value becomes
     `none`."""
     if value is None or value == "":
         return NONE

@@ -203,7 +203,8 @@ class ChangedSteps:
 
     def _unseen(self, walk: _Walk, place: int, end: int, last: int) -> str:
         """Return why (a key of REASONS) stored signals do not determine the verdict of the step `place` on a document
-        that the earlier step at place `end` dropped in the run. Returns "" if they may determine the verdict."""
+        that the earlier step at place `end` dropped in the run. Returns "" if they may determine the verdict. `last` is
+        the place of the last step that computed signals of the document, and `walk` is the document's state."""
         link, spoiled = self.links[place], self._spoiled[place]
         if link.foreign:
             return "own"

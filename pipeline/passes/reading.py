@@ -71,9 +71,9 @@ def _needs(reader: Reader, piece: Slice | None, size: int,
 
 
 class SourceFiles:
-    """Yields (row, record) for all records in the source files of a document pass. Before a record is read, its number
-    is written to the crash cursor, so that the supervising process can identify a record that kills the process.
-    `quarantined` are the commit log's entries about files of this reader."""
+    """Iterates over the source files of a document pass, and yields (number in the partition, record) for every record.
+    Before a record is read, its number is written to the crash cursor, so that the supervising process can identify a
+    record that kills the process. `quarantined` are the commit log's entries about files of this reader."""
 
     def __init__(self, inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs, counters: Counters,
                  quarantined: Iterable[dict[str, Any]]) -> None:

@@ -28,7 +28,8 @@ class Strata:
         self._names: dict[int, tuple[str, ...]] = {} if self.columns else {0: ()}
 
     def keys(self, rows: Rows) -> list[int]:
-        """Return the key of each row's stratum, a number below 2^64 that depends on the values of the columns alone."""
+        """Return the key of each row's stratum: a number below 2^64 that depends only on the row's source, language or
+        both."""
         if not self.columns:
             return [0] * len(rows.batch)
         values = list(zip(*([value or "" for value in rows.column(name)] for name in self.columns)))

@@ -96,6 +96,6 @@ def _compare(was: Any, now: Any, path: tuple[str | int, ...], differences: list[
 
 
 def _steps(items: list[Any]) -> list[Any]:
-    """Return the names of the steps or phases in a list. Two lists with equal names are compared item by item, other
-    lists as a whole."""
+    """Return the names of the steps or phases in a list of a recipe. Two such lists with equal names are compared item
+    by item; all other lists are compared as a whole."""
     return [i.get("name", sorted(i)) if isinstance(i, dict) else None for i in items]

@@ -87,7 +87,8 @@ def steps(runs: Sequence[PlannedRun], scheduler: Scheduler) -> Generator[None, N
         run.finished(node, run.results, node_fresh.sums)
 
     def go_on(run: PlannedRun, node: Node, work: Work, records: Any) -> None:
-        """Resume the generator of a node, which runs until it yields its next batch of tasks or ends."""
+        """Resume the generator of a node with the commit records of its previous batch of tasks (None at first). The
+        generator runs until it yields its next batch of tasks, which goes to the scheduler, or ends."""
         before = len(run.warnings)
         try:
             specs = next(work) if records is None else work.send(records)

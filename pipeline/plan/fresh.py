@@ -240,9 +240,9 @@ def _batches(described: list[Any], keys: bytes, log: LogView) -> list[TaskRecord
 
 
 class _Rows:
-    """Reads (key, origin, …) of the tasks of one batch of a node from the database of task keys. A `TaskRecords` uses
-    it as its `rows`. The keys of the batch begin at key number `start` of the database. `runs` lists the origins of the
-    tasks (a source or dataset), as (origin, number of consecutive tasks with this origin)."""
+    """Reads the tasks of one batch of a node from the database of task keys, each as (key, origin, 0); the origin is a
+    source or dataset. A `TaskRecords` uses it as its `rows`. The keys of the batch begin at key number `start` of the
+    database. `runs` lists (origin, number of consecutive tasks with this origin)."""
 
     def __init__(self, db: sqlite3.Connection, start: int, runs: list[tuple[str, int]]) -> None:
         self._db, self._start = db, start

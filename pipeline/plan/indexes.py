@@ -77,7 +77,7 @@ class Indexes:
 
     @property
     def roots(self) -> set[str]:
-        """Return the folders on object storage from which indexes are read."""
+        """Return the folders on object storage from which deduplication indexes are read."""
         return {folder for folder, _ in self._folders if "://" in folder}
 
 

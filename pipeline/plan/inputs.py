@@ -19,9 +19,9 @@ from pipeline.plan.objects import ListingJournal, Listings, fixed_prefix, list_o
 
 
 class InputError(TokenmillError):
-    """Raised when the inputs of a recipe cannot be used: when a pattern matches no file, a folder cannot be read, a
-    dataset would hold the same documents twice, or imported tokens do not fit. The message names the place and the
-    remedy."""
+    """Raised when the inputs of a recipe cannot be used. For example, a pattern matches no file, a folder cannot be
+    read, a dataset would hold the same documents twice, or token files were made with another tokenizer. The message
+    names the place and the remedy."""
 
     exit_code = 2
 

@@ -65,9 +65,10 @@ class PassPlan:
 
     @property
     def reads_counts(self) -> bool:
-        """Whether the pass writes the counts of its barrier into the signal `dup_count` of its documents. A pass that
-        writes no documents does so only if one of its stages reads the signal. Otherwise a later pass does it, and the
-        results of this pass stay fresh when only counts change."""
+        """Whether the pass writes the signal `dup_count` of its documents, from the duplicate counts of the barrier
+        before it. A pass that writes documents always does. A pass that writes no documents does so only if one of its
+        stages reads the signal. Otherwise a later pass writes it, and the results of this pass stay fresh when only
+        counts change."""
         return self.counting and (self.rewrites or any(COUNT in s.stage.reads() for s in self.chain))
 
     def add_prepare(self, step: ChainStep, *, last: bool) -> None:
@@ -97,8 +98,8 @@ class DatasetPasses:
             self._dataset(name, {number for dataset, number in counting if dataset == name})
 
     def _dataset(self, name: str, counting: set[int]) -> None:
-        """Plan the passes of a dataset. `counting` holds the numbers of the barriers that count duplicates, or
-        hand counts on."""
+        """Plan the passes of the dataset `name`, and add them to `passes` and `barriers`. `counting` holds the step
+        numbers of those of its barriers that count duplicates, or that hand on the counts of an earlier barrier."""
         dataset = self.recipe.datasets[name]
         plans: list[PassPlan] = []
         inputs = [("source", i) if i in self.recipe.sources else ("pass", self.passes[i][-1].name)

@@ -31,9 +31,9 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
 def refusals(data: dict[str, Any], marks: Marks, base: str, roots: Sequence[str]) -> Iterator[Problem]:
-    """Yield a problem for every path or URL in a recipe that leads out of `roots`, the folders and URLs that it may
-    use. Yield one, too, for every reader or step 'module:Class' whose file `code:` does not list, and for every
-    `follow_symlinks`. Relative paths start at `base`. Values of wrong types are skipped, because validation reports
+    """Yield a problem for every path or URL in a recipe that leads out of `roots`, the folders and URLs that the recipe
+    may use. Readers and steps 'module:Class' whose file `code:` does not list, and every `follow_symlinks`, are
+    problems as well. Relative paths start at `base`. Values of wrong types are skipped, because validation reports
     them."""
     code = [value for _, value in _strings(data.get("code"), ("code",))]
     modules = {PurePosixPath(path).stem for path in code}

@@ -96,8 +96,9 @@ def _end(until: str | int, total: int) -> Fraction:
 
 
 def _rates(curriculum: CurriculumSettings, schedule: dict[str, Any], checker: Checker) -> None:
-    """Check the learning rates of the phases. `trainer.optim.schedule` refuses bad learning rates, too, but only when
-    the training begins, after all its data has been made."""
+    """Check that the learning rates of the phases fit together and suit `train.schedule`; add problems for those that
+    do not. `trainer.optim.schedule` refuses bad learning rates, too, but only when the training begins, after all its
+    data has been made."""
     fallen = own = False
     for at, phase in _phases(curriculum):
         if phase.lr == "decay" and schedule.get("kind", "wsd") != "wsd":

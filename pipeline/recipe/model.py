@@ -224,7 +224,8 @@ class Recipe(RecipeModel):
         return [name for name in self.sources if name in sources]
 
     def split_of(self, stream: str) -> str | None:
-        """Return the split shards (`shards.NAME.by`) to which the name of a stream belongs, or None."""
+        """Return the name of the entry of `shards:` that is split by labels (`by`) into streams, of which `stream` is
+        one. Returns None if there is no such entry."""
         return next((name for name, shards in self.shards.items() if shards.by and stream.startswith(f"{name}.")), None)
 
     def plain(self) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from tokenizer.special import special_tokens
 
 
 class TokenizerSample(RecipeModel):
-    """How much text of which groups a tokenizer is trained on: `bytes` in all. The columns in `by` say which documents
-    are a group. The share of a group in the sample is in proportion to its weight × (its bytes)^`alpha`.
+    """How much text of which groups a tokenizer is trained on: `bytes` in all. Documents with the same values in the
+    columns `by` are a group. The share of a group in the sample is in proportion to its weight × (its bytes)^`alpha`.
 
     `source` and `language` give weights by the names of sources and languages; the weight of a group is their product.
     Documents of sources or languages that the mapping does not list are not in the sample. Columns with weights need
@@ -238,7 +238,8 @@ class StreamGroup(LabelRule):
 
     @property
     def mixed(self) -> set[str] | None:
-        """Return the names of the streams that have a weight above 0; None for the streams of split shards."""
+        """Return the names of the group's streams that have a weight above 0. None means the streams of split shards,
+        which are known only after their documents were read."""
         if self.streams is None:
             return None if self.share else set()
         weights = self.streams if isinstance(self.streams, dict) else dict.fromkeys(self.streams, 1)
@@ -280,8 +281,8 @@ class PhaseSettings(RecipeModel):
 
     @property
     def mixed(self) -> set[str]:
-        """Return the names of the streams to which `mix` gives a weight above 0, and of the split shards to whose
-        streams it gives one."""
+        """Return the names of the streams to which `mix` gives a weight above 0. For split shards, whose streams are
+        known only after their documents were read, the name of the entry of `shards:` is returned."""
         mixed: set[str] = set()
         for name, weight in (self.mix or {}).items():
             inside = weight.mixed if isinstance(weight, StreamGroup) else {name} if weight else set()

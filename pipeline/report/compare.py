@@ -108,8 +108,11 @@ def _report(store: Store, name: str, plan: dict[str, Any], get: Callable[[str], 
 def compare_runs(before: FinishedRun, after: FinishedRun, limit: int = EXAMPLES,
                  section_of: Callable[[str], dict[str, Any] | None] | None = None) -> dict[str, Any]:
     """Compare two runs, and return the differences as a JSON document. It has at most `limit` example documents for
-    each kind of change in a dataset. `section_of` returns how the documents of a dataset differ, by default what
-    `dataset_section` computes, or None if this cannot be found out; then `documents` lacks the dataset."""
+    each kind of change in a dataset.
+
+    `section_of` takes the name of a dataset and returns how its documents differ, in the form of `dataset_section`,
+    which is used by default. It returns None if this cannot be found out; the dataset is then missing in `documents` of
+    the result."""
     recipe = compare_recipes(before.recipe, after.recipe)
     figures = compare_figures(before.report, after.report)
     common = common_datasets(before, after)

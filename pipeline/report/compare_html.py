@@ -59,7 +59,7 @@ def overview(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def by_difference(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Divide rows of figures into those that differ between the runs and those that are equal."""
+    """Return (the rows of figures that differ between the two runs, the rows that are equal)."""
     different = [row for row in rows if row["before"] != row["after"]]
     return different, [row for row in rows if row["before"] == row["after"]]
 
@@ -70,10 +70,12 @@ def datasets(document: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def sections(document: Mapping[str, Any], most: int, brief: bool = False) -> list[dict[str, Any]]:
-    """Return the figures that differ between the runs and are not in the overview, by section of the report: {title,
-    rows, left_out, equal}. A section that only one run has is left out. If a section has more than `most` such figures,
-    those with the largest relative difference are kept. With `brief`, figures that say nothing about documents are left
-    out: measured ones (such as times), hashes, and bins of histograms."""
+    """Return, for each section of the report, the figures that differ between the runs and are not in the overview:
+    {title, rows, left_out, equal}. `rows` are the `most` figures with the largest relative difference, `left_out` is
+    the number of further figures that differ, and `equal` the number of equal ones.
+
+    A section that only one run has is left out. With `brief`, figures that say nothing about documents are left out:
+    measured ones (such as times), hashes, and bins of histograms."""
     in_overview = {tuple(row["path"]) for row in overview(document)}
     lonely = one_sided(document["figures"])
     by_section: dict[str, list[dict[str, Any]]] = {}

@@ -206,14 +206,15 @@ def _entry(what: str, name: str, by: dict[str, dict[str, list[int]]]) -> dict[st
 
 
 def _largest(by: dict[str, dict[str, list[int]]], what: str, most: int) -> list[dict[str, Any]]:
-    """Return the sources or domains that lost the most bytes to cuts, at most `most`. `what` is "source" or "domain".
+    """Return at most `most` sources or domains: those that lost the most bytes to cuts. `what` is "source" or "domain".
     """
     cut = [name for name, counts in by[what].items() if counts[3]]
     return [_entry(what, name, by) for name in heapq.nsmallest(most, cut, key=lambda name: (-by[what][name][3], name))]
 
 
 def _pairs(db: sqlite3.Connection, store: Store, dataset: str) -> dict[tuple[str, str], list[int]]:
-    """Return [passages, bytes] by (source of the document that was cut, source of the one that keeps the passage)."""
+    """Return {(source of the cut document, source of the document that keeps the passage): [passages, bytes]} for all
+    passages that were cut out of documents of the dataset."""
     pairs: dict[tuple[str, str], list[int]] = {}
     for kind in ("datasets", "dropped"):
         for batch in iter_batches(store, f"{kind}/{dataset}", ["id", "source"]):
@@ -229,7 +230,7 @@ def _pairs(db: sqlite3.Connection, store: Store, dataset: str) -> dict[tuple[str
 
 
 def _keepers(db: sqlite3.Connection, store: Store, dataset: str, most: int) -> list[dict[str, Any]]:
-    """Return the documents that keep the most bytes of passages that were cut out of other documents, at most `most`.
+    """Return at most `most` documents: those that keep the most bytes of passages that were cut out of other documents.
     """
     rows = db.execute("SELECT kept, sum(passages), sum(bytes) AS n FROM cut GROUP BY kept ORDER BY n DESC, kept "
                       "LIMIT ?", (most,)).fetchall()

@@ -115,8 +115,9 @@ def _numbers(bounds: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _name(number: int, skipped: int) -> str:
-    """Return the label of a bar, made from the number of the first bin in it. `skipped` is the number of empty bins
-    that were left out between 0 and the smallest positive value."""
+    """Return the text below a bar of a histogram: the smallest value of the first bin in the bar, or "" if the text
+    would mislead. `number` is the number of this bin. `skipped` is the number of empty bins that are not drawn, between
+    0 and the smallest positive value."""
     if number <= 0:
         return _number_text(_least(number)) if number else "0"
     return "" if skipped and number <= BINS else _number_text(_least(number + skipped))

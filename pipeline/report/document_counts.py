@@ -40,8 +40,8 @@ BUCKET = "_bucket"
 
 @dataclass
 class Sums:
-    """Sums over the blocks of a stream that were read, for the documents with one value of a label, such as one
-    language. In a block, a phase reads x tokens, and y of them belong to these documents."""
+    """Counts of the documents with one value of a label, such as one language, summed over those blocks of a stream
+    that were read. In a block, a phase reads x tokens in all, and y of them belong to these documents."""
 
     tokens: int = 0
     targets: int = 0
@@ -51,8 +51,8 @@ class Sums:
 
 @dataclass
 class Reads:
-    """Sums of what one phase reads in the blocks of a stream that were read: x tokens in a block. `cells` maps (label,
-    value) to the sums for the documents with this value."""
+    """What one phase reads of a stream, summed over those blocks of the stream that were read; x is the number of
+    tokens in one block. `cells` maps (label, value) to the sums for the documents with this value."""
 
     tokens: int = 0                           # Σ x
     squares: float = 0.0                      # Σ x²
@@ -72,16 +72,18 @@ def count_documents(store: Store, curriculum: Curriculum, ranges: Sequence[tuple
                     share: float = 1.0, block: int = BLOCK) -> dict[str, Any]:
     """Count the tokens of training samples by the labels of the documents that they are from. `ranges` are ranges
     [first, stop) of sample numbers. Each stream is divided into blocks of about `block` tokens, and about the given
-    share of the blocks is read, at least LEAST, evenly spaced. Returns {exact, read, missing, rows}: whether all blocks
-    were read, the share of the tokens that was read, the number of documents that the samples read tokens of and
-    that are in no dataset of the store any more, and the rows.
+    share of the blocks is read, at least LEAST, evenly spaced.
 
-    Raises PackedStream if the curriculum reads packed rows, and TooSmallShare if the share is too small for a phase.
+    Returns {exact, read, missing, rows}. `exact` says whether all blocks were read, and `read` is the share of the
+    tokens that was read. `missing` is the number of documents in the samples that are in no dataset of the store any
+    more.
 
     A row is {label, value, phase, tokens, targets, error}. `tokens` is the number of tokens in the phase's windows that
     belong to documents with this value of the label; the sum over all values is the number of tokens of the phase.
     `targets` leaves out the tokens that do not count in the loss: the first token of each document, and tokens that the
-    loss mask excludes. `error` is half the width of the 95 % interval of `tokens`; 0 if all was read."""
+    loss mask excludes. `error` is half the width of the 95 % interval of `tokens`; 0 if all was read.
+
+    Raises PackedStream if the curriculum reads packed rows, and TooSmallShare if the share is too small for a phase."""
     packed = [stream.name for stream in curriculum.streams if stream.packing is not None]
     if packed:
         raise PackedStream(f"--rows: stream '{packed[0]}' is packed (shards.{packed[0]}.packing), and the documents in "

@@ -49,8 +49,9 @@ def _finder(stage: str) -> Any:
 
 
 def excerpt(text: str, spans: list[tuple[int, int]]) -> list[list[str]]:
-    """Return an excerpt around the first span of a text, on one line, with all spans in the excerpt marked: [[kind,
-    text], …]. If the first span is near the beginning of the text, the excerpt starts at the beginning."""
+    """Return an excerpt around the first of the `spans` (start, end) of a text, on one line, with all spans in the
+    excerpt marked: [[kind, text], …] with the kinds "text", "mark" and "cut". If the first span is near the beginning
+    of the text, the excerpt starts at the beginning."""
     begin = max(0, spans[0][0] - BEFORE) if spans[0][0] > SHOWN - BEFORE else 0
     if begin and (space := re.search(r"\s", text[begin:spans[0][0]])):
         begin += space.end()

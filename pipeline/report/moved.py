@@ -146,9 +146,10 @@ def compare_documents(before: Side, after: Side, limit: int, most: int = FACTS) 
 
 
 def _equal_parts(before: Side, after: Side) -> set[tuple[str, str]]:
-    """Return (fate, content hash) of the files of documents that both runs have. Within a run, no two files are equal,
-    because their documents have different ids. Files of quarantined records are left out, because all rows of an equal
-    file count as unchanged documents, but a quarantined record without an id is no document."""
+    """Return (fate, content hash) of the files of documents that both runs have with the same rows. Every row of such a
+    file counts as an unchanged document. Files of quarantined records are therefore left out, because a quarantined
+    record may have no id and is then no document. Within a run, no two files are equal, because their documents have
+    different ids."""
     before_parts, after_parts = ({(fate, info.content) for fate, info in side.parts() if fate != QUARANTINED}
                     for side in (before, after))
     return before_parts & after_parts

@@ -78,8 +78,8 @@ def removal_stats(store: Store, dataset: str, step: str | None = None, *, most: 
 
 
 def compared_with(store: Store, dataset: str) -> tuple[list[str], list[str]]:
-    """Return (the other datasets of the store, the folders) with whose documents those of `dataset` were compared, too
-    (`against`), by the recipe of the latest run."""
+    """Return ([datasets of the store], [folders]) with which the documents of `dataset` were compared by the setting
+    `against` of its deduplications. The setting is read from the recipe of the latest run."""
     run = latest_run(store)
     steps = run_recipe_of(store, run).get("datasets", {}).get(dataset, {}).get("steps", []) if run else []
     settings = [config for step in steps if isinstance(step, dict) for config in step.values()]

@@ -39,7 +39,8 @@ class StreamDocuments:
         self.common = self._common_pairs() / pairs if pairs else 0.0
 
     def edges(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of the first and the last document of some windows, each int64 (N,)."""
+        """Return, for each of these windows, the number of its first and of its last document in the stream, as two
+        int64 arrays (N,). `windows` are the numbers of the windows (training samples) in the stream."""
         first = windows * self._length
         return self._shards.document_numbers(first), self._shards.document_numbers(first + self._length - 1)
 
