@@ -181,8 +181,8 @@ class Extrapolation:
                 max(1, math.ceil(len(records) * more)))
 
     def _training(self, records: Sequence[PartRecord]) -> Range:
-        """Return the CPU seconds to train the tokenizer. They grow at most in proportion to the size of the training
-        text."""
+        """Return the CPU seconds to train the tokenizer on the whole input. `records` are those of the training on the
+        sample. The CPU time grows at most in proportion to the size of the training text."""
         trained = self.run.recipe.tokenizer.train if self.run.recipe.tokenizer else None
         cpu, trained_bytes = sum(r.cpu_s for r in records), sum(r.counters.get("bytes", 0) for r in records)
         more = min(trained.sample_bytes / trained_bytes, self.largest) if trained and trained_bytes else 1.0

@@ -220,8 +220,8 @@ def _held_out(id: str, val: Mapping[str, Any]) -> bool:
 
 
 def _near_held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
-    """Whether a document resembles a held-out one (in val) but is not held out itself. The documents that it resembles
-    are listed in its metadata, where a deduplication noted them."""
+    """Whether the document `id` is similar to a held-out one (in val) but is not held out itself. `meta` is its
+    metadata, in which a deduplication noted the ids of similar documents, and `val` is {share, seed}."""
     near = json.loads(meta).get("near_duplicates") if meta and '"near_duplicates"' in meta else None
     if not isinstance(near, dict) or _held_out(id, val):
         return False
@@ -229,8 +229,8 @@ def _near_held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
 
 
 def _tokenizer(inputs: TaskInputs, ref: FileRef, eos: int) -> Tokenizer:
-    """Returns the tokenizer in a file. A warm child (a worker process that is used for several tasks) keeps the
-    tokenizers that it has loaded."""
+    """Returns the tokenizer in the file `ref`, with the end-of-text token `eos`. A warm child (a worker process that is
+    used for several tasks) keeps the tokenizers that it has loaded."""
     key = (ref["content"], eos)
     if key not in _loaded:
         _loaded[key] = load_tokenizer(inputs.fetch(ref), eos)

@@ -179,8 +179,8 @@ def import_draft(source: str, config: Mapping[str, Any], files: Sequence[Mapping
 
 
 def check_draft(source: str, root: str, imported: Sequence[TaskResult]) -> TaskDraft:
-    """Return the task that compares the ids which the files of a source have given to documents. `imported` are the
-    results of its ImportTokens tasks."""
+    """Return the task that checks whether two documents of a source have the same id (`CheckIds`). `root` is the folder
+    of the source's files, and `imported` are the results of its ImportTokens tasks."""
     parts = [{"ids": r.files[IDS], "files": r.files[FILES], **{split: r.files[f"{split}.parquet"] for split in SPLITS}}
              for r in imported]
     size = sum(part["ids"]["bytes"] for part in parts)

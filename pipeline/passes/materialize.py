@@ -299,8 +299,9 @@ def _shards(store: Store, stream: Stream) -> list[dict[str, Any]]:
 
 def reduce_drafts(curriculum: Curriculum, mapped: Sequence[TaskResult], format: str,
                   file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
-    """Returns the reduce tasks, which write the training samples into files: one task per output file, in order of
-    sample number. `mapped` are the results of the tasks of `map_drafts`. `format` is bytes or parquet."""
+    """Returns the reduce tasks, which write the training samples of a curriculum into files: one task per output file
+    of about `file_bytes` bytes of tokens, in order of sample number. `mapped` are the results of the tasks of
+    `map_drafts`. `format` is bytes or parquet."""
     if format not in ("bytes", "parquet"):
         raise ValueError(f"format: '{format}' is neither bytes nor parquet")
     dtype, names = _dtype(curriculum), [s.name for s in curriculum.streams]

@@ -295,8 +295,8 @@ def taken_down(doc: Document) -> QuarantinedRecord:
 
 
 def _note(doc: Document, verdict: dict[str, Any]) -> None:
-    """Copy the notes of a barrier (such as deduplication) about a document into the document's metadata. The notes are
-    its cluster and its near duplicates."""
+    """Copy what a barrier (such as deduplication) noted about a document into the document's metadata: its cluster, and
+    its near duplicates with their similarities. `verdict` is the document's entry in the removal slice."""
     if verdict["cluster"] is not None:
         doc.meta["cluster"] = verdict["cluster"]
     if verdict["near"]:

@@ -55,8 +55,8 @@ def reason_of(error: Exception) -> str:
 
 
 def fetch(inputs: TaskInputs, reader: Reader, arg: dict[str, Any], piece: Slice | None) -> str:
-    """Returns the local path of an input file. From a remote file, only the byte ranges that the reader needs are
-    downloaded."""
+    """Returns the local path of an input file, which the task argument `arg` names. From a remote file, only the byte
+    ranges are downloaded that the reader needs for `piece` (a slice of the file)."""
     return inputs.fetch(arg, partial(_needs, reader, piece))
 
 

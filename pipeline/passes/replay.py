@@ -178,10 +178,11 @@ class Replay:
         return Settled(dropped, drop)
 
     def _check_reproduced(self, batch: Batch, verdicts: Verdicts, failures: Failures) -> None:
-        """Check that the earlier chain of stages, run again, gives these documents the outcomes that it recorded; raise
-        NotReproduced if not. The check fails for a user's stage whose verdict depends on more than the document. It
-        also fails for a stage that computes something from its thresholds in `setup`, because the earlier and the new
-        chain share the result of `setup`."""
+        """Check that the earlier chain of stages, run again on the documents of `batch`, gives the outcomes that the
+        earlier pass recorded; raise NotReproduced if not. `verdicts` and `failures` are the outcomes of this new run.
+        The check fails for a user's stage whose verdict depends on more than the document. It also fails for a stage
+        that computes something from its thresholds in `setup`, because the earlier and the new chain share the result
+        of `setup`."""
         for row, doc in batch:
             if row in verdicts:
                 place, reason = verdicts[row]

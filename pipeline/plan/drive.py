@@ -61,8 +61,8 @@ def drive(nodes: list[Node], scheduler: Scheduler, finished: Finished, fresh: Fr
 
 
 def drive_all(runs: Sequence[PlannedRun], scheduler: Scheduler) -> None:
-    """Run the plans of several recipes as one: their tasks share the workers, and a task that several plans ask for
-    runs once."""
+    """Run the plans of several recipes as one, until all their nodes have ended. The tasks of the plans share the
+    workers of `scheduler`, and a task that several plans ask for runs once."""
     # closed here even when a second signal interrupts: the scheduler must end before the caller continues
     with contextlib.closing(steps(runs, scheduler)) as going:
         for _ in going:
@@ -168,8 +168,9 @@ def check_error_rate(node: Node, sums: NodeSums, allowed: float, *, picks: bool 
 
 
 def _reading(dataset: str, source: str, read: dict[str, Any], allowed: float, picks: bool) -> str:
-    """Return a warning if too many records of a source could not be read, or if the source yielded no document;
-    otherwise ""."""
+    """Return a warning if more than the share `allowed` of the records of a source could not be read, or if the source
+    yielded no document; otherwise "". `read` has the counts of records. `picks` says that a `where` selects documents,
+    so that an empty source without unreadable records needs no warning."""
     total, bad, skipped = read["records"], sum(read["bad"].values()), sum(read["skipped"].values())
     where = (f"look at `tokenmill inspect {dataset} --quarantined` and see that `read:` of the source and its "
              f"settings fit its files")

@@ -139,7 +139,8 @@ class Plan:
 
 
 def open_plan(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> Plan:
-    """Make the plan of a recipe for the store at `store_root`. Nothing is written, and the store need not exist."""
+    """Make the plan of a recipe for the store at `store_root`. Nothing is written, and the store need not exist. With
+    `verify_inputs`, input files are identified by hashes of their contents."""
     store = Store(store_root)
     if store.local is not None and store.local.exists() and not store.local.is_dir():
         raise StoreError(f"{store.root} is a file, not a store; choose another --store")
@@ -152,7 +153,7 @@ def open_plan(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -
 
 def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> dict[str, Any]:
     """Make the plan of a recipe for the store at `store_root`, and return its description (`describe_plan`). Nothing is
-    written, and the store need not exist."""
+    written, and the store need not exist. With `verify_inputs`, input files are identified by their contents."""
     plan = open_plan(recipe, store_root, verify_inputs=verify_inputs)
     return describe_plan(recipe, plan, survey(plan.nodes, plan.log.get_all, plan.fresh))
 
@@ -242,7 +243,8 @@ class Flow:
 
     def _expected(self, node: Node, bytes_in: float) -> int | None:
         """Return the approximate number of partitions (inputs of single tasks) of a pass that reads sources; None for
-        any other node. The exact number is known only when the big files have been indexed."""
+        any other node. `bytes_in` is the number of bytes that the pass reads. The exact number is known only when the
+        big files have been indexed."""
         plan = self.plans.get(node.name)
         if plan is None or any(kind != "source" for kind, _ in plan.inputs):
             return None

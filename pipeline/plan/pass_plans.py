@@ -131,9 +131,12 @@ class DatasetPasses:
 
     def _barrier(self, placed: ChainStep, current: PassPlan, fresh: bool, plans: list[PassPlan], inputs: list[str],
                  priority: list[str]) -> PassPlan:
-        """End the pass before a barrier (a step that needs all documents at once), and return the next pass. The ended
-        pass gets the barrier's `prepare` stage. The next pass begins by dropping the documents that the barrier
-        removes."""
+        """End the pass `current` before the barrier `placed` (a step that needs all documents at once), and return the
+        next pass. The ended pass gets the barrier's `prepare` stage and is added to `plans`. The next pass begins by
+        dropping the documents that the barrier removes.
+
+        If the dataset begins with the barrier (`fresh`), the last passes of its `inputs` get the `prepare` stage
+        instead. `priority` lists the inputs whose documents are preferred among duplicates."""
         barrier = placed.stage
         assert isinstance(barrier, Barrier)
         target, config = barrier.prepare()
@@ -158,8 +161,8 @@ class DatasetPasses:
         return nxt
 
     def _cut(self, placed: ChainStep) -> list[ChainStep]:
-        """Return a list with the stage that carries out a barrier's cuts, with which the next pass begins; [] if the
-        barrier does not cut passages out of texts."""
+        """Return a list with the stage that carries out the cuts of the barrier `placed`, with which the next pass
+        begins; [] if the barrier does not cut passages out of texts."""
         if not placed.stage.edits:
             return []
         return [self._chain_step(cut_name(placed.name), CUT, cut_settings(placed.name, placed.stage.config))]

@@ -165,8 +165,8 @@ class Planner:
         return {"name": reader.name, "key": key, "$volatile": hidden}
 
     def expansion(self, source: str) -> Callable[[str], float]:
-        """Return a function that maps the path of an input file to its expected number of uncompressed bytes per stored
-        byte."""
+        """Return a function that maps the path of an input file of `source` to the expected number of uncompressed
+        bytes per stored byte of this file."""
         settings = self.recipe.sources[source]
         return reader_class(settings.read)(settings.config).expansion
 
@@ -191,13 +191,14 @@ class Planner:
         return work
 
     def _units_spec(self, name: str, files: FileList) -> TaskSpec:
-        """Return the task that finds which files of a source must be read together."""
+        """Return the task that finds which of the files of the source `name` must be read together."""
         args = {"reader": self.reader_arg(name), "files": [file.arg() for file in files]}
         return self._spec(UNITS, f"index:{name}", 0, len(files), f"{name}: {len(files):,} files", self.lists.fold(args))
 
     def _splits(self, name: str, indexed: Iterable[tuple[SourceFile, PartRecord]]) -> Iterator[tuple[str, str, str]]:
-        """Yield (path, path of its splits in the store, sha256 of the file with the splits) for each big input file
-        that can be split into pieces for separate tasks."""
+        """Yield (path, path of its splits in the store, sha256 of the file with the splits) for each big input file of
+        the source `name` that can be split into pieces for separate tasks. `indexed` lists the big files, with the
+        records of the tasks that looked for their splits."""
         for file, record in indexed:
             if record.counters.get("unreadable"):
                 continue                                  # the pass that reads the file reports it

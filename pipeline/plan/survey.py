@@ -93,9 +93,10 @@ class _Survey:
             self.fresh.ended(node, state.sums)
 
     def _batch(self, state: NodeState, specs: Iterable[TaskSpec], summing: Summing) -> tuple[TaskRecords, bool]:
-        """Count the tasks of a batch as fresh (done) or stale (to be run). Returns the records of the fresh tasks, and
-        whether the node must stop because it needs the records of the stale ones, too. A document pass need not stop:
-        each of its tasks makes one part, so later passes can be planned for the parts that exist."""
+        """Count the tasks of a batch, `specs`, in `state` as fresh (done) or stale (to be run), and add the records of
+        the fresh ones to `summing`. Returns these records, and whether the node must stop because it needs the records
+        of the stale ones, too. A document pass need not stop: each of its tasks makes one part, so later passes can be
+        planned for the parts that exist."""
         self.batches += 1
         size, name, ends, specs = 0, "", False, iter(specs)
         while chunk := list(islice(specs, CHUNK)):

@@ -172,7 +172,8 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _strings(value: Any, at: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    """Yield (key, string) for all strings in a value of a recipe."""
+    """Yield (key, string) for all strings in `value`, which stands in a recipe under the key `at`, also those in lists
+    and mappings."""
     if isinstance(value, str):
         yield at, value
     elif isinstance(value, (list, dict)):

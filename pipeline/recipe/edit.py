@@ -69,8 +69,8 @@ def _refused(marks: Marks, path: KeyPath, message: str) -> RecipeError:
 
 def _changes(text: str, dataset: str, number: int, config: Mapping[str, Any], off: frozenset[int],
              marks: Marks) -> list[tuple[int, int, str]]:
-    """Return the changes that give step `number` the settings `config`, or leave the step out if it is in `off`. Each
-    change is a stretch of the text and its replacement: (start, stop, new text)."""
+    """Return the changes of the text that give step `number` of a dataset the settings `config`, or leave the step out
+    if it is in `off`. Each change is a stretch of the text and its replacement: (start, stop, new text)."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     steps = _value(_value(_value(root, "datasets"), dataset), "steps")
     if not isinstance(steps, yaml.SequenceNode):

@@ -167,8 +167,8 @@ _COLORS = {"same": 2, "newly_dropped": 5, "newly_kept": 0, "changed_text": 4, "o
 
 
 def _bar(name: str, section: Mapping[str, Any]) -> Markup:
-    """Draw a bar of the documents of a dataset, divided by the change between the two runs (unchanged, newly dropped
-    …)."""
+    """Draw a bar of the documents of the dataset `name`, divided by the change between the two runs (unchanged, newly
+    dropped …). `section` is the dataset's section of the comparison."""
     parts = [(kind.replace("_", " "), n, _COLORS[kind]) for kind, n in [("same", section["same"]),
                                                                       *section["changes"].items()] if n]
     return Markup(charts.stacked(parts, label=f"documents of {name}"))

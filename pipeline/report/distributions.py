@@ -124,8 +124,9 @@ def _name(number: int, skipped: int) -> str:
 
 
 def bar_path(values: Sequence[float], feet: Sequence[float], step: float, tall: float) -> str:
-    """Return the data of one SVG path with all bars of a histogram. `feet` holds the vertical position at which each
-    bar begins. A bar with documents is at least 1.5 pixels high, so that it can be seen."""
+    """Return the data of one SVG path with all bars of a histogram. `values` are the counts of documents, `feet` holds
+    the vertical position at which each bar begins, `step` is the distance between bars, and `tall` the height per
+    document. A bar with documents is at least 1.5 pixels high, so that it can be seen."""
     wide = max(step - 1, 0.8)
     return "".join(f"M{5 + i * step:.1f} {foot:.1f}v{-max(n * tall, 1.5):.1f}h{wide:.1f}v{max(n * tall, 1.5):.1f}z"
                    for i, (n, foot) in enumerate(zip(values, feet, strict=True)) if n)

@@ -143,8 +143,9 @@ def _buckets(store: Store, sets: Iterable[ShardIndex], datasets: list[tuple[str,
 
 def _stream(origins: _Origins, shards: ShardSet, order: Order, stream: int, ranges: Sequence[tuple[int, int]],
             share: float, block: int) -> tuple[list[Reads], tuple[int, int], int]:
-    """Read a share of the blocks of one stream. Returns the sums for each phase, (number of blocks read, number of all
-    blocks), and how many of the documents that are read are in no dataset."""
+    """Read a share of the blocks of one stream, and count its tokens in the samples `ranges`. Returns (the sums for
+    each phase, (number of blocks read, number of all blocks), number of documents with tokens read that are in no
+    dataset)."""
     longest = order.longest
     size = max(1, block // longest)
     firsts = range(0, order.supers[stream], size)
@@ -189,8 +190,8 @@ class _Origins:
 
     def labels(self, shards: ShardIndex, spans: Sequence[DocumentSpan],
                pool: ThreadPoolExecutor) -> tuple[dict[str, list[str]], list[bool]]:
-        """Return {label: its value for each document}, and whether each document is in no dataset. A document without a
-        label has the value ""."""
+        """Return {label: its value for each document of `spans`}, and for each of them whether it is in no dataset.
+        `spans` are documents of the shard set `shards`. A document without a label has the value ""."""
         parts = shards.manifest.parts
         documents: list[dict[str, Any]] = [{"id": span.id, "key": parts[span.part] if span.part < len(parts) else None,
                                             "at": span.row} for span in spans]
@@ -204,9 +205,9 @@ class _Origins:
 
 def _add(phase: Reads, shards: ShardSet, spans: Sequence[DocumentSpan], labels: dict[str, list[str]], start: int,
          reads: np.ndarray) -> np.ndarray:
-    """Add a block of a stream to the sums of a phase. `reads` says how often each token of the block, which begins with
-    token `start`, is read as a target (`_reads`). Returns how many tokens of each document are read, repeats
-    included."""
+    """Add a block of a stream to the sums of a phase. `spans` are the documents in the block, with the values of their
+    `labels`. `reads` says how often each token of the block, which begins with token `start`, is read as a target
+    (`_reads`). Returns how many tokens of each document are read, repeats included."""
     begins = np.array([span.start for span in spans])
     edges = np.clip(np.array([[span.start, span.stop] for span in spans]) - start, 0, len(reads))
     counts = shards.counts(start, start + len(reads))

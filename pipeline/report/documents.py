@@ -152,7 +152,8 @@ def duplicate_section(store: Store, barrier: NodeFigures, nodes: list[NodeFigure
 
 
 def _cuts(step: str, appliers: list[NodeFigures]) -> dict[str, Any]:
-    """Count the passages that a deduplication cut out of documents. `appliers` are the passes that cut them."""
+    """Count the passages that the deduplication `step` cut out of documents, and list the sources that lost more than
+    the share ALARM of their text. `appliers` are the passes that carried out the cuts."""
     cuts = {"docs": 0, "cuts": {}, "bytes": {}, "sources": {}, **merged(appliers, "tallies").get(cut_name(step), {})}
     sizes = {source: counts["bytes"] for source, counts in merged(appliers, "in").items()}
     return {**cuts, "alarms": [{"source": source, "cut": cut, "of": sizes[source]}

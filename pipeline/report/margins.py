@@ -161,8 +161,9 @@ class Margins:
         return out
 
     def _learn(self, key: Key, row: Mapping[str, Any]) -> Iterator[ThresholdRule]:
-        """Yield the rules (pairs of a threshold and a signal, a number per document) that made a stage drop a document
-        for its recorded reason. The rules are found by trial."""
+        """Yield the rules (pairs of a threshold and a signal, a number per document) that made a stage drop the
+        document in `row`. `key` is (stage, reason, language) of the document. The rules are found by trial
+        (`_decides`)."""
         signals = {name: value for name, value in (row["signals"] or {}).items() if value is not None}
         document = Document(row["id"], source=row["source"] or "", language=key[2], signals=signals)
         for stage in self._stages[key[0]]:

@@ -91,9 +91,9 @@ def rows_at(store: Store, files: list[FileInfo], places: Iterable[Place],
 
 
 def drop_samples(store: Store, passes: list[NodeFigures]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Choose documents that these passes dropped: for each stage and reason, up to SAMPLES from each pass. Returns
-    {(stage, reason): samples}. A sample is what `sample` returns and, if the stage can name the passage that gave the
-    reason, an excerpt around it (`match`)."""
+    """Choose, for each stage and reason, at most SAMPLES documents that these passes dropped, those with the smallest
+    ids. Returns {(stage, reason): samples}. A sample is what `sample` returns and, if the stage can name the passage
+    that gave the reason, an excerpt around it (`match`)."""
     out: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in passes:
         files = _searched(node, "dropped.parquet")

@@ -103,9 +103,10 @@ class Shuffle:
 
     def _add_documents(self, located: Located, length: int,
                        pairs_of: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        """Count the pairs of windows in a batch that have a document in common. `pairs_of` has the number of pairs of
-        samples of each stream. Returns the number of pairs with a common document that a perfect shuffle would have,
-        and two int64 arrays with the numbers of the first and the last document of each sample."""
+        """Count the pairs of windows (training samples) in the batch `located` that have a document in common. `length`
+        is the tokens of a window, and `pairs_of` has the number of pairs of samples of each stream. Returns the number
+        of pairs with a common document that a perfect shuffle would have, and two int64 arrays with the numbers of the
+        first and the last document of each sample."""
         first, last = np.zeros((2, len(located.stream)), np.int64)
         expected = 0.0
         for stream in np.unique(located.stream).tolist() if self._sets is not None else ():

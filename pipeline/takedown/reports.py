@@ -115,8 +115,8 @@ def _parsed(path: str, data: bytes) -> Any:
 
 def without(value: Any, gone: Tombstones, quotations: Quotations) -> Any:
     """Return `value`, which is a report or a part of one, without the documents that `gone` covers. An entry of a list
-    that is about such a document, or about a duplicate of one, is left out. A string that quotes one is replaced by
-    CUT."""
+    that is about such a document, or about a duplicate of one, is left out. A string that quotes one (`quotations`) is
+    replaced by CUT."""
     if isinstance(value, dict):
         return {key: without(item, gone, quotations) for key, item in value.items()}
     if isinstance(value, list):

@@ -101,8 +101,8 @@ def overwrite(store: Store, ids: frozenset[str], number: int, check_lease: Calla
 
 def documents_in(store: Store, folder: str, manifest: Manifest,
                  wanted: pa.Array) -> dict[int, list[tuple[int, int, str]]]:
-    """Return where documents with one of the ids `wanted` lie in a shard set: {place of the shard in the set: [(first
-    token, exclusive end, id), …]}, counted in tokens of the shard."""
+    """Return where documents with one of the ids `wanted` lie in the shard set that `manifest` describes: {position of
+    the shard in the set: [(first token, exclusive end, id), …]}, counted in tokens of the shard."""
     result: dict[int, list[tuple[int, int, str]]] = {}
     for place, shard in enumerate(manifest.shards):
         begin = 0
