@@ -217,8 +217,8 @@ def _groups(files: list[SourceFile]) -> Iterator[list[SourceFile]]:
 
 def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float, limits: SampleLimits, store: str,
           backend: Callable[[Store], Backend], show: str) -> dict[str, list[PartRecord]]:
-    """Run the tasks that draw the sample from the chosen files (DrawSample). Returns, for each source, the commit
-    records of these tasks in the order of the files."""
+    """Run the tasks that draw about `share` of the records of the files `chosen` of each source (DrawSample). Returns,
+    for each source, the commit records of these tasks in the order of the files."""
     specs: dict[str, list[TaskSpec]] = {}
     for name, files in chosen.items():
         unread = planner.source_files(name).bytes / max(sum(f.size for f in files), 1)
@@ -252,7 +252,8 @@ def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float
 
 def _write_units(folder: Path, name: str, chosen: list[SourceFile], files: FileList, records: list[PartRecord],
                  share: float, limits: SampleLimits, store: Store) -> SourceSample:
-    """Write the sample of a source as units, which are files of unequal sizes. Returns a description of the sample.
+    """Write the sample of the source `name` into `folder` as units, which are files of unequal sizes. Returns a
+    description of the sample. `chosen` are the input files that were read, and `files` all files of the source.
 
     `records` are the commit records of the tasks that drew the sample. Each task drew, from the input records that it
     read, those with the lowest ranks (pseudo-random numbers), up to a bound that differs between tasks. The sample of

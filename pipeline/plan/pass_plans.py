@@ -57,9 +57,9 @@ class PassPlan:
 
     @property
     def rewrites(self) -> bool:
-        """Whether the pass writes the documents that it keeps. If no step stands between two barriers (steps that need
-        all documents at once), the pass between them writes no documents, unless one of its `prepare` stages adds
-        signals. It writes a row set, which lists the rows that were removed."""
+        """Whether the pass writes the documents that it keeps. A pass between two barriers (steps that need all
+        documents at once) with no step between them writes no documents, unless one of its `prepare` stages adds
+        signals. It writes a row set instead, which lists the rows that were removed."""
         return (self.final or self.barrier is None or not self.prepares
                 or any(s.stage.signals for s in self.chain))
 

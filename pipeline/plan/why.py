@@ -88,9 +88,9 @@ class _Why:
         self.runs = same or self.runs
 
     def _before(self, name: str) -> tuple[str | None, Ingredients | None]:
-        """Return the run with which a node is compared, and the ingredients (settings, versions and files) that the
-        node had in this run. It is the latest run in which the node had the same ingredients as now, or else the latest
-        run that has the node. Returns (None, None) when no run has it."""
+        """Return the run with which the node `name` is compared, and the ingredients (settings, versions and files)
+        that the node had in this run. The run is the latest one in which the node had the same ingredients as now, or
+        else the latest one that has the node. Returns (None, None) when no run has it."""
         versions = [(run, doc["nodes"][name]) for run, doc in self.runs if name in doc["nodes"]]
         same = [version for version in versions if not differences(version[1], self.ingredients[name])]
         return next(iter(same or versions), (None, None))

@@ -1,5 +1,6 @@
-"""Checks the setting `against` of the deduplications of a recipe. It lists older datasets, and folders with
-deduplication indexes, and the deduplication also removes documents that these already have (`stages.dedup.index`)."""
+"""Checks the setting `against` of the deduplications of a recipe. The setting lists older datasets, and folders with
+deduplication indexes; the deduplication also removes documents that are already in one of these (`stages.dedup.index`).
+"""
 
 from __future__ import annotations
 

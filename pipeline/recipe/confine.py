@@ -139,8 +139,8 @@ def _settings(name: Any, config: dict[str, Any], at: KeyPath, base: str, catalog
               load: Callable[[str], Any]) -> Iterator[tuple[KeyPath, str]]:
     """Yield (key, value) for the settings of a step or reader that name files. A step or reader in `catalog` comes with
     Tokenmill and declares which settings name files. For the user's own steps and readers, and for `datatrove`, which
-    passes settings to another library, every string counts that looks like a path or names an existing one. Such code
-    takes relative paths from the folder in which the run was started, which is `base`."""
+    passes settings to another library, every string counts that looks like a path or names an existing one. Relative
+    paths in these settings start at the folder in which the run was started, which is `base`."""
     if isinstance(name, str) and name in catalog and name != "datatrove":
         fields = load(name).Config
         for field, value in config.items():

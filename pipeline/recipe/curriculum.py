@@ -38,9 +38,9 @@ def _phases(curriculum: CurriculumSettings) -> Iterator[tuple[KeyPath, PhaseSett
 
 def _shards(recipe: Recipe, checker: Checker) -> None:
     """Check that all entries of `shards:` have the same `longest` (length of a super-window, the unit in which a phase
-    reserves tokens) and the same `val` (share of documents held out for evaluation). Shards of token files may have
-    another `val`, because no deduplication has compared their documents with those of others. So may shards that hold
-    everything out, because nothing of them is trained on."""
+    reserves tokens) and the same `val` (share of documents held out for evaluation). Two kinds of shards may have
+    another `val`: shards of token files, because no deduplication has compared their documents with those of others,
+    and shards that hold everything out, because nothing of them is trained on."""
     first, shards = next(iter(recipe.shards.items()))
     texts = [name for name, other in recipe.shards.items()
              if other.val < 1 and not token_sources(recipe, other.inputs)]

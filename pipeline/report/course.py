@@ -133,9 +133,9 @@ class _Thinned:
 
 
 def _point(line: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the figures of a line of metrics.jsonl, or None if the line has no loss or no number of tokens. The loss
-    of a token stream is a number in the line of a step, and a mapping with the key `loss` in the line of an
-    evaluation."""
+    """Return the figures of one line of metrics.jsonl as {tokens, loss, streams and, for a step, lr}, or None if the
+    line has no loss or no number of tokens. `streams` maps token streams to their losses; the line of a step gives such
+    a loss as a number, and the line of an evaluation as a mapping with the key `loss`."""
     loss, tokens = _number(line.get("loss")), _number(line.get("tokens"))
     if loss is None or tokens is None:
         return None

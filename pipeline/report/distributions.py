@@ -47,9 +47,10 @@ def sections(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: in
 
 
 def _card(row: Mapping[str, Any], reached: list[tuple[float, float]]) -> dict[str, Any]:
-    """Return a signal (a number per document) as the page shows it: its entry in the report, with the histogram as SVG,
-    the formatted thresholds, and `reached` as it was given. `only` is the approximate value of the signal if all
-    documents fall into one bin of the histogram, else None."""
+    """Return a signal (a number per document) as the page shows it: its entry in the report, with the histogram as SVG
+    and the formatted thresholds. `reached` lists pairs (share of the documents, value that this share at least has),
+    and is added unchanged. `only` is the approximate value of the signal if all documents fall into one bin of the
+    histogram, else None."""
     bins = {*row["bins"]["kept"], *row["bins"]["dropped"]}
     only = _number_text(_least(int(min(bins)))) if len(bins) == 1 else None
     return {**row, "svg": Markup(histogram(row)), "bounds": [_bound(row, b) for b in row["bounds"]], "reached": reached,

@@ -21,8 +21,8 @@ def trimmed(document: Mapping[str, Any], rows: int) -> tuple[dict[str, Any], dic
     rows}.
 
     The rows that stay are the sources, datasets and drop reasons with the most documents, the token streams with the
-    most tokens, and the nodes of the plan and passes that cost most. They keep their order. Sums over a table that was
-    cut must be computed from the whole report.
+    most tokens, and the nodes of the plan and passes that cost most. The order of the rows does not change. Sums over a
+    table that was cut must be computed from the whole report.
     """
     cut: dict[str, int] = {}
 

@@ -88,9 +88,9 @@ def study_data(variants: Sequence[DataVariant], held_out: Sequence[str], *, name
 
 def candidate_data(variants: Sequence[DataVariant], tokenizer: Mapping[str, Any], *, name: str | None = None,
                    allow_custom: bool = False) -> StudyData:
-    """Load and check recipes whose data may be added to a training that exists (`tokenmill train anneal`), and return
-    them ready to run. Their shards are made with the tokenizer of this training; `tokenizer` is the section of a recipe
-    that describes it. Their own `curriculum:` and `train:` are dropped. Raises StudyError and RecipeError."""
+    """Load and check the recipes of `variants`, whose data may be added to a training that exists (`tokenmill train
+    anneal`), and return them ready to run. Each recipe gets the `tokenizer:` section of this training, `tokenizer`, and
+    loses its own `curriculum:` and `train:`. Raises StudyError and RecipeError."""
     for section in ("tokenizer", "curriculum"):
         refuse_changed(variants, section, f"candidates have the {section} of the run; leave this change out")
     changes = [f"tokenizer={json.dumps(tokenizer)}", "curriculum=null", "train={}"]
