@@ -111,7 +111,8 @@ class Tally:
         self._count_stages(doc, self._places[stage] if self._until_drop else self._end)
 
     def removed(self, doc: Document, barrier: str, similarity: float | None) -> None:
-        """Count a document that the barrier before the chain (a step such as deduplication) removed."""
+        """Count a document that the barrier before the chain (a step such as deduplication) removed. Its `similarity`
+        to the kept document (0 to 1) is counted, too, unless it is None."""
         self._count_dropped(doc, barrier)
         if similarity is not None:
             bins = self._similar.setdefault(barrier, {})

@@ -114,9 +114,9 @@ class SplitIndex(Mapping[str, Any]):
     splits are read from the store on access; their paths in the store are kept in a database on disk."""
 
     def __init__(self, places: Iterable[tuple[str, str, str]], read: Callable[[str, str], bytes]) -> None:
-        """A big input file is read in parts (splits), and a file in the store lists where they begin. `places` holds
-        one tuple for each big input file: the path of the input file, and the path and the sha256 of its list. `read`
-        is `Store.read_checked`."""
+        """Make the map from `places`, which holds one tuple for each big input file: the path of the input file, and
+        the path and the sha256 of a file in the store that lists where its splits begin. `read` (`Store.read_checked`)
+        reads such a file."""
         self._read = read
         self._db = scratch_database(1)
         self._db.execute("CREATE TABLE place (file BLOB PRIMARY KEY, path TEXT, sha256 TEXT) WITHOUT ROWID")

@@ -296,7 +296,8 @@ class Planner:
                            part.bytes * 3, f"{part.dataset}: part {part.key[:8]}", part.dataset)
 
     def partitions(self, name: str, index: Mapping[str, Any] | Units) -> Iterator[Partition]:
-        """Return the inputs of the tasks that read a source. `index` is the result of the node `index:NAME`."""
+        """Yield the partitions of the source `name`, each the input of one task. `index` is the result of the node
+        `index:NAME`: the splits of big files, or the groups of files that must be read together."""
         files = self.source_files(name)
         reader = reader_class(self.recipe.sources[name].read)(self.recipe.sources[name].config)
         if isinstance(index, Units):

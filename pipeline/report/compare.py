@@ -171,15 +171,17 @@ def _notes(before: FinishedRun, after: FinishedRun, documents: dict[str, Any], o
 # -- documents -------------------------------------------------------------------------------------------------------
 def dataset_section(before: FinishedRun, after: FinishedRun, dataset: str, limit: int,
                     check: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Describe how the documents of a dataset differ between two runs. `check` is called often, and may raise an error
-    to end the comparison."""
+    """Describe how the documents of one dataset differ between two runs, in the form of `documents_section`, with at
+    most `limit` example documents for each kind of change. `check` is called often, and may raise an error to end the
+    comparison."""
     return documents_section(before.side(dataset, check), after.side(dataset, check), limit)
 
 
 def documents_section(before: Side, after: Side, limit: int) -> dict[str, Any]:
-    """Describe how the documents of one dataset differ between two runs. `same` counts unchanged documents, `changes`
-    counts changed ones by kind of change, and `groups` counts them by reasons and source. `examples` are the changed
-    documents nearest to the threshold that decided."""
+    """Describe how the documents of one dataset differ between two runs, whose versions of it are `before` and `after`.
+    In the result, `same` counts unchanged documents, `changes` counts changed ones by kind of change, and `groups`
+    counts them by reasons and source. `examples` are, for each kind of change, the `limit` documents nearest to the
+    threshold that decided."""
     moved = compare_documents(before, after, limit)
     totals: Counter[str] = Counter()
     for (change, *_), n in moved.groups.items():

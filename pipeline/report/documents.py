@@ -101,7 +101,8 @@ def dataset_section(store: Store, passes: list[NodeFigures]) -> dict[str, Any]:
 
 
 def merged(passes: Iterable[NodeFigures], name: str) -> Counters:
-    """Return the counters with the name `name`, added up over the passes (groups of steps that run together)."""
+    """Return the sums of one kind of counters (such as "kept" or "dropped_bytes"), which `name` selects, over the
+    passes (groups of steps that run together)."""
     out: Counters = {}
     for node in passes:
         merge_counters(out, node.counters.get(name, {}))
