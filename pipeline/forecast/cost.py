@@ -74,7 +74,8 @@ def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
 
     The lower bound divides the CPU time evenly among the cores. In the upper bound, every node also waits for its
     longest task after all its other tasks are done (Graham 1966), and a quarter is added to the sum. The estimate
-    includes half of these waits. On one core no node waits. All three include START_S, the time to start a run."""
+    includes half of these waits. On one core no node waits. All three include START_S, the time to start workers, load
+    models and write the report."""
     cpu = total(n.cpu_s for n in nodes) * (1 / cores)
     tails = sum(n.longest_s for n in nodes) if cores > 1 else 0.0
     value = START_S + max(cpu.value, max(n.longest_s for n in nodes)) + tails / 2

@@ -62,9 +62,9 @@ class Node:
     steps: tuple[str, ...] = ()                   # as shown to people
     publishes: bool = False                       # the last pass of a dataset
     inputs: Callable[[], Any] | None = None
-    against: tuple[str, ...] = ()                 # of what a barrier reads an index: some of `deps`, and folders
+    against: tuple[str, ...] = ()                 # nodes and folders whose index a barrier reads
     batches: list[TaskRecords] = field(default_factory=list)     # the records of its tasks, filled while it runs
-    parts: PassParts | None = None                # of a pass whose records were read at its end, until it is published
+    parts: PassParts | None = None                # files to publish; noted when a pass ends, until they are published
 
     @property
     def upstream(self) -> list[str]:

@@ -113,7 +113,7 @@ def _added(settings: yaml.MappingNode, missing: Mapping[str, Any]) -> tuple[int,
         at = settings.end_mark.index - 1
         entries = ", ".join(f"{key}: {_flow(value)}" for key, value in missing.items())
         return at, at, f", {entries}" if settings.value else entries
-    first = settings.value[0][0]                                   # in front of the first key, whatever ends the last
+    first = settings.value[0][0]                # inserted before the first key: the last value may end in any way
     lines = "".join(f"{key}: {_flow(value)}\n{' ' * first.start_mark.column}" for key, value in missing.items())
     return first.start_mark.index, first.start_mark.index, lines
 

@@ -34,7 +34,7 @@ READERS = 4
 #: half the width of a 95 % interval, in standard errors
 SIGMAS = 1.96
 COLUMNS = ("source", "language", "signals")
-#: the name of signals that hold the bucket of another signal ends so (`stages.filter.buckets`)
+#: names of signals that hold a quality bucket (`stages.filter.buckets`) end in this
 BUCKET = "_bucket"
 
 
