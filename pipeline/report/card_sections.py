@@ -36,8 +36,8 @@ def share(part: float, whole: float) -> str:
 
 
 def more(rows: Sequence[Any], what: str) -> list[str]:
-    """Return a sentence that says how many rows are missing in a table of the first ROWS rows; [] if none is
-    missing."""
+    """Return the lines of a sentence that says how many of `rows` are missing in a table of the first ROWS; [] if none
+    is missing. `what` is the word for a row."""
     omitted = len(rows) - ROWS
     return [f"The largest {ROWS} are shown; {plural(omitted, what)} more in `report.json`.", ""] if omitted > 0 else []
 

@@ -142,7 +142,8 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
 def nodes_of(store: Store, run: str, get: Get,
              sums: Sums = MappingProxyType({})) -> tuple[dict[str, Any], list[NodeFigures]]:
     """Return the content of a run's plan.json, and the nodes of the plan (passes, deduplications …) with the summed
-    counters of their tasks."""
+    counters of their tasks. `get` returns the commit record of a task by its key, and `sums` are those of
+    `write_report`."""
     plan = json.loads(store.read(f"runs/{run}/plan.json"))
     tasks = RunTasks(store, run)
     return plan, [NodeFigures(n, partial(_committed, tasks, n["name"], get), sums.get(n["name"]),

@@ -101,7 +101,8 @@ def dataset_section(store: Store, passes: list[NodeFigures]) -> dict[str, Any]:
 
 
 def merged(passes: Iterable[NodeFigures], name: str) -> Counters:
-    """Return the counters with the name `name`, added up over the passes (groups of steps that run together)."""
+    """Return the sums of one kind of counters (such as "kept" or "dropped_bytes"), which `name` selects, over the
+    passes (groups of steps that run together)."""
     out: Counters = {}
     for node in passes:
         merge_counters(out, node.counters.get(name, {}))
@@ -152,7 +153,8 @@ def duplicate_section(store: Store, barrier: NodeFigures, nodes: list[NodeFigure
 
 
 def _cuts(step: str, appliers: list[NodeFigures]) -> dict[str, Any]:
-    """Count the passages that a deduplication cut out of documents. `appliers` are the passes that cut them."""
+    """Count the passages that the deduplication `step` cut out of documents, and list the sources that lost more than
+    the share ALARM of their text. `appliers` are the passes that carried out the cuts."""
     cuts = {"docs": 0, "cuts": {}, "bytes": {}, "sources": {}, **merged(appliers, "tallies").get(cut_name(step), {})}
     sizes = {source: counts["bytes"] for source, counts in merged(appliers, "in").items()}
     return {**cuts, "alarms": [{"source": source, "cut": cut, "of": sizes[source]}

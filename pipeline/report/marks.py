@@ -17,9 +17,11 @@ SEARCHED, BEFORE, SHOWN = 1 << 16, 90, 320
 def match(stage: str, reason: str, text: str, meta: str | None = None) -> dict[str, list[list[str]]]:
     """Return {"match": [[kind, text], …]}: an excerpt around the first passage that gave a document the reason for
     which the stage dropped it. The kinds are "text", "mark" (such a passage) and "cut" (left-out text). Returns {} if
-    the stage cannot name a passage, or if it is a barrier that removed the document as a duplicate. Personal data is
-    removed before the search and not from the finished excerpt, because the excerpt may end within an address, and half
-    an address is not recognised."""
+    the stage cannot name a passage, or if it is a barrier that removed the document as a duplicate (`meta` then has the
+    barrier's note).
+
+    Personal data is removed from the text before the search. In a finished excerpt, an address may be cut in half and
+    would not be recognised."""
     finder = _finder(stage)
     if finder is None or verdict(meta, stage) is not None:
         return {}
@@ -49,8 +51,9 @@ def _finder(stage: str) -> Any:
 
 
 def excerpt(text: str, spans: list[tuple[int, int]]) -> list[list[str]]:
-    """Return an excerpt around the first span of a text, on one line, with all spans in the excerpt marked: [[kind,
-    text], …]. If the first span is near the beginning of the text, the excerpt starts at the beginning."""
+    """Return an excerpt around the first of the `spans` (start, end) of a text, on one line, with all spans in the
+    excerpt marked: [[kind, text], …] with the kinds "text", "mark" and "cut". If the first span is near the beginning
+    of the text, the excerpt starts at the beginning."""
     begin = max(0, spans[0][0] - BEFORE) if spans[0][0] > SHOWN - BEFORE else 0
     if begin and (space := re.search(r"\s", text[begin:spans[0][0]])):
         begin += space.end()

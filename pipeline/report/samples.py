@@ -91,9 +91,9 @@ def rows_at(store: Store, files: list[FileInfo], places: Iterable[Place],
 
 
 def drop_samples(store: Store, passes: list[NodeFigures]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Choose documents that these passes dropped: for each stage and reason, up to SAMPLES from each pass. Returns
-    {(stage, reason): samples}. A sample is what `sample` returns and, if the stage can name the passage that gave the
-    reason, an excerpt around it (`match`)."""
+    """Choose, for each stage and reason, at most SAMPLES documents that these passes dropped, those with the smallest
+    ids. Returns {(stage, reason): samples}. A sample is what `sample` returns and, if the stage can name the passage
+    that gave the reason, an excerpt around it (`match`)."""
     out: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in passes:
         files = _searched(node, "dropped.parquet")
@@ -148,11 +148,13 @@ def quarantine_samples(store: Store, passes: list[NodeFigures]) -> list[dict[str
 
 def pair_samples(store: Store, barrier: str, appliers: list[NodeFigures],
                  nodes: list[NodeFigures]) -> list[dict[str, Any]]:
-    """Choose a few pairs of a document that a deduplication removed and the kept document that it resembles. `barrier`
-    is the name of the deduplication's step, and `appliers` are the passes (groups of steps) that left the removed
-    documents out. The pairs of one pass are ordered by the id of the removed document, those with a similarity of 1
-    last; the pairs of the passes follow one another, and the first PAIRS of all are returned. The excerpts begin as
-    `parting` says. The similarity is None if it was not computed (`verify: 0`)."""
+    """Choose at most PAIRS pairs of a document that a deduplication removed and the kept document that it resembles.
+    `barrier` is the name of the deduplication's step, and `appliers` are the passes (groups of steps) that left the
+    removed documents out.
+
+    Pairs of an earlier pass come first. Within a pass, pairs with a similarity of 1 come last, and pairs are otherwise
+    in the order of the removed documents' ids. The excerpts of a pair start near the first difference (`parting`). The
+    similarity is None if it was not computed (`verify: 0`)."""
     out: list[dict[str, Any]] = []
     columns = ["id", "url", "source", "text", "meta", "locator"]
     for node in appliers:
