@@ -5,9 +5,10 @@ A barrier processes no documents itself. Instead it describes work for the engin
 1. It names a stage that processes single documents. This stage runs in the pass before the barrier (a pass is a group
    of steps that run together, document by document). It writes a side table: a table with a row for each kept document,
    for instance with hashes of its text.
-2. It plans waves of tasks. The tasks of a wave may run at the same time. The tasks turn the side tables into removal slices,
-   one for each part (the output of one task of the pass). A removal slice is the list of the part's rows to drop. The
-   slice of a barrier that edits (`edits` is true) also names passages, as ranges of bytes, to cut out of other rows.
+2. It plans waves of tasks. The tasks of a wave may run at the same time. The tasks turn the side tables into removal
+   slices, one for each part (the output of one task of the pass). A removal slice is the list of the part's rows to
+   drop. The slice of a barrier that edits (`edits` is true) also names passages, as ranges of bytes, to cut out of
+   other rows.
 
 After the waves, the engine runs the next pass, which reads each part together with its removal slice. The tasks pass
 records on to each other in exchange files, which hold no text. The driver (the process that plans tasks and commits
