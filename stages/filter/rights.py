@@ -115,8 +115,8 @@ class Rights(Stage):
 
 
 def licences(text: str) -> list[str]:
-    """Find the licences that a text names by their usual names or links. Returns a sorted list of names such as
-    `cc-by-nc-4.0`, `cc0`, `public-domain`, `gfdl`, `ogl` and `odbl`."""
+    """Find the licences that a text mentions by their usual names or by links to them. Returns a sorted list of our own
+    short names for licences, such as `cc-by-nc-4.0`, `cc0`, `public-domain`, `gfdl`, `ogl` and `odbl`."""
     lower = text.lower()
     result: set[str] = set()
     if "creativecommons.org/" in lower:
@@ -142,13 +142,13 @@ def _creative_commons(kinds: str, version: str) -> str:
 
 
 def _signed(lower: str) -> bool:
-    """Whether a lower-case text holds a copyright sign or the word "copyright". If not, it has no copyright notice, so
-    the slower pattern `_NOTICE` need not be tried."""
+    """Return whether a text in lower case holds a copyright sign or the word "copyright". If not, it has no copyright
+    notice, and the slower pattern `_NOTICE` need not be tried."""
     return "©" in lower or "(c)" in lower or "copyright" in lower or "℗" in lower
 
 
 def _text_of(mapping: dict[str, Any], name: str) -> str:
-    """Return the string that a mapping has under `name`, without white space at its ends; "" if the value is missing or
-    no string."""
+    """Return the string under the key `name` of a mapping, without white space at its ends. The result is "" if the
+    value is missing or no string."""
     value = mapping.get(name)
     return value.strip() if isinstance(value, str) else ""
