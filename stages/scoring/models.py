@@ -1,8 +1,8 @@
 """Finds and loads fastText models, and predicts the labels of texts with them.
 
 The language model lid.176.ftz (917 kB, https://fasttext.cc/docs/en/language-identification.html, CC-BY-SA 3.0) is
-searched for in the folder TOKENMILL_MODELS, then in ~/.cache/tokenmill. `tokenmill fetch lid176` puts it into one of
-these folders.
+searched for in the folder TOKENMILL_MODELS, then in ~/.cache/tokenmill. `tokenmill fetch lid176` puts it into the
+folder TOKENMILL_MODELS, or into ~/.cache/tokenmill if this variable is not set.
 """
 
 from __future__ import annotations
