@@ -1,4 +1,5 @@
-"""Counts the bad words in a document, and drops documents with a large share of them."""
+"""The filter `badwords`: counts the bad words in a document, and drops the document if they make up a large share of
+its words."""
 
 from __future__ import annotations
 
@@ -21,13 +22,14 @@ LISTS = "naughty-words-1.2.0.tgz"
 class Badwords(Stage):
     """Count words of a list in the document's language and drop documents that are full of them.
 
-    The lists are LDNOOBW's for 28 languages (`tokenmill fetch badwords`) or a file of your own (`stages.text.wordlists`
-    lists the formats). `stages.text.badwords` explains how words are recognised in each language.
+    The lists are LDNOOBW's for 28 languages (`tokenmill fetch badwords`) or in a file of your own
+    (`stages.text.wordlists` names the formats of files). `stages.text.badwords` explains how words are recognised in
+    each language.
 
     C4 (arXiv 1910.10683) drops a page for a single bad word, and so loses pages on medicine and law and pages by
-    minorities (Dodge et al., arXiv 2104.08758); the step `c4_badwords` does the same. In this step the share of bad
-    words decides, as in ROOTS (arXiv 2303.03915) and Data-Juicer's flagged_words_filter. The counts are stored as
-    signals (numbers beside the document), so thresholds can be changed without reading the texts again.
+    minorities (Dodge et al., arXiv 2104.08758). The step `c4_badwords` follows C4. In this step the share of bad words
+    decides, as in ROOTS (arXiv 2303.03915) and Data-Juicer's flagged_words_filter. The counts are stored as signals
+    (numbers beside the document), so thresholds can be changed without reading the texts again.
 
     A document whose language has no list is kept; its signals are then null.
     """
@@ -88,7 +90,7 @@ class Badwords(Stage):
 
 
 def default_lists() -> Path:
-    """Return the path of the file of bad-word lists that is used when the recipe names none.
+    """Return the path of the file of bad-word lists that is used when the recipe names no file.
 
     Raises:
         MissingModel: the file is missing. The message says where the file should be and how to get it.

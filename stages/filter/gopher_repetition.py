@@ -1,4 +1,5 @@
-"""Drops documents that repeat themselves, by Gopher's rules about lines, paragraphs and n-grams."""
+"""The filter `gopher_repetition`: drops documents that repeat themselves, by Gopher's rules about lines, paragraphs and
+n-grams."""
 
 from __future__ import annotations
 
@@ -18,12 +19,13 @@ _NS = np.array(_DUPLICATED)
 class GopherRepetition(Stage):
     """Drop documents that repeat themselves (Gopher, arXiv 2112.11446, table A1).
 
-    Dialect (the code it follows): datatrove 0.10.1. Only copies *beyond the first* count. Fractions of characters refer
-    to the whole text with its white space. Words are spaCy's. The most frequent n-gram counts with the spaces between
-    its words, even if it occurs only once. Duplicated n-grams are compared and counted without spaces, and the search
-    continues behind a copy. The rules are applied in datatrove's order; the signals of all rules (numbers stored with
-    the document) are computed even if one rule drops the document. A text of fewer than n words has no signal for its
-    most frequent n-gram. A limit of null or 0 switches its rule off.
+    Dialect (the code it follows): datatrove 0.10.1. Of a repeated line, paragraph or n-gram, only the copies *beyond
+    the first* count. Fractions of characters refer to the whole text with its white space. Words are those of spaCy's
+    English tokenisation. The characters of the most frequent n-gram include the spaces between its words; the n-gram
+    counts even if it occurs only once. Duplicated n-grams are compared and counted without spaces. The search for them
+    continues after the end of each copy, so copies do not overlap. The rules are applied in datatrove's order. The
+    signals of all rules (numbers stored with the document) are computed even if one rule drops the document. A text of
+    fewer than n words has no signal for its most frequent n-gram. A setting of null or 0 switches its rule off.
     """
 
     name = "gopher_repetition"
@@ -120,7 +122,8 @@ def paragraphs(text: str) -> list[str]:
 
 
 def duplicates(parts: list[str]) -> tuple[int, int]:
-    """Count lines or paragraphs that repeat an earlier one. Returns (number of such `parts`, their characters)."""
+    """Count the lines or paragraphs `parts` that repeat an earlier one. Returns (the number of such repetitions, their
+    characters in total)."""
     different = set(parts)
     copies = len(parts) - len(different)
     return copies, sum(map(len, parts)) - sum(map(len, different)) if copies else 0

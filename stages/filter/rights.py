@@ -1,5 +1,5 @@
-"""Notes what a document and its publisher say about rights: directives to robots, reservations, copyright notices,
-licences."""
+"""The step `rights`: notes what a document and its publisher say about rights, such as directives to robots,
+reservations, copyright notices and licences."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ _OTHERS = tuple((name, re.compile(words)) for name, words in (
 
 
 class Rights(Stage):
-    """Note what a document says about the rights in it, and drop documents that make a claim named in `respect`.
+    """Note what a document says about the rights in it, and drop documents that make a claim named in the setting
+    `respect`.
 
     Signals (numbers stored with the document), 1 if the document makes the claim and 0 if not:
 
@@ -66,10 +67,9 @@ class Rights(Stage):
 
     `rights_copyright` is the number of copyright notices ("©", "(c)", "℗" or "copyright" with a year, or "©" with a
     name). Notices and licences are searched for in the first and last 20,000 characters of the text and in the notice
-    of the page's head
-    (`meta.rights`). Licences found go into `meta.licences` (`cc-by-sa-4.0`, `cc0`, `gfdl` …). They include the licence
-    that the page's markup states (`meta.license`). A licence noted by the readers of code (`meta.licence`) counts as
-    open.
+    of the page's head (`meta.rights`). Licences found go into `meta.licences` (`cc-by-sa-4.0`, `cc0`, `gfdl` …). They
+    include the licence that the page's markup states (`meta.license`). A licence noted by the readers of code
+    (`meta.licence`) counts as open.
 
     Nobody has checked these claims. Most are about a page and not about each text on it. robots.txt, ai.txt and a
     site's `/.well-known/tdmrep.json` are not part of a page, so this step cannot see them: the crawler must have obeyed
@@ -115,8 +115,8 @@ class Rights(Stage):
 
 
 def licences(text: str) -> list[str]:
-    """Find the licences that a text names by their usual names or links. Returns a sorted list of names such as
-    `cc-by-nc-4.0`, `cc0`, `public-domain`, `gfdl`, `ogl` and `odbl`."""
+    """Find the licences that a text mentions by their usual names or by links to them. Returns a sorted list of our own
+    short names for licences, such as `cc-by-nc-4.0`, `cc0`, `public-domain`, `gfdl`, `ogl` and `odbl`."""
     lower = text.lower()
     result: set[str] = set()
     if "creativecommons.org/" in lower:
@@ -142,13 +142,13 @@ def _creative_commons(kinds: str, version: str) -> str:
 
 
 def _signed(lower: str) -> bool:
-    """Whether a lower-case text holds a copyright sign or the word "copyright". If not, it has no copyright notice, so
-    the slower pattern `_NOTICE` need not be tried."""
+    """Return whether a text in lower case holds a copyright sign or the word "copyright". If not, it has no copyright
+    notice, and the slower pattern `_NOTICE` need not be tried."""
     return "©" in lower or "(c)" in lower or "copyright" in lower or "℗" in lower
 
 
 def _text_of(mapping: dict[str, Any], name: str) -> str:
-    """Return the string that a mapping has under `name`, without white space at its ends; "" if the value is missing or
-    no string."""
+    """Return the string under the key `name` of a mapping, without white space at its ends. The result is "" if the
+    value is missing or no string."""
     value = mapping.get(name)
     return value.strip() if isinstance(value, str) else ""
