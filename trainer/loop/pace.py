@@ -23,21 +23,24 @@ SAVED = 1000
 
 
 class Pace:
-    """Says after each interval of steps whether the process may run in the next one (`runs`). Over a long time, steps
-    take at most the share `share` longer than without the process."""
+    """Decides whether another process may compute beside a training. After each interval of steps, `runs` says whether
+    the process may run during the next one. Over a long time, the process makes steps take at most the share `share`
+    longer than they would take without it."""
 
     def __init__(self, share: float) -> None:
         self.share, self.runs = share, False
         self.begin(None)
 
     def begin(self, shape: Hashable) -> None:
-        """Measure from the beginning. Called when steps have another `shape`, on which their time depends."""
+        """Forget all measured times of steps, and begin to measure steps of the given `shape`. Called when the shape of
+        steps changes, because their time depends on it."""
         self.shape, self.runs = shape, False
         self.usual = deque[float](maxlen=USUAL)
         self.budget, self.run_steps, self.measured = 0.0, 0, 0
 
     def add(self, shape: Hashable, seconds: float, steps: int) -> bool:
-        """Take into account that the last `steps` steps, of the given shape, took `seconds`. Returns `runs`."""
+        """Take into account that the last `steps` steps, of the given shape, took `seconds` in all. Returns whether the
+        other process may run during the next steps (`runs`)."""
         if shape != self.shape:
             self.begin(shape)
             return self.runs
