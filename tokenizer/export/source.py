@@ -32,7 +32,7 @@ class ShardDocuments(NamedTuple):
 
 
 class TableRows(NamedTuple):
-    """Consecutive rows of a shard's document table."""
+    """Consecutive rows of a shard's document table, which has a row for each document."""
 
     ids: list[str]
     ends: np.ndarray              # exclusive end of each document in the shard, int64
@@ -112,8 +112,8 @@ class ExportSource:
             yield start, min(start + BLOCK_TOKENS, tokens)
 
     def _read(self, number: int, start: int, stop: int) -> np.ndarray:
-        """Return tokens [start, stop) of a shard. Raises ShardError when one is outside the vocabulary: formats with
-        signed tokens would hold another id."""
+        """Return tokens [start, stop) of a shard. Raises ShardError when a token is outside the vocabulary, because
+        formats with signed tokens would store another id."""
         offset = self.shards.offsets[number]
         tokens = self.shards.read(offset + start, offset + stop)
         if int(tokens.max()) >= self.shards.vocab_size:

@@ -121,8 +121,9 @@ def cut_flat_rows(source: ImportSource, name: str, body: TokenFile, dtype: np.dt
 
 
 def row_pieces(ends: np.ndarray | None, tokens: np.ndarray, width: int, eos: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return of rows of `width` tokens: (length of each piece, number of pieces of each row). `ends` are the positions
-    in `tokens` at which pieces end, int64; None: a piece ends at each EOS. A row ends a piece in any case."""
+    """Divide rows of `width` tokens into pieces of documents. Returns (length of each piece, number of pieces of each
+    row). `ends` are the exclusive ends of pieces in `tokens`, int64; if it is None, each EOS ends a piece. The end of a
+    row always ends a piece."""
     is_end = tokens == eos if ends is None else np.zeros(len(tokens), bool)
     if ends is not None:
         is_end[ends - 1] = True

@@ -102,8 +102,9 @@ def shard_of(source: ImportSource, entry: Any) -> MdsFile:
 
 
 def of_rows(source: ImportSource, columns: dict[str, str], sizes: list[int | None]) -> dict[str, str]:
-    """Return the columns of samples that are rows, with encodings without lengths. Raises TokenFileError when a column
-    has another encoding than a row of this length needs."""
+    """Return {column: encoding} for files whose samples are rows of L = `source.sequence` targets. Lengths are removed
+    from the encodings (ndarray:uint16:N gives ndarray:uint16). Raises TokenFileError when a column has another encoding
+    or length than such rows need. `sizes` are the sizes of the columns in bytes, or None."""
     where, result = source.folder / INDEX, {}
     lengths = {"tokens": source.sequence + 1, "loss": source.sequence}
     for (name, encoding), size in zip(columns.items(), sizes):
@@ -123,7 +124,8 @@ def of_rows(source: ImportSource, columns: dict[str, str], sizes: list[int | Non
 
 
 def decoded_rows(source: ImportSource, file: TokenFile, shard: MdsFile, samples: Samples) -> ImportedDocuments:
-    """Return the pieces of documents in consecutive samples of a file that are rows."""
+    """Return the pieces of documents in consecutive MDS samples of a file. Each of these samples is a row, that is, a
+    training sample."""
     dtype, width, begin = TYPES[shard.columns["tokens"]], source.sequence + 1, 0
     fixed = {name for name, size in zip(shard.columns, shard.sizes) if size is not None}
     values: dict[str, list[np.ndarray]] = {name: [] for name in ("tokens", "loss", "ends")}
@@ -166,7 +168,7 @@ def decoded_rows(source: ImportSource, file: TokenFile, shard: MdsFile, samples:
 
 
 def decoded(source: ImportSource, file: TokenFile, shard: MdsFile, samples: Samples) -> ImportedDocuments:
-    """Return the documents in consecutive samples of a file."""
+    """Return the documents in consecutive MDS samples of a file. Each of these samples is a document."""
     dtype = TYPES[shard.columns["tokens"]]
     tokens: list[np.ndarray] = []
     targets: list[np.ndarray] = []

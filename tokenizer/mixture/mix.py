@@ -37,11 +37,13 @@ GROUP_KEYS = ("share", "streams", "alpha", "unimax")
 def read_mix(mix: Mapping[str, Any], key: str, sizes: Mapping[str, float], tokens: int, warnings: list[str],
              splits: Mapping[str, list[str]] = MappingProxyType({})
              ) -> tuple[dict[str, int], dict[str, list[str]] | None]:
-    """Convert the `mix` of a phase of `tokens` tokens into integer weights. Returns ({stream: weight}, {group: its
-    streams}). Streams of weight 0 are left out, and groups without other streams; the second is None if no group is
-    left. `sizes` has the number of tokens of every existing stream; the streams keep this order, and groups are sorted
-    by name. `splits` maps the names of split shards to the labels by which they are split; such shards are a group, and
-    those of their streams whose weight would be below one in WEIGHT_SUM are left out with a warning. Warnings are
+    """Convert the `mix` of a phase of `tokens` tokens into integer weights of streams. Returns ({stream: weight},
+    {group: its streams}), without streams of weight 0. Groups without other streams are left out, too; instead of an
+    empty second mapping, None is returned.
+
+    `sizes` has the number of tokens of every existing stream, and sets the order of the streams. Groups are sorted by
+    name. `splits` maps the names of split shards to the labels by which they are split into streams. Split shards are a
+    group; their streams whose weight would be below one in WEIGHT_SUM are left out with a warning. Warnings are
     appended to `warnings`. Raises CurriculumError if an entry is wrong; the message names `key`, the path of the mix in
     the recipe."""
     inside: dict[str, tuple[Fraction, dict[str, Fraction]]] = {}

@@ -32,12 +32,12 @@ BLOCK_DOCUMENTS = 1 << 20
 
 def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
     """Assign pieces of the given `sizes` to bins of `capacity` by best-fit decreasing. Returns the number of the bin of
-    each piece, int64. Among bins with equal room, the one into which a piece was put last is taken.
+    each piece, int64. Among bins with equally much room left, the one into which a piece was put last is taken.
 
-    Pieces of equal size are placed together, as many into one bin as fit. This gives the same result as one by one:
-    after the first of them, the bin has less room than before and still enough, so it is the best fit for the next.
-    Room is an integer, so a bit mask can say for which amounts of room there are bins, and its lowest set bit from
-    `size` on is the best fit."""
+    Pieces of equal size are placed together, as many into one bin as fit. Placing them one by one would give the same
+    result: after the first piece, the bin has less room than before and still enough, so it is the best fit for the
+    next. Room is an integer, so a bit mask can say for which amounts of room there are bins. The lowest set bit of the
+    mask from `size` on is the best fit."""
     bins = np.empty(len(sizes), np.int64)
     order = np.argsort(-sizes, kind="stable")
     firsts = np.flatnonzero(np.diff(sizes[order], prepend=0))
@@ -113,7 +113,8 @@ class PackedWriter:
         self._digest.update(data)
 
     def close(self) -> dict[str, Any]:
-        """Finish the file. Returns the fields of `PackedShard` that it determines."""
+        """Finish the file. Returns those fields of its `PackedShard` that are known here: numbers of pieces, rows and
+        tokens, and sha256."""
         self._write(np.cumsum(np.concatenate(self._counts)))
         self._file.close()
         return {"pieces": self.pieces, "rows": self.rows, "tokens": self.tokens, "sha256": self._digest.hexdigest()}

@@ -18,7 +18,8 @@ BATCH = 1 << 14
 
 
 def paths_of(datasets: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str]:
-    """Return {key of a part: its path} for the parts of all published datasets. Datasets may share parts."""
+    """Return {key of a part: its path} for the parts (files) of all published datasets. A part may belong to several
+    datasets."""
     return {key: path for _, parts in datasets for key, path in parts.items()}
 
 
