@@ -56,9 +56,9 @@ class ByteRange(NamedTuple):
 
 
 def together(wanted: Iterable[ByteRange]) -> Iterator[list[ByteRange]]:
-    """Yield the ranges in lists, each of which one request should read, in the order of files and blocks. In a list, at
-    most NEAR blocks lie between two neighbours, and all together span at most MOST blocks. A single longer range is a
-    list of its own."""
+    """Group ranges of blocks, so that one request can read each group. Yields the groups, sorted by file and block. In
+    a group, at most NEAR blocks lie between two neighbouring ranges, and the whole spans at most MOST blocks. A single
+    range that is longer is a group of its own."""
     group: list[ByteRange] = []
     stop = 0
     for one in sorted(wanted):
@@ -88,8 +88,8 @@ class RemoteShardSet(ShardSet):
         self._read: dict[ByteRange, bytes] = {}
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Request some ranges of tokens [start, stop) and their loss masks, without waiting for them. Ranges that are
-        near each other in a file are one request."""
+        """Request some ranges of tokens [start, stop), and the loss masks of these tokens, without waiting for the
+        answers. Ranges that are near each other in a file are read by one request."""
         self._read.clear()
         wanted = {one for start, stop in ranges for one in self._ranges(start, stop)}
         for group in together(wanted - self._coming.keys()):
@@ -138,15 +138,16 @@ class RemoteShardSet(ShardSet):
         return ranges
 
     def _bytes(self, shard: int, kind: str, start: int, stop: int) -> bytes:
-        """Return bytes [start, stop) of a file, after a comparison of their blocks with the checksums."""
+        """Return bytes [start, stop) of a file, after comparing the blocks that hold them with their checksums."""
         wanted = ByteRange(shard, kind, start // BLOCK, blocks_of(stop))
         if wanted not in self._read:
             self._read[wanted] = self._checked(wanted)
         return self._read[wanted][start - wanted.first * BLOCK:stop - wanted.first * BLOCK]
 
     def _checked(self, wanted: ByteRange) -> bytes:
-        """Return the bytes of a range, which is requested now if it was not requested before. Raises ShardError if they
-        differ from their checksums twice."""
+        """Return the bytes of the blocks `wanted`, after comparing them with their checksums. The blocks are requested
+        now if they were not requested before, and requested again if a checksum is wrong. Raises ShardError if it is
+        wrong a second time."""
         coming = self._coming.pop(wanted, None)
         data = coming.result()[wanted] if coming is not None else self._request(wanted)
         damaged = self._damaged(wanted, data)
@@ -158,13 +159,14 @@ class RemoteShardSet(ShardSet):
         return data
 
     def _damaged(self, wanted: ByteRange, data: bytes) -> int | None:
-        """Return the number of the first block in `data` whose checksum is wrong, or None."""
+        """Return the number of the first block in `data`, the bytes of the blocks `wanted`, whose checksum is wrong, or
+        None."""
         sums = self.block_sums(wanted.shard, wanted.kind)[wanted.first:wanted.stop].tolist()
         return damaged_block(memoryview(data), wanted.first, sums)
 
     def _request_all(self, group: list[ByteRange]) -> dict[ByteRange, bytes]:
-        """Return the bytes of ranges of one file, sorted, which are requested as one. The bytes between them are not
-        kept."""
+        """Read several sorted ranges of one file by a single request. Returns the bytes of each range; the bytes
+        between ranges are dropped."""
         whole = ByteRange(group[0].shard, group[0].kind, group[0].first, max(one.stop for one in group))
         data = self._request(whole)
         return {one: data[(one.first - whole.first) * BLOCK:(one.stop - whole.first) * BLOCK] for one in group}

@@ -199,8 +199,8 @@ class Wandb:
         self.say(f"W&B failed ({type(error).__name__}): left out from here on; metrics.jsonl has everything")
 
     def void(self, step: int) -> None:
-        """Called when the numbers from `step` on no longer count, because training goes back. Does nothing, because W&B
-        cannot delete numbers: its curve keeps the old points beside the new ones."""
+        """Called when the numbers from `step` on no longer count, because training goes back to a checkpoint. Does
+        nothing, because W&B cannot delete numbers: its curves keep the old points beside the new ones."""
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         if self.run is not None:

@@ -51,7 +51,7 @@ def write_plot(out: Path) -> None:
 
 
 def svg(lines: Iterable[Mapping[str, Any]]) -> str:
-    """Draw the plot for the lines of a metrics.jsonl."""
+    """Return the plot of a training as SVG. `lines` are the lines of its metrics.jsonl."""
     story = Story()
     for line in lines:
         story.add(line)
@@ -135,9 +135,9 @@ def skipped_bands(story: Story, x: Callable[[float], float]) -> Iterator[Element
 
 
 def curves(evals: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Return the curves of held-out loss as {stream: [(tokens, loss), …]}. The key "" is for all streams (data sources)
-    together. If there are several streams, curves of up to STREAMS single streams follow; those with the most targets
-    come first."""
+    """Return the curves of held-out loss as {stream: [(tokens, loss), …]}. The key "" is the curve for all streams
+    (data sources) together. If there are several streams, the curves of up to STREAMS single streams follow, beginning
+    with the streams that have the most targets."""
     result = {"": [(e["tokens"], e["loss"]) for e in evals]}
     sizes = {name: v["targets"] for e in evals[-1:] for name, v in e.get("streams", {}).items()}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name))[:STREAMS] if len(sizes) > 1 else ():
