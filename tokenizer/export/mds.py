@@ -43,7 +43,8 @@ from tokenizer.export.target import Target
 
 
 class MdsWriter:
-    """Writes .mds files of at most `size_limit` bytes."""
+    """Writes a shard set, or the samples of a training, in the format of MosaicML streaming: .mds files of at most
+    `size_limit` bytes, and index.json."""
 
     holds_loss = True
 

@@ -19,8 +19,9 @@ from tokenizer.shards.rows import RowOrigin
 
 
 class PackedSamples(ExportSamples):
-    """Reads the packed rows that were published last with a shard set, as samples of an export. With `drop_loss`, loss
-    masks are ignored. `progress` is called after each read, with the number of bytes of tokens that were read."""
+    """Reads the packed rows of a shard set for an export; each row is a sample. They are the packed rows that were
+    published last with the set. With `drop_loss`, loss masks are ignored. `progress` is called after each read, with
+    the number of bytes of tokens that were read."""
 
     def __init__(self, shards: ShardSet, drop_loss: bool, progress: Callable[[int], None]) -> None:
         manifest, packing = shards.manifest, shards.published_packing()

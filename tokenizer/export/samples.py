@@ -72,16 +72,17 @@ class ExportSamples(Protocol):
         """Return the number of the first sample of a part, as `SampleBlock.first` counts samples."""
 
     def original(self, part: RowPart, kind: str) -> Path | None:
-        """Return the path of a file of a `kind` (such as tokens) that has exactly the samples of `part`, or None."""
+        """Return the path of a file that already has the wanted bytes: a file of a `kind`, such as tokens, with exactly
+        the samples of `part`. Returns None if there is no such file."""
 
     def blocks(self, part: RowPart) -> Iterator[SampleBlock]:
-        """Yield the samples of a part, about BLOCK_TOKENS tokens at a time."""
+        """Yield the samples of a part (samples that come from one file), about BLOCK_TOKENS tokens at a time."""
 
 
 class TrainingSamples(ExportSamples):
-    """Reads samples [first, stop) of a training for an export; all have L = `sequence` targets. With `drop_loss`, their
-    loss masks are ignored. `progress` is called after each read, with the number of bytes of tokens that were
-    read."""
+    """Reads samples [first, stop) of a training for an export, from its materialised rows; all have L = `sequence`
+    targets. With `drop_loss`, their loss masks are ignored. `progress` is called after each read, with the number of
+    bytes of tokens that were read."""
 
     def __init__(self, rows: RowSet, curriculum: Curriculum, first: int, stop: int, drop_loss: bool,
                  progress: Callable[[int], None]) -> None:
@@ -115,7 +116,7 @@ class TrainingSamples(ExportSamples):
         return len(self) * (self.sequence + 1)
 
     def first_of(self, part: RowPart) -> int:
-        """Return the number of the first sample of a part."""
+        """Return the number of the first sample of a part (samples that come from one file)."""
         return self.rows.manifest.files[part.file].first + part.begin
 
     def original(self, part: RowPart, kind: str) -> Path | None:
@@ -126,7 +127,7 @@ class TrainingSamples(ExportSamples):
         return self.rows.folder / file.files[kind] if whole and kind in file.files else None
 
     def blocks(self, part: RowPart) -> Iterator[SampleBlock]:
-        """Yield the samples of a part of a file, about BLOCK_TOKENS tokens at a time."""
+        """Yield the samples of a part (samples that come from one file), about BLOCK_TOKENS tokens at a time."""
         maps, length = self.rows.maps(part.file), self.sequence
         file, step = self.rows.manifest.files[part.file], max(1, BLOCK_TOKENS // (length + 1))
         for begin in range(part.begin, part.stop, step):

@@ -159,7 +159,8 @@ class RowCounts:
 
 
 def check_keeps_rows(name: str, path: Path) -> None:
-    """Raise TokenFileError if files of the format `name` cannot hold whole rows."""
+    """Raise TokenFileError if files of the format `name` do not hold whole rows, that is, training samples of L + 1
+    tokens."""
     if not FORMATS[name].keeps_rows:
         keeping = ", ".join(other for other in FORMATS if FORMATS[other].keeps_rows)
         raise TokenFileError(f"{path}: --format {name} has the first L tokens of a row of L + 1, so the last target of "
@@ -167,8 +168,8 @@ def check_keeps_rows(name: str, path: Path) -> None:
 
 
 def ids_of(source: ImportSource, documents: ImportedDocuments, make_id: Callable[[str, int], str]) -> list[str]:
-    """Return the ids of documents: those that their file gives, or made ones. Raises TokenFileError if one is too
-    long."""
+    """Return the ids of documents: those in their file or, if the file has none, ids that `make_id` makes. Raises
+    TokenFileError if an id is too long."""
     file, first = documents.file, documents.first
     ids = documents.ids or [make_id(file, number) for number in range(first, first + len(documents.lengths))]
     if max(map(len, ids)) > LONGEST_ID:

@@ -26,7 +26,7 @@ TYPES = {f"ndarray:{name}": np.dtype(name).newbyteorder("<")
 
 
 class MdsFile(NamedTuple):
-    """The entry of a file in the index."""
+    """What index.json says about one .mds file."""
 
     name: str
     samples: int
@@ -36,7 +36,7 @@ class MdsFile(NamedTuple):
 
 
 class MdsReader:
-    """Reads the files that index.json names, in its order."""
+    """Reads files in the format of MosaicML streaming, in the order in which index.json lists them."""
 
     continues = False
     keeps_rows = True
@@ -66,7 +66,8 @@ class MdsReader:
 
 
 def shards_of(source: ImportSource) -> list[MdsFile]:
-    """Return the entries of index.json. Raises TokenFileError when a value in it is wrong or not supported."""
+    """Return what index.json says about each .mds file. Raises TokenFileError when a value in it is wrong or not
+    supported."""
     index = read_index(source)
     if index.get("version") != 2:
         raise TokenFileError(f"{source.folder / INDEX}: version is {str(index.get('version'))[:80]}; this Tokenmill "
@@ -223,7 +224,8 @@ def columns_in(shard: MdsFile, sample: bytes) -> dict[str, tuple[int, int]]:
 
 
 def array(data: bytes, dtype: np.dtype) -> np.ndarray:
-    """Decode an array of one dimension with at least one value. Raises ValueError when `data` is no such array."""
+    """Decode an array of one dimension with at least one value from the bytes of an MDS column `ndarray`. Raises
+    ValueError when `data` is no such array."""
     code = data[0] - (1 << 2) if data else -1
     if not 0 <= code <= 3:
         raise ValueError("an array has not one dimension")

@@ -78,9 +78,10 @@ def plan_text(curriculum: Curriculum) -> str:
 
 
 def realised(curriculum: Curriculum, samples: int) -> list[dict[str, Any]]:
-    """Return `realised_in` for the first `samples` samples of a run. In each row, `planned` and `realised` differ by
-    less than one if the phase has up to three streams, by at most two if it has more, and by at most four if some of
-    its streams are in groups (`tokenizer.mixture.apportion`)."""
+    """Compare the planned mixture of streams with what the first `samples` samples of a run have read. Returns the rows
+    of `realised_in`. In each row, `planned` and `realised` differ by less than one if the phase has up to three
+    streams, by at most two if it has more, and by at most four if some of its streams are in groups
+    (`tokenizer.mixture.apportion`)."""
     return realised_in(curriculum, [(0, samples)])
 
 

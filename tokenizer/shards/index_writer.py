@@ -1,6 +1,7 @@
-"""Writes the lookup index of a shard set (`tokenizer.shards.lookup`). Memory hardly grows with the number of documents:
-keys are sorted in runs of a fixed size, the runs are merged from a temporary file, and of each page of the index only
-an entry is kept."""
+"""Writes the lookup index of a shard set (`tokenizer.shards.lookup`). Memory hardly grows with the number of documents.
+Keys are sorted in runs of a fixed size, and the runs are merged from a temporary file. Of each page of the index that
+is written, only its first key and its checksum stay in memory.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +105,7 @@ def write_tree(file: BinaryIO, blocks: Iterator[np.ndarray], size: int) -> dict[
 
 
 def _pages(blocks: Iterator[np.ndarray], size: int) -> Iterator[np.ndarray]:
-    """Cut arrays of entries into pages. Only the last page may have fewer than `size` entries."""
+    """Cut arrays of entries into pages of `size` entries. The last page may have fewer."""
     rest = np.empty((0, 2), U64)
     for block in blocks:
         rest = np.concatenate([rest, block])

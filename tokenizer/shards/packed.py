@@ -237,8 +237,9 @@ class PackedRows:
                           f"{REMEDY}")
 
     def rows_with(self, start: int, stop: int) -> np.ndarray:
-        """Return the numbers of the rows that hold one of the tokens [start, stop), int64, increasing. The pieces of
-        the shard that was asked for last are kept, because documents are often looked up shard by shard."""
+        """Return the numbers of the packed rows that hold one of the tokens [start, stop), int64, increasing. The
+        sorted pieces of one shard are kept in memory for the next call, because documents are often looked up shard by
+        shard."""
         found = [np.empty(0, np.int64)]
         for shard, file in enumerate(self.packing.files):
             if file.rows and self._offsets[shard] < stop and self._offsets[shard + 1] > start:

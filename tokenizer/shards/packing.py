@@ -70,8 +70,9 @@ def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
 
 
 def pieces_of(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pieces, as (first tokens, exclusive ends), of documents that have the tokens [start, end). A document
-    of one token has no piece, and one of 2 to `longest` + 1 tokens is one piece."""
+    """Cut documents into pieces that fit into rows of `longest` targets. Document i has the tokens [starts[i],
+    ends[i]). Returns the pieces as (first tokens, exclusive ends). A document of one token has no piece, and one of 2
+    to `longest` + 1 tokens is one piece."""
     whole, rest = np.divmod(ends - starts - 1, longest)
     counts = whole + (rest > 0)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -80,9 +81,9 @@ def pieces_of(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.nd
 
 
 def rows_of_block(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pack the documents [start, end) of a block into rows. Returns the pieces of all rows, one row after the other, as
-    int64 (pieces, 2), and the number of pieces of each row. Pieces of a row are in the order of the stream, and rows
-    are in the order of their first pieces."""
+    """Pack the documents of a block into rows. Document i has the tokens [starts[i], ends[i]). Returns the pieces of
+    all rows, one row after the other, as int64 (pieces, 2), and the number of pieces of each row. The pieces of a row
+    are in the order of the stream, and rows are in the order of their first pieces."""
     begins, stops = pieces_of(starts, ends, longest)
     bins = best_fit(stops - begins, longest + 1)
     _, firsts, bins, counts = np.unique(bins, return_index=True, return_inverse=True, return_counts=True)
