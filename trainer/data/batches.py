@@ -124,14 +124,13 @@ def padding(rows: int, length: int) -> Batch:
 
 
 def collate(rows: Sequence[Row], length: int) -> Batch:
-    """Make a batch from samples; each becomes a row of `length` tokens.
+    """Make a batch from samples; each sample becomes a row of `length` tokens. A sample is a tuple (tokens, bounds,
+    index of the stream), perhaps followed by an array that says which targets count in the loss.
 
-    A sample is a tuple (tokens, bounds, index of the stream, optionally which targets count in the loss). It has one
-    token more than inputs; if it has fewer than `length` inputs, its row is filled up with padding, which does not
-    count in the loss. `bounds` are the positions at which documents begin inside the sample (see `ShardSet.bounds`).
-    Positions restart at each bound. The first token of a document does not count as a target, because it would be
-    predicted from the end of an unrelated document.
-    """
+    The last token of a sample is only a target. A sample with fewer than `length` other tokens is filled up with
+    padding, which does not count in the loss. `bounds` are the positions at which documents begin inside the sample
+    (see `ShardSet.bounds`). Positions restart at each bound. The first token of a document does not count as a target,
+    because it would be predicted from the end of an unrelated document."""
     # one piece of memory, because the system hands out a large piece faster than small ones
     tokens, targets, positions = np.empty((3, len(rows), length), np.int64)
     attended = 0
@@ -183,10 +182,10 @@ def _fill(rows: Sequence[Row], tokens: np.ndarray, targets: np.ndarray, position
 
 class Data:
     """Reads the training data and the held-out data that a curriculum names. The paths of shards in the curriculum are
-    relative to the folder `store`. If this is a copy of a store in object storage, `source` is that store's URL: tokens
-    that have not been copied are read from there. If `repeats` is given, targets inside repetitions do not count in the
-    loss of training batches (method `step`). They count in batches made by `samples` and in held-out data. Raises
-    ConfigError when shards have another tokenizer or other packed rows than the curriculum says."""
+    relative to the folder `store`. If `store` is a local copy of a store in object storage, `source` is the URL of the
+    original, from which tokens that are not in the copy are read. If `repeats` is given, targets inside repetitions do
+    not count in the loss of training batches (method `step`). They count in batches made by `samples` and in held-out
+    data. Raises ConfigError when shards have another tokenizer or other packed rows than the curriculum says."""
 
     def __init__(self, curriculum: Curriculum, store: Path, repeats: RepeatsConfig | None = None,
                  source: str | None = None) -> None:

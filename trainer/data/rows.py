@@ -53,9 +53,9 @@ class SampleRows(Sequence[Row]):
 
 
 def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length: int) -> Sequence[Row]:
-    """Read samples of `length` tokens, as input of `collate`. Each of `places` is (index into `sets`, number of the
-    sample's window of tokens in that set). Raises ShardError for a truncated shard, or for impossible tokens or
-    document ends."""
+    """Read samples of `length` tokens, each of which is a window of consecutive tokens, as input of `collate`. Each of
+    `places` is (index into `sets`, number of the window in that set). Raises ShardError for a truncated shard, or for
+    impossible tokens or document ends."""
     places = list(places)
     if any(sets[stream].packed is not None for stream in {stream for stream, _ in places}):
         packed = iter(packed_rows(sets, [place for place in places if sets[place[0]].packed is not None]))

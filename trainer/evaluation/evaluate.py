@@ -1,6 +1,6 @@
-"""Evaluates a model on tasks: reads their data, checks everything that can be checked without the model, and scores.
-
-`prepare` needs only the tokenizer. `score` needs the model; a training may call it with the model that it trains.
+"""Evaluates a model on benchmark tasks, in two steps. `prepare` reads the data of a task, tokenises its prompts, and
+checks everything that can be checked without the model; it needs only the tokenizer. `score` computes the task's scores
+with the model, which may be one that is being trained.
 """
 
 from __future__ import annotations

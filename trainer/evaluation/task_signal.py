@@ -137,7 +137,7 @@ def best_candidate(values: Iterable[tuple[ScoredRun, float]]) -> float | None:
 
 
 def ratio(value: float, unit: float) -> float:
-    """Return `value` in units of `unit`, at most MOST, because JSON has no infinity."""
+    """Return `value` divided by `unit`, limited to ±MOST, because JSON has no infinity."""
     if not value:
         return 0.0
     return max(-MOST, min(MOST, value / unit)) if unit else math.copysign(MOST, value)

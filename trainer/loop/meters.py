@@ -38,9 +38,9 @@ RECENT = 1000
 
 class Meters:
     """Takes and records the measurements of a training. Its methods are called at certain points of the training loop:
-    `begin`, `before` and `after` around a step; `flushed` and `interval` when the numbers of steps are read;
-    `evaluated`, `saving` and `saved` at evaluations and checkpoints. The argument `step` is the step after which this
-    process continues (0: a new training)."""
+    `begin`, `before` and `after` around a step; `flushed` and `interval` when the numbers of steps are copied from the
+    device; `evaluated`, `saving` and `saved` at evaluations and checkpoints. The argument `step` is the step after
+    which this process continues (0: a new training)."""
 
     def __init__(self, run: Run, metrics: log.Metrics, world: World, goodput: Goodput, model: nn.Module,
                  optimizer: torch.optim.Optimizer, step: int, say: Callable[[str], None]) -> None:

@@ -1,9 +1,10 @@
-"""Decides during which steps another process may compute beside the training, so that it delays the training little.
+"""Decides during which steps another process may compute beside the training, so that it delays the training only a
+little.
 
-Whether the process delays steps at all depends on the machine: free cores, memory bandwidth, a shared GPU. So the
-delay is measured: some steps are performed while the process is paused, and others while it runs. The difference is
-paid out of a budget, to which every step adds its share. If the budget is spent, the process is paused until it has
-grown again.
+Whether the process delays steps at all depends on the machine: free cores, memory bandwidth, a shared GPU. So the delay
+is measured: some steps are performed while the process is paused, and others while it runs. There is a budget of time
+by which the training may be delayed. Every step adds a share of its duration to the budget, and the measured delay is
+subtracted. While the budget is spent, the process is paused.
 """
 
 from __future__ import annotations

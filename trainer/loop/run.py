@@ -195,9 +195,9 @@ def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
 
 
 def changes(meta: dict[str, Any], run: Run, world: int, machine: Mapping[str, Any]) -> list[str]:
-    """Return what has changed since a checkpoint was written and may change: settings, machine, number of ranks and
-    code, one line per change. Changes to the curriculum are not included; `edits` returns them. `meta` is the
-    checkpoint's metadata."""
+    """Return those changes since a checkpoint was written that are permitted when a training resumes: of settings,
+    machine, number of ranks and code, one line per change. Changes to the curriculum are not included; `edits` returns
+    them. `meta` is the checkpoint's metadata."""
     result = unequal({"world": meta["world"], **{k: meta.get(k, v) for k, v in machine.items()}},
                     {"world": world, **machine}, "")
     decided = flat(run.config.identity())

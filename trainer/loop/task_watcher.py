@@ -1,8 +1,9 @@
-"""Runs `tokenmill train eval --follow` as a process beside a training, which scores the checkpoints on benchmark tasks.
+"""Runs a process beside a training that scores the training's checkpoints on benchmark tasks: `tokenmill train eval
+--follow`.
 
 The process has low priority, is paused when it delays steps too much (`trainer.loop.pace`), and ends with the training.
-If it is killed, it is started again and goes on. Its output is in the file tasks.log. A training does not end because
-checkpoints cannot be scored.
+If it is killed, it is started again. Its output is in the file tasks.log. If checkpoints cannot be scored, the training
+goes on nevertheless.
 """
 
 from __future__ import annotations

@@ -111,8 +111,8 @@ class Goodput:
 
     def rewind(self, lines: Sequence[dict[str, Any]], step: int) -> None:
         """Count the time of the steps after `step` as lost, because training goes back to this step. `lines` are the
-        lines of metrics.jsonl. The latest record of the wall time in a line about `step` or an earlier step says how
-        much had been counted before the lost time."""
+        lines of metrics.jsonl. The last record of the wall time in a line about step `step` or an earlier one says how
+        much time was counted up to then; what was counted since is lost."""
         line = latest([line for line in standing(lines) if line["step"] <= step])
         before = line["goodput"] if line else {}
         self.enter(self.cause)

@@ -88,7 +88,7 @@ class World:
         return x
 
     def max(self, x: Tensor) -> Tensor:
-        """Replace `x` by its maximum over all ranks, in place, elementwise."""
+        """Replace each element of `x` by its maximum over all ranks, in place."""
         dist.all_reduce(x, dist.ReduceOp.MAX)
         return x
 

@@ -64,8 +64,9 @@ def intervals(result: Mapping[str, Any], source: str) -> str:
 
 
 def history(outs: Sequence[Path], streams: Sequence[str], unit: str) -> list[tuple[float, float]]:
-    """Return an arm's losses on the held-out data of `streams` over tokens, (tokens, mean over the seeds), from its
-    metrics. Points at which a seed has no evaluation are left out."""
+    """Return the curve of an arm's losses on the held-out data of `streams`: (number of tokens, mean over the seeds)
+    for each evaluation. `outs` are the folders of the arm's trainings, one for each seed. Evaluations that a seed lacks
+    are left out."""
     sums: dict[int, list[float]] = {}
     for out in outs:
         for line in read(out / "metrics.jsonl"):

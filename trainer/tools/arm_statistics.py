@@ -42,7 +42,8 @@ class Contrasts:
 
 
 def contrasts(values: Sequence[Sequence[float]]) -> Contrasts:
-    """Compare the losses `values`[arm][seed] of several arms with those of the first arm."""
+    """Compare the losses of several arms (trainings of a study) with those of the first arm. `values`[arm][seed] are
+    the losses."""
     losses = np.asarray(values, dtype=np.float64)
     arms, seeds = losses.shape
     means = losses.mean(1)
@@ -63,7 +64,7 @@ def contrasts(values: Sequence[Sequence[float]]) -> Contrasts:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Return the p-values of several comparisons after Holm's correction, in the same order."""
+    """Return the p-values of several comparisons, corrected by Holm's method, in the order of `p`."""
     corrected, least = [0.0] * len(p), 0.0
     for rank, i in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
         least = corrected[i] = max(least, min(1.0, (len(p) - rank) * p[i]))
@@ -106,8 +107,7 @@ def tail(t: float, free: int) -> float:
 
 
 def quantile(share: float, free: int) -> float:
-    """Return the value below which Student's t with `free` degrees of freedom is with probability `share`, which is at
-    least 0.5."""
+    """Return the quantile `share` (at least 0.5) of Student's t distribution with `free` degrees of freedom."""
     low, high = 0.0, 1.0
     while tail(high, free) > 2 * (1 - share):
         high *= 2

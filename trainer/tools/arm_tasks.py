@@ -82,7 +82,8 @@ def too_few(config: TaskScoringConfig, phases: Sequence[Phase], begin: int = 0) 
 
 
 def check_data(arms: Sequence[Arm]) -> None:
-    """Raise ConfigError when the tasks cannot be scored. The tokenizers of the arms must have been fetched."""
+    """Raise ConfigError when the benchmark tasks of a study cannot be scored. The tokenizers of the arms must have been
+    fetched before."""
     from trainer.loop.task_watcher import check_tasks
 
     for run in {(arm.run.curriculum.tokenizer.sha256, arm.run.curriculum.phases[0].sequence): arm.run
@@ -91,16 +92,16 @@ def check_data(arms: Sequence[Arm]) -> None:
 
 
 def scored_steps(every: int, phases: Sequence[Phase], begin: int) -> list[int]:
-    """Return the steps of an arm whose checkpoints are scored: each multiple of `every` and the ends of phases, from
-    the step `begin`, with which the arm begins."""
+    """Return the steps of an arm (a training of a study) whose checkpoints are scored: the multiples of `every` from
+    step `begin` on, and the ends of phases after it. The arm begins with the checkpoint of step `begin`."""
     ends = list(accumulate(phase.steps for phase in phases))
     multiples = range(every, ends[-1], every)                     # the checkpoint with which an arm begins may be one
     return sorted({step for step in ends if step > begin} | {step for step in multiples if step >= begin})
 
 
 def score_last(arms: Sequence[Arm], announce: Callable[[str], None]) -> None:
-    """Score the last checkpoint of each arm on the tasks for which it has no score. That happens if the process that
-    scores beside a training failed, or if `evaluate.tasks` was added after the training."""
+    """Score the last checkpoint of each arm of a study on those tasks for which it has no score. This is needed if the
+    process that scores beside a training has failed, or if `evaluate.tasks` was added after the training."""
     from trainer.checkpoint.checkpoints import complete
     from trainer.evaluation import score_rows
     from trainer.evaluation.models import of_checkpoint

@@ -49,7 +49,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run all checks; exit code 0 when all pass, else 1."""
+    """Run all checks of `tokenmill train doctor`. Returns the exit code: 0 when all pass, else 1."""
     from trainer.base.config import ConfigError
     from trainer.loop.run import open_run
     from trainer.parallel.world import world

@@ -200,7 +200,7 @@ def results(arms: Sequence[Arm], sources: Sources, unit: str, by: str, scored: b
 
 
 def epochs(curriculum: Curriculum) -> float:
-    """Return how often a training reads its data: the largest number over its streams."""
+    """Return how often a training reads its data: the number of epochs of the stream that is read most often."""
     from tokenizer.mixture.order import Order
 
     order = Order(curriculum)
@@ -208,7 +208,7 @@ def epochs(curriculum: Curriculum) -> float:
 
 
 def report(result: Mapping[str, Any]) -> str:
-    """Format the content of table.json as text."""
+    """Format the content of table.json, the result of a study, as text."""
     tables = {f"models of width {width}": one for width, one in result.get("widths", {}).items()} or {"": result}
     out: list[str] = []
     for title, one in tables.items():

@@ -1,9 +1,9 @@
 """`tokenmill train signal`: which benchmark tasks can be trusted for trainings of this kind? Judges every task from the
 scores that `evaluate.tasks` or `tokenmill train eval` has written (`trainer.evaluation.task_signal`).
 
-A folder whose name ends in `-seedN`, as `tokenmill train ablate` names them, is a training with seed N of the candidate
-that the rest of the name says; `-widthW` before it is left out, because sizes are told apart by the number of
-parameters.
+Several trainings may be given, of several candidates (what is compared, such as data sets) and with several seeds. The
+name of a folder says which: CANDIDATE-seedN or CANDIDATE-widthW-seedN, as `tokenmill train ablate` names folders. The
+width is ignored, because sizes are told apart by the number of parameters. Any other name is a candidate with one seed.
 """
 
 from __future__ import annotations

@@ -266,9 +266,9 @@ def prepare_all(tasks: Sequence[EvalTask], data: Path, options: argparse.Namespa
 
 def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[PreparedTask], out: Path, folder: Path,
                    options: argparse.Namespace, progress: EvaluationProgress) -> list[dict[str, Any]]:
-    """Score one model, of the run or export `folder`, on all tasks. The results of a task are written below `out` when
-    it is done; those of a checkpoint also go to the training's tasks.jsonl, unless --out is given. Returns the
-    results."""
+    """Score one model on all prepared tasks, and return the results. The results of a task are written below `out` as
+    soon as it is done. Those of a checkpoint are also added to the training's tasks.jsonl, unless --out is given.
+    `folder` is the run or exported model; a list of contaminated items is looked for there."""
     import torch
 
     from trainer.evaluation import score_rows
@@ -344,8 +344,8 @@ def write_results(folder: Path, result: dict[str, Any], scores: TaskScores) -> N
 
 
 def table(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Format results as lines of text: a line for each measure, and one if prompts of a task were cut. A star marks the
-    main measure of a task."""
+    """Format results as lines of text: a line for each measure of a task, and another line if prompts of the task were
+    cut. A star marks the main measure of a task."""
     out = [f"{'task':<15}{'step':>9}{'shots':>7}{'items':>8}  {'measure':<20}{'value':>9}{'± s.e.':>9}{'chance':>9}"
            f"{'constant':>10}{'permuted':>10}"]
     for result in results:

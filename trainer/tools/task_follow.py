@@ -76,7 +76,8 @@ def settings(options: argparse.Namespace) -> None:
 
 
 def follow(options: argparse.Namespace, tasks: Sequence[EvalTask], data: Path, clock: Clock = SYSTEM) -> int:
-    """Score checkpoints until the training is at the end of its curriculum. Returns the exit code."""
+    """Score checkpoints as they appear, until the training is at the end of its curriculum and everything is scored.
+    Returns the exit code 0."""
     from trainer.base.config import CheckpointError, ConfigError, TrainingError
     from trainer.checkpoint.checkpoints import survey
     from trainer.evaluation import score_rows
