@@ -276,8 +276,9 @@ class ImportSource:
         return tokens.astype(self.dtype, copy=False)
 
     def check_ends(self, tokens: np.ndarray, ends: np.ndarray, place: Callable[[int], str]) -> None:
-        """Raise TokenFileError when a document does not end in EOS, and WrongTokenizer when most of several do not.
-        `ends` are the exclusive ends of the documents in `tokens`. Pieces of rows (`sequence`) are not checked."""
+        """Raise TokenFileError when a document does not end in EOS. If most of many documents do not, raise
+        WrongTokenizer instead. `ends` are the exclusive ends of the documents in `tokens`. `place` returns the file and
+        byte of a token, for the message. Pieces of rows (`sequence`) are not checked."""
         wrong = np.flatnonzero(tokens[ends - 1] != self.coding.eos)
         if len(wrong) and not self.sequence:
             last = int(ends[wrong[0]]) - 1

@@ -42,9 +42,9 @@ def request_threads() -> ThreadPoolExecutor:
 
 
 def together(wanted: Iterable[BlockRange]) -> Iterator[list[BlockRange]]:
-    """Yield the ranges in lists, each of which one request should read, in the order of files and blocks. In a list, at
-    most NEAR blocks lie between two neighbours, and all together span at most MOST blocks. A single longer range is a
-    list of its own."""
+    """Group ranges of blocks, so that one request can read each group. Yields the groups, sorted by file and block. In
+    a group, at most NEAR blocks lie between two neighbouring ranges, and the whole spans at most MOST blocks. A single
+    range that is longer is a group of its own."""
     group: list[BlockRange] = []
     stop = 0
     for one in sorted(wanted):
@@ -72,8 +72,8 @@ class RemoteShardSet(RequestedSet):
         self._read: dict[BlockRange, bytes] = {}
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Request some ranges of tokens [start, stop) and their loss masks, without waiting for them. Ranges that are
-        near each other in a file are one request."""
+        """Request some ranges of tokens [start, stop), and the loss masks of these tokens, without waiting for the
+        answers. Ranges that are near each other in a file are read by one request."""
         self._read.clear()
         wanted = {one for start, stop in ranges for one in self._ranges(start, stop)}
         for group in together(wanted - self._coming.keys()):
@@ -106,8 +106,8 @@ class RemoteShardSet(RequestedSet):
         return self._request(wanted) if coming is None else coming.result()[wanted]
 
     def _request_all(self, group: list[BlockRange]) -> dict[BlockRange, bytes]:
-        """Return the bytes of ranges of one file, sorted, which are requested as one. The bytes between them are not
-        kept."""
+        """Read several sorted ranges of one file by a single request. Returns the bytes of each range; the bytes
+        between ranges are dropped."""
         whole = BlockRange(group[0].shard, group[0].kind, group[0].first, max(one.stop for one in group))
         data = self._request(whole)
         return {one: data[(one.first - whole.first) * BLOCK:(one.stop - whole.first) * BLOCK] for one in group}

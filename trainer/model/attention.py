@@ -59,8 +59,9 @@ class DocMask:
 
 
 class KeyValues:
-    """The keys and values [B, T, G, D] of the first `length` tokens that one layer has read, so that text can be
-    generated token by token without reading it again. To forget the last tokens, set a smaller `length`."""
+    """The keys and values [B, T, G, D] that one layer has computed for the first `length` tokens of B rows. With them,
+    text is generated token by token without reading the earlier tokens again. To forget the last tokens, set a smaller
+    `length`."""
 
     #: number of tokens for which memory is kept ready, so that not every new token copies all earlier ones
     ROOM = 64
@@ -71,7 +72,7 @@ class KeyValues:
         self.v: Tensor | None = None
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the keys and values of new tokens. Returns those of all tokens."""
+        """Add the keys and values of new tokens. Returns the keys and the values of all tokens so far."""
         start, end = self.length, self.length + k.shape[1]
         if self.k is None or self.v is None or end > self.k.shape[1]:
             old = () if self.k is None or self.v is None else (self.k[:, :start], self.v[:, :start])
@@ -82,7 +83,7 @@ class KeyValues:
         return self.k[:, :end], self.v[:, :end]
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows with these numbers."""
+        """Drop all rows of the batch except those with the indices `rows`."""
         if self.k is not None and self.v is not None:
             self.k, self.v = self.k[rows], self.v[rows]
 

@@ -97,8 +97,8 @@ class Alerts:
 
     @property
     def spike_score(self) -> float:
-        """Return the share of steps with an outlier in loss or gradient norm: their number among the last SCORED steps,
-        divided by SCORED. The divisor is SCORED even if the training has performed fewer steps."""
+        """Return how many of the last SCORED steps had an outlier in loss or gradient norm, divided by SCORED. The
+        divisor is SCORED even if the training has performed fewer steps."""
         return sum(self.outliers) / SCORED
 
     def interval(self, phase: str, speed: float, data_share: float, since_checkpoint: float) -> list[Alert]:

@@ -97,9 +97,9 @@ def _upcast(size: int, kernels: Kernels) -> int:
 
 
 def grouped() -> bool:
-    """Whether the attention kernels in this version of torch support grouped-query attention, i.e. fewer heads of keys
-    and values than of queries. varlen_attn supports it from torch 2.13 on. If it is not supported, keys and values are
-    repeated for all heads. A torch without varlen_attn uses other kernels, which support it."""
+    """Return whether the attention kernels in this version of torch support grouped-query attention, i.e. fewer heads
+    of keys and values than of queries. varlen_attn supports it from torch 2.13 on. A torch without varlen_attn uses
+    other kernels, which support it. If it is not supported, keys and values are repeated for all heads."""
     from trainer.model import attention
 
     return attention.VARLEN_GQA or attention.varlen_attn is None
@@ -114,7 +114,7 @@ def kernels_on(config: TrainConfig, device: str) -> Kernels:
 
 
 def optimizer_bytes(config: TrainConfig, vocab: int) -> float:
-    """Return the bytes of the optimiser's state for the whole model, over all ranks."""
+    """Return the bytes of the optimiser's state for the whole model, summed over all ranks."""
     return config.optimizer.state_bytes(*_sizes(config, vocab))
 
 
