@@ -10,11 +10,8 @@ document.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import resource
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -22,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.base.parquet import open_parquet
+from pipeline.base.process import limited_memory
 from tokenizer.imports.documents import ImportedDocuments, row_pieces
 from tokenizer.imports.rows import piece_ids
 from tokenizer.imports.source import AGAIN, ImportLimits, ImportSource, TokenFile, TokenFileError
@@ -77,28 +75,6 @@ class ParquetReader:
                         raise
                     raise TokenFileError(f"{file.path}: row {row:,}: cannot be read ({' '.join(str(e).split())}): "
                                          f"{AGAIN}") from e
-
-
-@contextlib.contextmanager
-def limited_memory(memory: int) -> Iterator[None]:
-    """A context manager within which this process can allocate at most `memory` further bytes; beyond that, MemoryError
-    is raised.
-
-    A hostile file may claim a small size in its metadata and unpack to far more. Only a limit of the operating system
-    protects against that. On systems without /proc there is no limit."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    except OSError:
-        yield
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = pages * resource.getpagesize() + memory
-    if soft == resource.RLIM_INFINITY or limit < soft:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def columns_of(file: TokenFile, schema: pa.Schema) -> list[str]:

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from pipeline.base.files import file_sha256
 from pipeline.base.parquet import open_parquet
+from pipeline.base.process import limited_memory
 from trainer.base.config import ConfigError
 from trainer.evaluation.unpacked import UnknownSize, array_size, group_size, message_size
 
@@ -33,6 +34,10 @@ _MOST_BYTES = 16 << 20
 #: largest number of rows of a task, and of bytes to which a file unpacks; a small compressed file may unpack to more
 #: than the memory holds. The largest benchmark here, MMLU, has 14,042 rows
 MOST_ROWS, MOST_TOTAL_BYTES = 1_000_000, 1 << 30
+#: bytes of memory that unpacking some rows may take. A file may say that it unpacks to little
+MOST_MEMORY = 4 << 30
+#: rows that become Python objects at a time
+_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ def _parquet(path: Path) -> Iterator[pa.RecordBatch]:
             total += size
             _check_total(path, total)
             # a text of the dictionary is at most as large as the row group, and each row of a batch may have it
-            rows = max(1, min(256, MOST_TOTAL_BYTES // max(1, size)))
+            rows = max(1, min(_ROWS, MOST_TOTAL_BYTES // max(1, size)))
             yield from file.iter_batches(rows, row_groups=[number], use_threads=False)
 
 
@@ -121,15 +126,31 @@ def _arrow(path: Path) -> Iterator[pa.RecordBatch]:
 
 def _batch_rows(path: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[Mapping[str, Any]]:
     total = 0
-    for batch in batches:
-        for name, column in zip(batch.schema.names, batch.columns):
-            try:
-                total += array_size(column)
-            except UnknownSize as error:
-                raise ConfigError(f"{path}: the column {name} has the type {error}, which is not read; write the rows "
-                                  f"as JSON Lines") from None
-        _check_total(path, total)
-        yield from batch.to_pylist()
+    unpacking = iter(batches)
+    try:
+        while True:
+            with limited_memory(MOST_MEMORY):                    # not for the code that uses the rows
+                batch = next(unpacking, None)
+                if batch is None:
+                    return
+                total += _batch_size(path, batch)
+                _check_total(path, total)
+            for first in range(0, len(batch), _ROWS):
+                yield from batch.slice(first, _ROWS).to_pylist()
+    except MemoryError:
+        raise ConfigError(f"{path}: takes more than {MOST_MEMORY:,} bytes of memory to unpack, so it is no benchmark; "
+                          f"give a smaller part of it") from None
+
+
+def _batch_size(path: Path, batch: pa.RecordBatch) -> int:
+    size = 0
+    for name, column in zip(batch.schema.names, batch.columns):
+        try:
+            size += array_size(column)
+        except UnknownSize as error:
+            raise ConfigError(f"{path}: the column {name} has the type {error}, which is not read; write the rows as "
+                              f"JSON Lines") from None
+    return size
 
 
 def _check_total(path: Path, size: int) -> None:

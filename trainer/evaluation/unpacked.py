@@ -1,6 +1,6 @@
 """Computes how large the data of Parquet and Arrow files is once it is unpacked. The size of a row group or of a
-message is read from the file, so it is known before the memory is needed. The size of an array is computed from its
-values.
+message is read from the file, so it is known before the memory is needed. A message cannot unpack to more than it says,
+but a row group can. The size of an array is computed from its values.
 
 A small file may hold much data: pages and buffers are compressed, a dictionary holds a text once for all its rows, and
 several views may show the same text. The size of an array counts a value as often as a row reads it.
@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types
 
-#: bytes that a value takes at least: a reference to a Python object
-_REFERENCE = 8
+#: bytes that a Python object of a value takes beside its contents, with the reference to it; and a dict more than that
+_OBJECT, _DICT = 64, 192
 
 
 class UnknownSize(Exception):
@@ -27,10 +27,10 @@ class UnknownSize(Exception):
 
 def group_size(group: pq.RowGroupMetaData) -> int:
     """Return the size in bytes of a Parquet row group after decompression: that of its pages, as the footer of the file
-    says, plus `_REFERENCE` bytes for each row of each column. A text that a dictionary holds for many rows is counted
+    says, plus `_OBJECT` bytes for each row of each column. A text that a dictionary holds for many rows is counted
     once, and a list as one value. The metadata of single columns is not read, because pyarrow crashes the process if it
     is damaged."""
-    return int(group.total_byte_size + _REFERENCE * group.num_rows * group.num_columns)
+    return int(group.total_byte_size + _OBJECT * group.num_rows * group.num_columns)
 
 
 def message_size(message: pa.ipc.Message) -> int:
@@ -75,15 +75,15 @@ def _target(data: bytes, table: int, number: int) -> int:
 
 
 def array_size(array: pa.Array) -> int:
-    """Return the size in bytes of the values of an array, plus `_REFERENCE` bytes for each value. A text of a
-    dictionary or view is counted for every row that reads it. Raises UnknownSize for a layout other than those of
-    values, texts, lists, structs, maps, dictionaries of values, and views of texts."""
+    """Return the size in bytes of the values of an array, plus `_OBJECT` bytes for each value. A text of a dictionary
+    or view is counted for every row that reads it. Raises UnknownSize for a layout other than those of values, texts,
+    lists, structs, maps, dictionaries of values, and views of texts."""
     kind = array.type
-    size = _REFERENCE * len(array)
+    size = _OBJECT * len(array)
     if isinstance(kind, pa.BaseExtensionType):
         return array_size(array.storage)
     if types.is_struct(kind):
-        return size + sum(map(array_size, array.flatten()))
+        return size + _DICT * len(array) + sum(map(array_size, array.flatten()))
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return size + array_size(array.flatten())
     if types.is_map(kind):
