@@ -13,6 +13,7 @@ from stages.decontaminate.index import BORDERED, LENGTHS, EvaluationIndex, ItemP
 from stages.decontaminate.scan import words_of
 from stages.decontaminate.sets import Part, SetError
 from stages.stage import Stage, StageConfig, resource, signal
+from stages.text.marks import MOST, Span
 
 if TYPE_CHECKING:
     from stages.document import Document
@@ -158,6 +159,20 @@ class Decontaminate(Stage):
         if self.config.action == "cut":
             return "contaminated_all" if doc.signals["contaminated_share"] == 1.0 else None
         return "contaminated" if doc.signals["contaminated_items"] else None
+
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        if not hasattr(self, "_loaded"):
+            self.setup()
+        data = doc.utf8
+        passages = whole_passages(data, [{"start": hit.start, "end": hit.end} for hit in self.find(data)][:MOST])
+        spans = []
+        at = chars = 0
+        for passage in passages:
+            begin = chars + len(data[at:passage["start"]].decode("utf-8", "surrogatepass"))
+            at = passage["end"]
+            chars = begin + len(data[passage["start"]:at].decode("utf-8", "surrogatepass"))
+            spans.append((begin, chars))
+        return spans
 
     def counts(self, doc: Document) -> dict[str, Any] | None:
         """Count, for each set, the documents that were dropped or cut because of its items. Count also, by part and
