@@ -1,8 +1,8 @@
 """Reads files of datatrove and nanotron; `tokenizer.export.ds` gives their layout.
 
-An import needs the files .ds and .ds.index. Both together give the size of a token in bytes: the last end in the index
-is the number of tokens in the .ds file. A file .ds.metadata may be missing; if it is there, its size of a token must be
-the same. Either all files have a loss mask or none.
+An import needs the files .ds and .ds.index. Both together give the size of a token in bytes, because the last end in
+the index is the number of tokens in the .ds file. A file .ds.metadata may be missing. If it exists, the size of a token
+in it must agree. Either all files have a loss mask or none.
 """
 
 from __future__ import annotations

@@ -263,7 +263,8 @@ class ImportSource:
 
     def checked(self, tokens: np.ndarray, place: Callable[[int], str]) -> np.ndarray:
         """Return tokens in the dtype of the shard set. Raises TokenFileError when a token is outside the vocabulary,
-        and WrongTokenizer when many are. `place` returns the file and byte of a token, for the message."""
+        and WrongTokenizer when many tokens are outside it. `place` returns the file and byte of a token, for the
+        message."""
         if len(tokens) and (int(tokens.max()) >= self.coding.vocab_size or int(tokens.min()) < 0):
             outside = np.flatnonzero((tokens < 0) | (tokens >= self.coding.vocab_size))
             wrong = int(outside[0])

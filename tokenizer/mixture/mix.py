@@ -38,12 +38,12 @@ def read_mix(mix: Mapping[str, Any], key: str, sizes: Mapping[str, float], token
              splits: Mapping[str, list[str]] = MappingProxyType({})
              ) -> tuple[dict[str, int], dict[str, list[str]] | None]:
     """Convert the `mix` of a phase of `tokens` tokens into integer weights of streams. Returns ({stream: weight},
-    {group: its streams}), without streams of weight 0. Groups without other streams are left out, too; instead of an
-    empty second mapping, None is returned.
+    {group: its streams}), without streams of weight 0 and without groups that have no other streams. Without any group,
+    the second value is None.
 
     `sizes` has the number of tokens of every existing stream, and sets the order of the streams. Groups are sorted by
     name. `splits` maps the names of split shards to the labels by which they are split into streams. Split shards are a
-    group; their streams whose weight would be below one in WEIGHT_SUM are left out with a warning. Warnings are
+    group. A stream of theirs is left out with a warning if its weight would be below one in WEIGHT_SUM. Warnings are
     appended to `warnings`. Raises CurriculumError if an entry is wrong; the message names `key`, the path of the mix in
     the recipe."""
     inside: dict[str, tuple[Fraction, dict[str, Fraction]]] = {}

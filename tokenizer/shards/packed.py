@@ -132,10 +132,10 @@ def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest) ->
 
 def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest,
                  sha256: str | None = None) -> Packing | None:
-    """Read a manifest of packed rows of the shard set `manifest`, in whose folder `folder` it lies. It is the one whose
-    own sha256 is `sha256`. If `sha256` is None, it is the one published last, and None is returned if none was
-    published. Raises ShardError if the manifest with this `sha256` is missing, or if the manifest cannot be read, is
-    damaged, or belongs to another shard set."""
+    """Read a manifest of packed rows of the shard set `manifest` from the set's folder, `folder`. Of several manifests,
+    it is the one with the sha256 `sha256`. If `sha256` is None, it is the one published last, and None is returned if
+    none was published. Raises ShardError if the manifest with this `sha256` is missing, or if the manifest cannot be
+    read, is damaged, or belongs to another shard set."""
     path = folder / (MANIFEST if sha256 is None else f"packed-{sha256[:16]}.json")
     try:
         with filesystem.open_input_stream(str(path)) as file:

@@ -243,9 +243,9 @@ def _rows(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Ite
 
 
 def _fitting(query: Query, task: EvalTask, item: Item, reader: PromptReader) -> Query:
-    """Cut the beginning of a query's context if context and answer are longer than the model's context, as
-    lm-evaluation-harness does. Raises ConfigError for an empty answer, and ContextTooShort for an answer that alone is
-    longer than the model's context."""
+    """Cut the beginning of a query's context, if context and answer together are longer than the model can read.
+    lm-evaluation-harness cuts in the same way. Raises ConfigError for an empty answer, and ContextTooShort for an
+    answer that alone is longer than the model can read."""
     if query.start == len(query.tokens):
         raise ConfigError(f"{item.where}: an answer is empty (task {task.name}); mend the row, or the template of its "
                           f"answers")

@@ -1,9 +1,10 @@
 """Runs programs that a model wrote, and the tests of a benchmark on them, as in HumanEval (Chen et al. 2021, arXiv
 2107.03374).
 
-The code is hostile until proven otherwise. It runs in processes that can do nothing but compute: no network, no
-further process or thread, no signal to others, no file to write, none to read but Python's and the system's libraries,
-no environment, an empty working folder, and limits of memory, CPU time and time (`confinement.isolate`).
+The code is treated as hostile. It runs in processes that can only compute (`confinement.isolate`). They have no network
+and no environment variables. They cannot start processes or threads, send signals to other processes, or write files,
+and can read only the files of Python and the system's libraries. Their working folder is empty, and their memory, CPU
+time and wall time are limited.
 
 Program and tests run in two processes. If they shared one, a program could pass without solving anything: by ending it
 with exit code 0, by printing what a pass prints, by changing what `assert` compares, or by returning an object that is

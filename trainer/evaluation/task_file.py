@@ -51,10 +51,10 @@ class GenerateConfig:
 
 @dataclass(frozen=True)
 class ProgramConfig:
-    """How a program is tested whose end the model generates. The program is the prompt without whitespace at its end,
-    followed by the generated text. `function` is the name of the function in the program that is tested. `tests` is
-    Python code that defines `check`, which is called with the function. Both are templates, filled with the fields of a
-    row."""
+    """How a program is tested that begins with the prompt and ends with the text that the model generates. Whitespace
+    at the end of the prompt is removed. `function` is the name of the function in the program that is tested. `tests`
+    is Python code that defines `check`, which is called with the function. Both are templates, filled with the fields
+    of a row."""
 
     function: str
     tests: str

@@ -4,8 +4,8 @@
 * monotonicity: does the score improve as training goes on? (Spearman's rank correlation with the step)
 * noise: is the gain of the training much larger than the spread between seeds?
 * distance from chance: is the score better than guessing, by several standard errors?
-* rank consistency: are candidates (trainings that are compared, such as data sets) in the same order early as late, and
-  at every size of the model? (Kendall's rank correlation)
+* rank consistency: do early and late scores put the candidates (what is compared, such as data sets) in the same order,
+  and do all sizes of the model? (Kendall's rank correlation)
 
 A task whose score does not move, moves at random, or orders candidates differently each time cannot decide between data
 sets, and only adds noise to a mean over tasks.
@@ -183,9 +183,10 @@ def means(curves: Iterable[tuple[ScoredRun, Curve]]) -> dict[int, dict[str, dict
 
 
 def early_and_late(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
-    """Return how well early scores order the candidates as the last scores do. For each step of the later half, the
-    order of candidates is compared with that at the last step; the result is the mean of Kendall's tau over steps and
-    sizes of models. None if at no size several candidates have three steps in common, or if all scores are equal."""
+    """Return how well the order of candidates by early scores agrees with their order by the last scores. For each step
+    of the later half, the order is compared with that at the last step; the result is the mean of Kendall's tau over
+    steps and sizes of models. None if at no size several candidates have three steps in common, or if all scores are
+    equal."""
     taus = []
     for candidates in means(curves).values():
         steps = sorted(set.intersection(*(set(of) for of in candidates.values()))) if len(candidates) > 1 else []

@@ -32,8 +32,8 @@ from trainer.parallel.world import World
 
 
 class SpikeDetector:
-    """Finds steps with an outlier in loss or gradient norm, whose update is then skipped. A step is compared with the
-    steps before it that were accepted (not skipped). All of this happens on the device."""
+    """Finds steps whose loss or gradient norm is an outlier. The update of such a step is then skipped. A step is
+    compared with the steps before it that were accepted (not skipped). All of this happens on the device."""
 
     def __init__(self, config: StabilityConfig, device: torch.device) -> None:
         self.config, self.phase = config, -1
@@ -190,9 +190,9 @@ def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, worl
             say: Callable[[str], None] = lambda _text: None) -> Checkpoint | None:
     """Choose the checkpoint to which training goes back, record the decision in the ledger (the list of skipped steps),
     and delete all later checkpoints (damaged ones are set aside, see `choose`). Every rank must call this. Returns the
-    checkpoint, or None for the start of the training. Damaged checkpoints are not chosen; if there are only such,
-    CheckpointError is raised. Raises TrainingError when there is no suitable checkpoint, or when the run has already
-    gone back as often as `rewind.budget` allows."""
+    checkpoint, or None for the start of the training. Damaged checkpoints are not chosen; if all checkpoints are
+    damaged, CheckpointError is raised. Raises TrainingError when there is no suitable checkpoint, or when the run has
+    already gone back as often as `rewind.budget` allows."""
     if len(ledger.rewinds) >= rewind.budget:
         past = ", ".join(f"{line['steps'][0]} to {line['steps'][1] - 1}" for line in ledger.rewinds)
         raise TrainingError(f"step {rewind.step}: {rewind.why}, since step {rewind.first}; the steps {past} "

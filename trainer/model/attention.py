@@ -43,13 +43,14 @@ Masking = Literal["document", "none"]
 class DocMask:
     """The attention mask of a micro-batch of B rows of T tokens, built once and used by every layer.
 
-    `positions` is int64 [B, T]. Which other field is set depends on the back end; at most one of `dense`, `block` and
-    `starts` is. If none of them is set, attention is causal over the whole row. `dense` [B, 1, T, T] is a mask that is
-    added to the attention scores (0 or -inf). `block` is the mask as flex_attention takes it. `starts` [D + 1] int32 is
-    for variable-length attention: if the rows are put one after the other, it holds the offsets at which the D
-    documents begin, and the end of the last one. It is padded with entries B·T (empty documents). `longest` is an upper
-    bound of the documents' lengths.
-    """
+    `positions` is int64 [B, T]. The back end determines which of the fields `dense`, `block` and `starts` is set. If
+    none is set, attention is causal over the whole row.
+
+        dense    [B, 1, T, T], a mask that is added to the attention scores (0 or -inf)
+        block    the mask as flex_attention takes it
+        starts   [D + 1] int32, for variable-length attention over all rows put one after the other: the offsets at
+                 which the D documents begin, and the end of the last one; padded with entries B·T (empty documents)
+        longest  an upper bound of the documents' lengths"""
 
     positions: Tensor
     dense: Tensor | None

@@ -2,7 +2,8 @@
 
 Each process is `python -m trainer run FOLDER` with the folder of an arm. When the study is asked to stop (Ctrl-C,
 SIGTERM), or one arm fails, every running arm writes a checkpoint and ends. When the process of the study is killed, the
-system asks its arms to do so. The next call of the same study continues from these checkpoints.
+operating system sends its arms a signal, and they also write a checkpoint and end. The next call of the same study
+continues from these checkpoints.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ def counts(task: str, of: Mapping[str, Any], counted: Sequence[str]) -> str:
 
 
 def remedy(tasks: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return advice for a study in which no benchmark task counts: what to change so that some do. `tasks` are the
+    """Return advice for a study in which no benchmark task counts: what to change so that tasks count. `tasks` are the
     entries of all tasks in the result of `task_results`."""
     from trainer.evaluation.task_signal import LEAST_STEPS
 

@@ -172,8 +172,9 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
 
 
 def accumulated_bytes(config: TrainConfig, vocab: int, ranks: int) -> float:
-    """Return the bytes of gradients that a rank keeps while it adds up the micro-batches of a step. Gradients that the
-    optimiser reads at the end of the step are not included."""
+    """Return the bytes of gradients that a rank keeps only to add up the micro-batches of a step. The gradients that
+    the optimiser reads are not included. The result is 0 unless gradients are accumulated unsharded, or are offloaded
+    with hybrid sharding."""
     parallel, parameters = config.parallel, config.model.parameters(vocab)
     if parallel.accumulate == "unsharded":
         return 4.0 * parameters / parallel.tensor

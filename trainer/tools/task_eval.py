@@ -296,10 +296,11 @@ def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[
 
 def contaminated_rows(options: argparse.Namespace, folder: Path, task: PreparedTask) -> frozenset[int]:
     """Return the numbers of those rows of a task that are contaminated (found in the training data), from a list of
-    contaminated items. The list is the file given by --contaminated, else contamination.jsonl in `folder`. If that file
-    is missing, the result is empty. Raises ConfigError when the list cannot be read, or when the file given by
-    --contaminated names a row that the task does not have. If contamination.jsonl names such a row, it was made from
-    other files than the task's; a line is printed, and the result is empty."""
+    contaminated items. The list is the file given by --contaminated, else contamination.jsonl in `folder`. If there is
+    no list, the result is empty. Raises ConfigError when the list cannot be read.
+
+    A list that names a row that the task does not have was made from other files than the task's. If the list was given
+    by --contaminated, ConfigError is raised. Otherwise a line is printed, and the result is empty."""
     from trainer.base.config import ConfigError
 
     path = Path(options.contaminated) if options.contaminated else folder / "contamination.jsonl"
