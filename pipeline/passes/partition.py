@@ -91,9 +91,9 @@ Items = list[tuple[int, Item]]
 
 class _Verdicts:
     """Looks up the entries of a table about rows of a part (file of documents). The table is a removal slice (rows that
-    a barrier removes or cuts) or a row set (rows that are gone). Rows must be looked up in ascending order, because
-    only VERDICTS entries are decoded at a time. All entries could exceed the memory of the task, since an entry may
-    name many passages to cut."""
+    a barrier removes or cuts) or a row set (rows that are gone). Only VERDICTS entries are decoded at a time, because
+    all of them could exceed the memory of the task: an entry may name many passages to cut. Rows are therefore looked
+    up in ascending order; an earlier row makes the table be decoded again from its beginning."""
 
     def __init__(self, path: str | None) -> None:
         self._path, self._first = path, 0

@@ -135,8 +135,9 @@ class DatasetPasses:
         next pass. The ended pass gets the barrier's `prepare` stage and is added to `plans`. The next pass begins by
         dropping the documents that the barrier removes.
 
-        If the dataset begins with the barrier (`fresh`), the last passes of its `inputs` get the `prepare` stage
-        instead. `priority` lists the inputs whose documents are preferred among duplicates."""
+        If the dataset begins with the barrier (`fresh`) and has no `where:`, the last pass of each of its `inputs` gets
+        the `prepare` stage instead; an input that is a source gets a pass of its own for this. `priority` lists the
+        inputs whose documents are preferred among duplicates."""
         barrier = placed.stage
         assert isinstance(barrier, Barrier)
         target, config = barrier.prepare()
