@@ -70,6 +70,7 @@ class PreparedTask:
     task: EvalTask
     files: Mapping[str, str]
     shots: int
+    seed: int
     items: Sequence[Item]
     sizes: Sequence[Sequence[tuple[int, int]]]
     rows: Sequence[SharedRow]
@@ -77,6 +78,12 @@ class PreparedTask:
     prompts: Sequence[OpenPrompt]
     programs: Sequence[WrittenProgram]
     truncated: int
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a result says about the task, of which its origin is made (`score_rows.origin_of`)."""
+        return {"task": self.task.name, "version": self.task.file.version, "sha256": self.task.sha256,
+                "data": dict(self.files), "shots": self.shots, "seed": self.seed}
 
     @property
     def work(self) -> int:
@@ -100,11 +107,9 @@ class TaskScores:
     items: Sequence[ItemResult]
 
     def to_json(self) -> dict[str, Any]:
-        file = self.prepared.task.file
         result: dict[str, Any] = {
-            "task": self.prepared.task.name, "version": file.version, "sha256": self.prepared.task.sha256,
-            "data": dict(self.prepared.files), "shots": self.prepared.shots, "items": len(self.items),
-            "truncated": self.prepared.truncated, "main": file.main, "measures": _plain(self.measures)}
+            **self.prepared.identity, "items": len(self.items), "truncated": self.prepared.truncated,
+            "main": self.prepared.task.file.main, "measures": _plain(self.measures)}
         if self.groups:
             result["groups"] = {name: _plain(group) for name, group in self.groups.items()}
         if self.apart:
@@ -134,14 +139,12 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
     if not items:
         raise ConfigError(f"{paths[0]}: no rows, so the task {task.name} cannot be scored; fetch the file again")
     pool = items
-    sources = [*paths]
     if shots and file.examples:
         example_paths = example_files(data, task, shots)
         if not example_paths:
             raise ConfigError(f"{data}: no examples for the task {task.name}; put {task.name}_examples.jsonl there, or "
                               f"give --shots 0")
         pool = make_items(task, read_rows(example_paths))
-        sources += example_paths
     chooser = ExamplePool(task, pool, seed)
     examples = [chooser.examples(item, shots) for item in items]
     prompts, cut = _prompts(task, items, examples, reader)
@@ -152,8 +155,8 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
     if highest >= reader.vocab:
         raise ConfigError(f"the tokenizer gives the id {highest:,}, but the model knows {reader.vocab:,} tokens; give "
                           f"it the tokenizer with which it was trained")
-    return PreparedTask(task, sums(data, sources), shots, items, sizes_of(task, items), rows, owners, prompts, programs,
-                        len(cut | also_cut))
+    return PreparedTask(task, sums(data, task, shots), shots, seed, items, sizes_of(task, items), rows, owners, prompts,
+                        programs, len(cut | also_cut))
 
 
 def sizes_of(task: EvalTask, items: Sequence[Item]) -> list[list[tuple[int, int]]]:

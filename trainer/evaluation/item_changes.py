@@ -19,6 +19,7 @@ from trainer.evaluation.evaluate import sizes_of
 from trainer.evaluation.items import Item, make_items
 from trainer.evaluation.measures import ItemResult
 from trainer.evaluation.rows import find_files, read_rows, sums
+from trainer.evaluation.score_rows import origin_of
 from trainer.evaluation.scoring import Likelihood
 from trainer.evaluation.task_file import EvalTask
 
@@ -68,8 +69,8 @@ def read_result(folder: Path, task: EvalTask) -> tuple[dict[str, Any], list[dict
         result = json.loads(path.read_text(encoding="utf-8"))
         text = (folder / f"{task.name}.items.jsonl").read_text(encoding="utf-8")
         lines = [json.loads(line) for line in text.splitlines()]
-        sha256, items = result["sha256"], result["items"]
-        result["data"], result["shots"], result["seed"], result["main"], result["measures"], result["model"]["step"]
+        sha256, items = origin_of(result).sha256, result["items"]
+        result["main"], result["measures"], result["model"]["step"]
     except FileNotFoundError:
         scored = sorted(int(other.parent.name.removeprefix("step_"))
                         for other in folder.parent.glob(f"step_*/{task.name}.json"))
@@ -94,14 +95,14 @@ def read_items(task: EvalTask, data: Path, results: Sequence[Mapping[str, Any]])
     paths = find_files(data, task.name, task.file.files)
     if not paths:
         raise ConfigError(f"{data}: no data of the task {task.name}; give the folder of the evaluation as --data")
-    here = sums(data, paths)
+    here = sums(data, task, 0)
     for result in results:
         if any(result["data"].get(name) != sha256 for name, sha256 in here.items()):
             raise ConfigError(f"{data}: the data of the task {task.name} is not what step {result['model']['step']} "
                               f"was scored on; give the folder of then as --data, or score it again")
-    if len({(result["shots"], result["seed"]) for result in results}) > 1:
+    if len(set(map(origin_of, results))) > 1:
         raise ConfigError(f"{task.name}: the two results have different examples before the questions (--shots, "
-                          f"--seed); score one of them again")
+                          f"--seed, or other data); score one of them again")
     if len({result["main"] for result in results}) > 1:
         raise ConfigError(f"{task.name}: programs were run for one of the two results only; score the other one with "
                           f"--allow-code, too")

@@ -124,8 +124,7 @@ def score_last(arms: Sequence[Arm], announce: Callable[[str], None]) -> None:
                 reader = reader_of(model, options)
                 prepared = {known: (reader, prepare_all(tasks, Path(config.data), options, reader, progress))}
             reader, ready = prepared[known]
-            folder = score_rows.step_folder(arm.run.out, checkpoint.step)
-            if missing := unscored(ready, checkpoint, folder, options.seed):
+            if missing := unscored(ready, checkpoint, arm.run.out):
                 announce(f"scoring {label(arm)}, seed {arm.seed}, on {len(missing)} tasks")
                 evaluate_model(model, reader, missing, arm.run.out / score_rows.FOLDER, arm.run.out, options, progress)
 
@@ -133,7 +132,7 @@ def score_last(arms: Sequence[Arm], announce: Callable[[str], None]) -> None:
 def read_scores(arms: Sequence[Arm]) -> list[ScoredRun]:
     """Return the scores of each arm of a study on the tasks of its settings `evaluate.tasks`. Scores from another
     version of a task's file, with other examples before the questions, or on other data are left out."""
-    from trainer.evaluation.score_rows import origin_of_row, read_rows
+    from trainer.evaluation.score_rows import origin_of, read_rows
     from trainer.evaluation.task_signal import ScoredRun
     from trainer.loop.task_watcher import wanted_scores
 
@@ -141,7 +140,7 @@ def read_scores(arms: Sequence[Arm]) -> list[ScoredRun]:
     assert config is not None
     wanted = wanted_scores(config)
     return [ScoredRun(arm.name, arm.run.config.model.parameters(arm.run.vocab), arm.seed,
-                      [row for row in read_rows(arm.run.out) if origin_of_row(row) in wanted]) for arm in arms]
+                      [row for row in read_rows(arm.run.out) if origin_of(row) in wanted]) for arm in arms]
 
 
 def task_results(arms: Sequence[Arm]) -> dict[int | None, dict[str, Any]]:

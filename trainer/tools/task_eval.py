@@ -284,7 +284,7 @@ def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[
     for task in prepared:
         name = task.task.name + (f", step {model.step:,}" if model.step is not None else "")
         scores = score(network, task, reader, contaminated[task.task.name], progress.of(name, task.work))
-        result = {"format": 1, "model": model.about, "context": model.context, "seed": options.seed,
+        result = {"format": 1, "model": model.about, "context": model.context,
                   "dtype": str(dtype).removeprefix("torch."), "device": device.type,
                   **scores.to_json()}
         write_results(where, result, scores)
