@@ -40,7 +40,7 @@ BLOCK = 1 << 20
 
 @njit(cache=True, inline="always")
 def _times(a, b):
-    """Return a * b modulo 2**61 - 1, for a and b below this prime."""
+    """Return a * b modulo the prime 2**61 - 1. Both a and b must be below the prime."""
     a_high, a_low, b_high, b_low = a >> _U(32), a & _LOW, b >> _U(32), b & _LOW
     middle = a_high * b_low + a_low * b_high                 # below 2**62
     low = a_low * b_low
@@ -62,7 +62,8 @@ def _mixed(x):
 
 @njit(cache=True)
 def _power(exponent):
-    """Return the base of the polynomials to the power `exponent`, modulo the prime."""
+    """Return the base of the polynomials, by which runs are hashed, to the power `exponent`, modulo the prime 2**61 -
+    1."""
     out = _U(1)
     for _ in range(exponent):
         out = _times(out, _BASE)
