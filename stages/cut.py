@@ -34,10 +34,10 @@ class CutConfig(StageConfig):
     """The settings of every barrier that cuts passages (`Barrier.edits`). They decide whether a document from which
     passages were cut is too short to keep."""
 
-    min_chars: int = decision(200, "a cut document with fewer characters left is dropped; one without text always is",
-                              ge=0)
-    min_words: int = decision(0, "a cut document with fewer words left is dropped; English words, as datatrove's",
-                              ge=0)
+    min_chars: int = decision(200, "fewest characters that must be left of a document from which passages were cut, or "
+                                   "it is dropped; without any text it always is", ge=0)
+    min_words: int = decision(0, "fewest words that must be left of a document from which passages were cut, or it is "
+                                 "dropped; words by English rules, as in datatrove", ge=0)
 
 
 def cut_name(step: str) -> str:

@@ -106,8 +106,8 @@ def check_preference(against: Sequence[str], prefer: Sequence[str]) -> None:
 
 
 def against_setting() -> Any:
-    return signal((), "datasets of the recipe, or folders of `tokenmill dedup index`, with whose documents these are "
-                      "compared, too; the old documents stay", added=True)
+    return signal((), "datasets of the recipe, or folders made by `tokenmill dedup index`, with whose documents these "
+                      "are also compared; those old documents always stay", added=True)
 
 
 class IndexedBarrier(Barrier):

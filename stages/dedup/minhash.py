@@ -118,11 +118,11 @@ class MinHash(IndexedBarrier):
 
     class Config(SignatureConfig):
         verify: float | Literal["record"] | None = decision(
-            0.75, "smallest Jaccard similarity with a kept document that removes one; 0 or null: no check; record: no "
-                  "check, but the similarity is stored")
+            0.75, "smallest Jaccard similarity with a kept document at which a document is removed; 0 or null: not "
+                  "checked; record: not checked, but stored")
         containment: float | None = decision(
-            None, "smallest share of a document's n-grams, within a kept document that has as many or more, that "
-                  "removes it, too", gt=0, le=1, added=True)
+            None, "smallest share of a document's n-grams that must be in a kept document with at least as many n-grams"
+                  " for the document to be removed, too", gt=0, le=1, added=True)
         recall: float | None = decision(
             None, "chooses bands and rows so that at least this share of the pairs of similarity `verify` is compared",
             gt=0, lt=1, added=True)
