@@ -116,8 +116,8 @@ class IndexedBarrier(Barrier):
 
     @property
     def no_index(self) -> str:
-        """The reason why the step can make no index (what it keeps depends on later documents), and which setting to
-        change. It is "" if the step can make one."""
+        """Return the reason why the step can make no index (what it keeps depends on later documents), and which
+        setting to change. The result is "" if the step can make one."""
         return ""
 
     def waves(self, parts: Sequence[PartRef], against: Sequence[DedupIndex] = ()) -> list[Wave]:

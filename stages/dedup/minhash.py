@@ -74,7 +74,7 @@ def _verifies(config: MinHash.Config) -> bool:
 
 
 class MinHash(IndexedBarrier):
-    """Remove near-duplicates, within and across the datasets of `from:`, and keep the documents of the first dataset in
+    """Remove near-duplicates, within and across the datasets of `from:`, in favour of documents of the first dataset in
     `priority:`.
 
     A cluster is a set of documents that share bands of their MinHash signatures, directly or through others. One
@@ -91,9 +91,9 @@ class MinHash(IndexedBarrier):
     shares a band with it and has at least as many n-grams. A text is thus never removed because it contains a shorter
     one. The setting `prefer` replaces priority and length as what decides which document stays.
 
-    With `boilerplate: 0.05`, a shingle is boilerplate if more than 10 documents of a cluster have it, and these are
-    more than 5 % of all documents of an input of the dataset. Boilerplate is left out when two texts are compared,
-    unless less than a tenth of one of the texts would be left.
+    With `boilerplate: 0.05`, a shingle is boilerplate if, among the documents of one cluster, more than 10 documents of
+    one input of the dataset have it, and these are more than 5 % of that input's documents. Boilerplate is left out
+    when two texts are compared, unless less than a tenth of one of the texts would be left.
 
     The setting `recall` is a probability, and replaces `bands` and `rows`. These are then chosen so that two documents
     of similarity `verify` share a band with at least this probability. `tokenmill plan` prints the probabilities for
