@@ -4,11 +4,12 @@ A *window* is a run of `window` bytes. Two texts share a stretch of at least `wi
 a window. To compare the windows of a whole corpus, one would have to exchange a hash for each byte. But most windows
 occur only once, and a sample of the text shows which windows these are. The sample consists of seeds. The *seed* of a
 window is the run of `window` // 2 bytes in the window whose hash is smallest (its minimizer, Schleimer et al. 2003,
-"Winnowing"). If several runs have the smallest hash, the seed of the previous window is taken if it is among them
-("robust winnowing"), and the last of them if not. Without this rule, a text of a million equal bytes would have a
-million seeds. Equal windows have seeds of equal hash, and neighbouring windows mostly share their seed, so a text has
-about 4 seeds for each `window` bytes. Only windows whose seed's hash occurs more than once need to be hashed. (Two
-equal windows that do not overlap have two seeds, because each seed lies within its window.)
+"Winnowing"). If several runs have the smallest hash, and the seed of the previous window is one of them, it is also the
+seed of this window ("robust winnowing"). If it is not, the last of the runs is the seed. Without this rule, a text of a
+million equal bytes would have a million seeds. Equal windows have seeds of equal hash, and neighbouring windows mostly
+share their seed, so a text has about 4 seeds for each `window` bytes. Only windows whose seed's hash occurs more than
+once need to be hashed. (Two equal windows that do not overlap have two seeds, because each seed lies within its
+window.)
 
 The functions take the bytes of a text or, in the same way, its tokens, given by number.
 
