@@ -282,11 +282,11 @@ class Stage:
                 out += [Bound(name, field, side, float(value)) for side, names in sides for name in names or ()]
         return out
 
-    @classmethod
-    def matches(cls, text: str, reason: str) -> list[tuple[int, int]]:
+    def matches(self, doc: Document, reason: str) -> list[tuple[int, int]]:
         """Return the places in a dropped text that show why it was dropped, in order, as (first character, one past the
-        last). Reports mark these places in examples. `text` is the stored text, from which personal data has been
-        removed. The list is empty if no single place in the text is the reason."""
+        last). Reports mark these places in examples. `doc` has only the beginning of the stored text, from which
+        personal data has been removed, and the language. `setup` has not been called. The list is empty if no single
+        place in the text is the reason."""
         return []
 
     def reads(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from stages.scoring.models import MissingModel, folders
 from stages.stage import Stage, StageConfig, decision, resource, signal
 from stages.text.badwords import BadWords, count_lists, language_of
+from stages.text.marks import MOST, Span
 from stages.text.wordlists import read_lists
 
 if TYPE_CHECKING:
@@ -64,10 +65,7 @@ class Badwords(Stage):
 
     def process(self, doc: Document) -> str | None:
         self.forget(doc)
-        language = language_of(doc.language or self.config.default_language)
-        if language not in self._counters:
-            self._counters[language] = count_lists(self._lists, language)
-        words = self._counters[language]
+        words = self._counter(doc)
         if words is None:
             return None
         counts, size = words.count(doc.text)
@@ -76,6 +74,19 @@ class Badwords(Stage):
         doc.signals["badwords_distinct"] = len(counts)
         doc.signals["badwords_rate"] = total / max(size, 1.0)
         return self.verdict(doc)
+
+    def _counter(self, doc: Document) -> BadWords | None:
+        """Return what counts the bad words in a document's language; None if the language has no list."""
+        language = language_of(doc.language or self.config.default_language)
+        if language not in self._counters:
+            self._counters[language] = count_lists(self._lists, language)
+        return self._counters[language]
+
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        if not hasattr(self, "_lists"):
+            self.setup()
+        words = self._counter(doc)
+        return words.places(doc.text)[:MOST] if words is not None else []
 
     def verdict(self, doc: Document) -> str | None:
         config, signals = self.config, doc.signals

@@ -116,9 +116,8 @@ class C4(Stage):
         for start, end, words, sentences in doc.words.lines.tolist():
             yield text[start:end] if is_ascii else data[start:end].decode("utf-8", "surrogatepass"), words, sentences
 
-    @classmethod
-    def matches(cls, text: str, reason: str) -> list[marks.Span]:
-        return marks.pattern_spans(_PHRASES[reason], text) if reason in _PHRASES else []
+    def matches(self, doc: Document, reason: str) -> list[marks.Span]:
+        return marks.pattern_spans(_PHRASES[reason], doc.text) if reason in _PHRASES else []
 
     def verdict(self, doc: Document) -> str | None:
         """Decide from the stored number of sentences whether a document is dropped. Returns the reason, or None to keep

@@ -10,6 +10,7 @@ from pipeline.base.prf import prf
 from stages.filter.badwords import LISTS, default_lists
 from stages.stage import Stage, StageConfig, decision, resource, signal
 from stages.text.badwords import language_of
+from stages.text.marks import Span, pattern_spans, same_length_lower
 from stages.text.trie import trie_pattern
 from stages.text.wordlists import ANY, read_lists
 
@@ -71,9 +72,7 @@ class C4BadWords(Stage):
     def process(self, doc: Document) -> str | None:
         self.forget(doc)
         language = doc.language or self.config.default_language
-        if language not in self._patterns:
-            self._patterns[language] = self._pattern(language)
-        pattern = self._patterns[language]
+        pattern = self._pattern(language)
         if pattern is None:
             return None
         has_bad_word = pattern.search(doc.text.lower()) is not None
@@ -82,6 +81,12 @@ class C4BadWords(Stage):
             doc.signals["c4_badwords_draw"] = prf(self.config.seed, "c4_badwords", doc.id) / 2**64
         return self.verdict(doc)
 
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        if not hasattr(self, "_lists"):
+            self.setup()
+        pattern = self._pattern(doc.language or self.config.default_language)
+        return pattern_spans(pattern, same_length_lower(doc.text)) if pattern is not None else []
+
     def verdict(self, doc: Document) -> str | None:
         draw = doc.signals.get("c4_badwords_draw")
         return None if draw is None or draw < self.config.keep_fraction else "document_removed_with_badwords"
@@ -89,9 +94,11 @@ class C4BadWords(Stage):
     def _pattern(self, label: str) -> re.Pattern[str] | None:
         """Return a pattern that finds the bad words of a language, or None if there is no list for it. `label` names
         the language as a document does."""
-        code = label if label in self._lists else language_of(label)
-        entries = self._lists.get(code) or self._lists.get(ANY)
-        return None if not entries else pattern_of(entries, code)
+        if label not in self._patterns:
+            code = label if label in self._lists else language_of(label)
+            entries = self._lists.get(code) or self._lists.get(ANY)
+            self._patterns[label] = None if not entries else pattern_of(entries, code)
+        return self._patterns[label]
 
 
 def pattern_of(entries: Iterable[str], language: str) -> re.Pattern[str] | None:

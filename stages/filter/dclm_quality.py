@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 _OTHER = bytes(c for c in range(256) if c > 127 or not chr(c).isalnum())
 _BULLETS = ("●", "•", "*", "-")
 _ELLIPSES = ("...", ". . .", "…")
+_BULLET, _ELLIPSIS = ("|".join(map(re.escape, signs)) for signs in (_BULLETS, _ELLIPSES))
 #: what the rules count, by reason
 _PLACES = {
-    "dclm_symbols": re.compile(r"#|\.\.\.|\. \. \.|…"),
-    "dclm_bullets": re.compile(r"^[^\S\n]*[●•*-]", re.MULTILINE),
-    "dclm_ellipses": re.compile(r"(?:\.\.\.|\. \. \.|…)(?=[^\S\n]*$)", re.MULTILINE)}
+    "dclm_symbols": re.compile(f"#|{_ELLIPSIS}"),
+    "dclm_bullets": re.compile(rf"^[^\S\n]*(?:{_BULLET})", re.MULTILINE),
+    "dclm_ellipses": re.compile(rf"(?:{_ELLIPSIS})(?=[^\S\n]*$)", re.MULTILINE)}
 
 
 def chunks(doc: Document) -> list[str]:
@@ -102,9 +103,8 @@ class DclmQuality(Stage):
         signals["dclm_stop_words"] = sum(map(stop.__contains__, map(str.lower, words)))
         return signals
 
-    @classmethod
-    def matches(cls, text: str, reason: str) -> list[Span]:
-        return pattern_spans(_PLACES[reason], text) if reason in _PLACES else []
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        return pattern_spans(_PLACES[reason], doc.text) if reason in _PLACES else []
 
     def verdict(self, doc: Document) -> str | None:
         limits, signals = self.config, doc.signals

@@ -6,7 +6,7 @@ from collections import Counter
 
 from stages.document import Document
 from stages.stage import Stage, StageConfig, decision
-from stages.text.marks import Span, copies, repeated_words
+from stages.text.marks import Span, repetition_spans
 from stages.text.repeats import number, repeated
 from stages.text.segments import segments
 
@@ -85,12 +85,8 @@ class DclmRepetition(Stage):
                 signals[f"dclm_rep_dup_{n}_gram"] = covered / total if total else 0.0
         return signals
 
-    @classmethod
-    def matches(cls, text: str, reason: str) -> list[Span]:
-        if reason.startswith(("dclm_line", "dclm_paragraph")):
-            return copies(text, "\n" if "line" in reason else "\n\n")
-        n = next((int(word) for word in reason.split("_") if word.isdigit()), 0)
-        return repeated_words(text, n, top=reason.startswith("dclm_top_")) if n else []
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        return repetition_spans(doc.text, reason, first=True)
 
     def verdict(self, doc: Document) -> str | None:
         if "dclm_rep_line" not in doc.signals:

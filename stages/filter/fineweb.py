@@ -70,9 +70,8 @@ class FineWeb(Stage):
         return [bound for bound in super().bounds()
                 if bound.key != "line_punct_thr" or not self.config.line_punct_exclude_zero]
 
-    @classmethod
-    def matches(cls, text: str, reason: str) -> list[Span]:
-        return copies(text) if reason == "char_dup_ratio" else []
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        return copies(doc.text) if reason == "char_dup_ratio" else []
 
     def verdict(self, doc: Document) -> str | None:
         limits, signals = self.config, doc.signals

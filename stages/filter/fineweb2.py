@@ -173,9 +173,8 @@ class FineWeb2(Stage):
             signals |= lines.measure(view)
         return signals | quality.measure(view)
 
-    @classmethod
-    def matches(cls, text: str, reason: str) -> list[Span]:
-        every = (rules.matches(text, reason) for rules in (GopherRepetition, FineWeb, GopherQuality))
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        every = (rules().matches(doc, reason) for rules in (GopherRepetition, FineWeb, GopherQuality))
         return next(filter(None, every), [])
 
     def verdict(self, doc: Document) -> str | None:

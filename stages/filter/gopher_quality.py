@@ -99,9 +99,8 @@ class GopherQuality(Stage):
     def bounds(self) -> list[Bound]:
         return [bound for bound in super().bounds() if bound.value]          # 0 switches a rule off, as null does
 
-    @classmethod
-    def matches(cls, text: str, reason: str) -> list[Span]:
-        return pattern_spans(_PLACES[reason], text) if reason in _PLACES else []
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        return pattern_spans(_PLACES[reason], doc.text) if reason in _PLACES else []
 
     def verdict(self, doc: Document) -> str | None:
         limits, signals = self.config, doc.signals

@@ -7,7 +7,7 @@ import numpy as np
 
 from stages.document import Document
 from stages.stage import Bound, Stage, StageConfig, decision
-from stages.text.marks import Span, copies, repeated_words
+from stages.text.marks import Span, repetition_spans
 from stages.text.ngrams import duplicate_ngrams, top_ngrams
 from stages.text.words import warm
 
@@ -91,12 +91,8 @@ class GopherRepetition(Stage):
     def bounds(self) -> list[Bound]:
         return [bound for bound in super().bounds() if bound.value]          # 0 switches a rule off, as null does
 
-    @classmethod
-    def matches(cls, text: str, reason: str) -> list[Span]:
-        if reason.startswith(("dup_line", "dup_para")):
-            return copies(text, "\n" if "line" in reason else "\n\n")
-        n = next((int(word) for word in reason.split("_") if word.isdigit()), 0)
-        return repeated_words(text, n, top=reason.startswith("top_")) if n else []
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        return repetition_spans(doc.text, reason)
 
     def verdict(self, doc: Document) -> str | None:
         for name in ("dup_para_frac", "dup_para_char_frac", "dup_line_frac", "dup_line_char_frac",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stages.scoring.models import FastText, lid176
 from stages.stage import Stage, StageConfig, decision, resource, signal
 from stages.text.language_codes import names
+from stages.text.marks import MOST, Span
 from stages.text.segments import segments
 from stages.text.trie import trie_pattern
 
@@ -130,6 +131,24 @@ class Madlad400(Stage):
             return "madlad400_few_sentences"
         share = signals.get("madlad400_questionable")
         return "madlad400_questionable" if share is not None and share > self.config.max_questionable else None
+
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        """Mark the questionable sentences, and of those that are only cursed the cursed words. Sentences in another
+        language are not marked, because that needs the model."""
+        if reason != "madlad400_questionable":
+            return []
+        rules = [rule for rule in self.config.rules if rule not in ("consistency", "cursed")]
+        spans: list[Span] = []
+        begin = 0
+        for end in (*(match.span() for match in _BREAK.finditer(doc.text)), (len(doc.text), len(doc.text))):
+            sentence = doc.text[begin:end[0]]
+            if sentence.strip():
+                if any(getattr(self, f"_{rule}")(sentence, doc.language) for rule in rules):
+                    spans.append((begin, end[0]))
+                elif "cursed" in self.config.rules and (match := _CURSE.search(sentence)) is not None:
+                    spans.append((begin + match.start(), begin + match.end()))
+            begin = end[1]
+        return spans[:MOST]
 
     # -- the rules: each tells whether a sentence is questionable ----------------------------------------------------
     def _consistency(self, sentence: str, language: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stages.stage import Stage, StageConfig, decision
+from stages.text.marks import Span, merged_spans, pattern_spans, same_length_lower
 from stages.text.robots import FORBIDDING, directives
 
 if TYPE_CHECKING:
@@ -109,6 +110,16 @@ class Rights(Stage):
         signals["rights_restricted"] = int(bool(restricted))
         signals["rights_open"] = int(len(named_licences) > len(restricted) or bool(_text_of(meta, "licence")))
         return self.verdict(doc)
+
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        lower = same_length_lower(doc.text)
+        if reason == "rights_restricted":
+            named = [span for pattern, text in ((_CC_URL, lower), (_CC_SHORT, doc.text), (_CC_LONG, lower))
+                     for span in pattern_spans(pattern, text)]
+            return merged_spans([span for span in named if any(
+                "-nc" in name or "-nd" in name for name in licences(doc.text[slice(*span)]))])
+        pattern = {"rights_copyright": _NOTICE, "rights_reserved": _RESERVED}.get(reason)
+        return pattern_spans(pattern, lower) if pattern is not None else []
 
     def verdict(self, doc: Document) -> str | None:
         return next((f"rights_{claim}" for claim in self.config.respect if doc.signals[f"rights_{claim}"]), None)

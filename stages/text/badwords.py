@@ -27,8 +27,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
 import regex
@@ -51,6 +52,7 @@ LETTERS_A_WORD = {"ja": 2, "zh": 2, "th": 4}
 _ARABIC = frozenset(("ar", "fa"))
 
 _WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+")
+_RUN = regex.compile(r"[\p{L}\p{M}\p{N}]+|[^\p{L}\p{M}\p{N}]", regex.DOTALL)
 _LATIN = re.compile(r"[0-9a-z]+")
 _NO_WIDTH = dict.fromkeys((0xAD, 0x200B, 0x200D, 0x2060, 0xFEFF))
 _ARABIC_SIGNS = {**dict.fromkeys((*range(0x64B, 0x660), 0x670, 0x640)),
@@ -133,7 +135,31 @@ class BadWords:
         In languages without spaces between words, the number of words is estimated: two letters are a word in Chinese
         and Japanese, four in Thai."""
         text = normal(text, self.language)
-        result: Counter[str] = Counter()
+        entries, words = self._entries_in(text)
+        return Counter(entry for entry, _, _ in entries), words
+
+    def places(self, text: str) -> list[tuple[int, int]]:
+        """Return where the bad words stand in a text, in order, as (first character, one past the last). Where the
+        normal form of a run of letters has another length, the whole run counts."""
+        forms, starts = [], []                # of the runs of letters, and of the characters between them
+        bounds = [0]
+        for run in _RUN.finditer(text):
+            forms.append(normal(run[0], self.language))
+            starts.append(run.start())
+            bounds.append(bounds[-1] + len(forms[-1]))
+
+        def place(at: int, *, end: bool) -> int:
+            run = bisect_left(bounds, at) - 1 if end else bisect_right(bounds, at) - 1
+            begin, stop = starts[run], starts[run + 1] if run + 1 < len(starts) else len(text)
+            return begin + at - bounds[run] if stop - begin == len(forms[run]) else stop if end else begin
+
+        entries, _ = self._entries_in("".join(forms))
+        return sorted((place(begin, end=False), place(stop, end=True)) for _, begin, stop in entries)
+
+    def _entries_in(self, text: str) -> tuple[list[tuple[str, int, int]], float]:
+        """Return the entries of the lists in a normalised text, as (entry, first character, one past the last), and the
+        number of words in the text."""
+        entries: list[tuple[str, int, int]] = []
         if self.unspaced:
             words = sum(map(str.isalpha, text)) / LETTERS_A_WORD[self.language]
             distinct = set(_LATIN.findall(text)) if self._words else set()
@@ -142,10 +168,10 @@ class BadWords:
             words, distinct = float(len(all_words)), set(all_words)
         form_of = {word: form for word in sorted(distinct) for form in self._forms(word) if form in self._words}
         if form_of:
-            self._in_words(text, form_of, result)
+            entries += self._in_words(text, form_of)
         if self._begins is not None:
-            self._in_text(text, result)
-        return result, words
+            entries += self._in_text(text)
+        return entries, words
 
     def _forms(self, word: str) -> Iterable[str]:
         """Yield the forms of a word of a text that may be in the list. In Arabic, these are the word without a prefix,
@@ -156,7 +182,7 @@ class BadWords:
             yield from (word[:-len(p)] for p in _PARTICLES if len(word) > len(p) and word.endswith(p))
         yield word
 
-    def _in_words(self, text: str, form_of: Mapping[str, str], counts: Counter[str]) -> None:
+    def _in_words(self, text: str, form_of: Mapping[str, str]) -> Iterator[tuple[str, int, int]]:
         words = list(_words(text, self.unspaced).finditer(text))
         at = 0
         while at < len(words):
@@ -166,12 +192,12 @@ class BadWords:
                 run = words[at:at + 1 + len(tail)]
                 if len(run) == 1 + len(tail) and tuple(m[0] for m in run[1:]) == tail and all(
                         b.start() - a.end() <= _GAP for a, b in pairwise(run)) and _gaps(text, run) == gaps:
-                    counts[" ".join((str(form), *tail))] += 1
+                    yield " ".join((str(form), *tail)), run[0].start(), run[-1].end()
                     step = 1 + len(tail)
                     break
             at += step
 
-    def _in_text(self, text: str, counts: Counter[str]) -> None:
+    def _in_text(self, text: str) -> Iterator[tuple[str, int, int]]:
         assert self._begins is not None
         at = 0
         while (begin := self._begins.search(text, at)) is not None:
@@ -181,7 +207,7 @@ class BadWords:
             if entry is None:
                 at += 1
             else:
-                counts[entry] += 1
+                yield entry, at, at + len(entry)
                 at += len(entry)
 
 
