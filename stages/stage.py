@@ -380,6 +380,6 @@ def library_versions(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def python_version() -> str:
-    """Return the major and minor version of Python, e.g. '3.11'. Results may depend on it, because its Unicode tables
-    decide which characters are letters, digits or spaces."""
+    """Return the major and minor version of Python, e.g. '3.11'. Results may depend on the version, because Python's
+    Unicode tables decide which characters are letters, digits or spaces."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"

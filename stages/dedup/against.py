@@ -101,8 +101,8 @@ def _check_groups(inputs: Inputs, keys: Mapping[str, Any], records: NDArray[Any]
 
 
 class Routes:
-    """Task that takes the old documents which share band keys with one group of new documents, and sends each to the
-    clusters of these new documents.
+    """Task that assigns old documents (those of an index) to clusters of new documents. It processes one group of new
+    documents. An old document that shares a band key with a new one is assigned to the cluster of the new one.
 
     Arguments: `members` (references to files of MEMBER records, which say in which cluster a new document is), `hits`
     (references to files of HIT records, which pair new with old documents), `group` (number of the group of new
@@ -179,12 +179,12 @@ class VerifyAgainst:
 
 
 class OldDocuments:
-    """The old documents that share band keys with the new documents of some clusters.
+    """The old documents (those of an index) that share band keys with the new documents of some clusters.
 
     `documents` holds one DOCUMENT record for each pair of a cluster and an old document that shares a key with it. For
     each record, `root` is the cluster, `rank` the priority of the document, and `file` the reference to the file with
-    its text. `touched` holds the TOUCHED records, sorted. TOUCHED record i is about the record number `of[i]` of
-    `documents`.
+    its text. `touched` holds TOUCHED records, sorted. A TOUCHED record names a cluster, an old document, and a band key
+    by which they are connected. TOUCHED record i is about the record number `of[i]` of `documents`.
     """
 
     def __init__(self, inputs: Inputs, indexes: Sequence[Mapping[str, Any]], touched: NDArray[Any],
@@ -228,9 +228,9 @@ class OldDocuments:
 
 
 class JudgeAgainst(ClusterJudge):
-    """Decides which new documents of each cluster are removed, when old documents are always kept. Among the candidates
-    of a cluster, the old documents come first. `number` holds for each candidate its number among the old documents
-    `old`, or a negative number if the candidate is a new document."""
+    """Decides which new documents of each cluster are removed. The old documents of a cluster (those of an index) are
+    always kept. Among the candidates of a cluster, the old documents come first. `number` holds for each candidate its
+    number among the old documents `old`, or a negative number if the candidate is a new document."""
 
     def __init__(self, candidates: NDArray[Any], rank: NDArray[Any], args: dict[str, Any], sets: ShingleSetReader,
                  counters: dict[str, int], old: OldDocuments, number: NDArray[np.int64], old_sets: OldSets) -> None:

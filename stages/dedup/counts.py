@@ -220,7 +220,8 @@ class CountSlices:
 
 
 def _write(out: Out, name: str, records: NDArray[Any], buckets: int) -> None:
-    """Write COUNTED records into buckets by id, as an exchange file (by which a task passes records to later ones)."""
+    """Write COUNTED records as an exchange file (by which a task passes records to later ones), in buckets by document
+    id. Each record adds a number to the count of one document."""
     write_segments(out, name, records, bucket_of(mix(records["id_hi"]), buckets), buckets, _KEY)
 
 

@@ -158,8 +158,8 @@ def places(part: int, rows: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def split_place(place: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return (numbers of the parts, numbers of the rows) of documents' places. A place is part << 32 | row, where a
-    part is a file of documents."""
+    """Return (the number of the part, the number of the row) of each document in `places`. A document is given by its
+    place, part << 32 | row, where a part is a file of documents."""
     return (place >> np.uint64(32)).astype(np.uint32), (place & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 
 

@@ -71,7 +71,8 @@ HELD, DOCUMENTS = 1 << 20, 1024
 
 class PassageConfig(StageConfig):
     unit: Unit = signal("paragraph", "what is compared: paragraphs (between blank lines), lines or sentences")
-    span: int = signal(1, "consecutive units that are compared as one passage; every run of so many is", ge=1, le=16)
+    span: int = signal(1, "number of consecutive units that form one passage; every run of so many units is compared",
+                       ge=1, le=16)
     min_unit_chars: int = signal(30, "shorter passages are never cut", ge=1)
     normalise: bool = signal(True, "passages that differ only in white space and case are equal")
 

@@ -124,7 +124,7 @@ def common(a, b):
 
 def jaccard(a: Hashes, b: Hashes) -> float:
     """Return the Jaccard similarity |A and B| / |A or B| of two shingle sets (hashes of word n-grams, sorted, unique).
-    It is 0 if both are empty."""
+    The similarity is 0 if both sets are empty."""
     shared = int(common(a, b))
     union = len(a) + len(b) - shared
     return shared / union if union else 0.0

@@ -61,7 +61,8 @@ class Ranking:
         return float((above * others).sum() / pairs) if pairs else float("nan")
 
     def average_precision(self, weights: Floats | None = None) -> float:
-        """Return the area under the precision-recall curve, which is a step function; NaN if no document is good."""
+        """Return the average precision: the area under the precision-recall curve, taken as a step function. The result
+        is NaN if no document is good."""
         good, others = self.steps(weights)
         total = good.sum()
         if not total:
