@@ -11,7 +11,7 @@ from pipeline.base.files import sha256
 from tokenizer.shards.layout import REMEDY, TABLE_ROWS, Shard, ShardError
 from tokenizer.shards.reader import ShardSet
 
-#: tokens that are read at a time
+#: number of tokens that are read at a time
 BLOCK_TOKENS = 1 << 22
 
 

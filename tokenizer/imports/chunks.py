@@ -14,10 +14,10 @@ import numpy as np
 from tokenizer.imports.source import AGAIN, ImportLimits, ImportSource, TokenFile, TokenFileError
 
 INDEX = "index.json"
-#: most bytes of an index; the entry of a file usually takes less than a kilobyte
+#: largest size of index.json in bytes; the entry of a file usually takes less than a kilobyte
 INDEX_BYTES = 1 << 28
 OFFSET = np.dtype("<u4")
-#: offsets that are read at a time
+#: number of offsets that are read at a time
 BLOCK_OFFSETS = 1 << 16
 
 

@@ -16,7 +16,7 @@ from tokenizer.imports.documents import ImportedDocuments
 from tokenizer.imports.imports import FORMATS, ids_of, states_of
 from tokenizer.imports.source import OTHER, Coding, ImportSource, StoredFiles, TokenFileError, WrongTokenizer
 
-#: bytes after which a file of texts is full
+#: size in bytes at which a file of texts is full, and the next one begins
 FILE_BYTES = 1 << 28
 #: what a decoder writes for bytes that are not valid UTF-8
 REPLACEMENT = "\ufffd"

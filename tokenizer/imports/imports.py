@@ -33,7 +33,7 @@ from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest
 from tokenizer.shards.packed import MANIFEST as PACKED
 from tokenizer.shards.packed import Packing
 
-#: most characters of a document's id. The table of a shard holds many ids in memory while it is written
+#: largest number of characters in a document's id. Many ids are in memory while the table of a shard is written
 LONGEST_ID = 1 << 12
 FORMATS: Mapping[str, ImportFormat] = {
     "ds": DsReader(), "megatron": MegatronReader(), "olmo": OlmoReader(), "nanogpt": NanoGptReader(),

@@ -30,7 +30,7 @@ from tokenizer.mixture.split import divide, unimax_parts
 
 #: largest sum of the integer weights of the streams
 WEIGHT_SUM = 10**8
-#: keys of a group
+#: keys that a group of streams may have in a mix
 GROUP_KEYS = ("share", "streams", "alpha", "unimax")
 
 

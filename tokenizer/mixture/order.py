@@ -32,8 +32,8 @@ from tokenizer.mixture.phases import Phase, Stream
 
 #: number of samples that the order hash covers (docs/contracts.md: Identity)
 HASHED = 10**6
-#: most epochs of a stream in a phase. An order keeps a few numbers for each epoch, so without this limit a typing error
-#: in a weight or a size could fill the memory
+#: largest number of epochs of a stream in a phase. An order keeps a few numbers for each epoch, so without this limit a
+#: typing error in a weight or a size could fill the memory
 MOST_EPOCHS = 10**5
 
 

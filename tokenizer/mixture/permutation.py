@@ -15,7 +15,7 @@ import numpy as np
 from tokenizer.mixture import kernels
 
 ROUNDS = 6
-#: numbers that are permuted at a time, so that they stay in the processor's cache
+#: how many numbers are permuted at a time, so that they stay in the processor's cache
 CHUNK = 1 << 14
 
 

@@ -8,9 +8,9 @@ from pipeline.base.compiled import njit
 from tokenizer.shards.layout import ENDS
 from tokenizer.shards.sums import BLOCK
 
-#: numbers that `gather` needs of each shard
+#: how many numbers `gather` needs for each shard
 PLACES = 4
-#: document ends in a block of their file
+#: number of document ends in a block of their file
 ENDS_PER_BLOCK = BLOCK // ENDS.itemsize
 
 

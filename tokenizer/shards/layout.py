@@ -38,7 +38,7 @@ from pipeline.base.errors import TokenmillError
 MAGIC = "tokenmill-shards"
 VERSION = 1
 MANIFEST = "shards.json"
-#: most characters of the name of a stream, which is the name of a folder
+#: largest number of characters in the name of a stream, which is also the name of a folder
 STREAM_CHARS = 200
 #: bytes of a full shard's body: 2**29 two-byte tokens are 1 GiB (docs/contracts.md: Shards and order)
 SHARD_BYTES = 1 << 30

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 #: columns that are looked up of every document, and those of a document that is shown with its text
 LIGHT = ("url", "locator", "source", "language")
 WHOLE = (*LIGHT, "signals", "meta", "text")
-#: characters of a document's text that are shown
+#: number of characters of a document's text that are shown
 EXCERPT = 400
 #: control characters that a terminal would execute instead of showing
 CONTROL = dict.fromkeys((*range(32), *range(127, 160), *range(0x200B, 0x2010), *range(0x2028, 0x202F),

@@ -26,7 +26,7 @@ from tokenizer.shards.packed import NUMBERS
 #: these are more; a longer document is a block of its own. The last rows of a block are partly empty, which is
 #: noticeable only if a block makes few rows
 BLOCK_TOKENS, BLOCK_ROWS = 1 << 22, 256
-#: most documents that are packed together, which bounds memory where documents are very short
+#: largest number of documents that are packed together; it bounds memory where documents are very short
 BLOCK_DOCUMENTS = 1 << 20
 
 

@@ -22,7 +22,7 @@ from tokenizer.shards.layout import ENDS, REMEDY, ShardError
 from tokenizer.shards.packed import NUMBERS, PackedRows, PackedShard, Packing, read_numbers, read_packing
 from tokenizer.shards.set_files import SetFiles
 
-#: fewest windows that are read together: for fewer, the calls take longer than reading one by one
+#: smallest number of windows that are read together; fewer are read faster one by one
 TOGETHER = 8
 #: the addresses of this process, from its second page on (no processor gives a process more than 2^56 bytes). One call
 #: of `gather` reads any number of mapped files through it, while numba takes one array for each
@@ -66,7 +66,7 @@ class ShardSet(SetFiles):
     def __init__(self, path: str | Path, sha256: str | None = None, filesystem: fs.FileSystem | None = None,
                  packing: str | None = None) -> None:
         super().__init__(path, sha256, filesystem)
-        #: what `gather` needs of the shards that were read with it; -1: of none
+        #: what `gather` needs to know of each shard; -1 if the shard has not been read with it yet
         self._at = np.full((len(self.manifest.shards), PLACES), -1, np.int64)
         #: whether the set has tokens that are not targets. Computed once, because it is needed for every sample, and a
         #: set may have ten thousand shards

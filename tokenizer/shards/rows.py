@@ -74,7 +74,7 @@ class RowOrigin(NamedTuple):
             None if value is None else int(value) for value in match.group(2, 3)))
 
 
-#: what the names of files of rows look like
+#: pattern of the names of files of rows
 FILE_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]*", re.ASCII)
 ORIGIN_ID = re.compile(r"sample=(\d+)/(?:epoch=(\d+)/window=(\d+)/)?piece=\d+/stream=(.*)", re.ASCII | re.DOTALL)
 

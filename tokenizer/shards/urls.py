@@ -13,7 +13,7 @@ from tokenizer.shards.index import ShardIndex
 from tokenizer.shards.layout import GONE_ROW, ShardError
 from tokenizer.shards.origin import OpenPart
 
-#: documents that are read at a time
+#: number of documents that are read at a time
 BATCH = 1 << 14
 
 

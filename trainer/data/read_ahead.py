@@ -28,10 +28,10 @@ from tokenizer.shards.sums import BLOCK, blocks_of, damaged_block
 #: requests to the bucket at the same time. A request takes 30 to 100 ms, so 128 of them bring 1,000 to 4,000 windows a
 #: second to each rank, or half as many packed rows, whose documents are scattered
 REQUESTS = 128
-#: most unneeded blocks (32 kB) between two wanted ranges that one request reads along: they take about a millisecond,
-#: while a second request would take 30 ms
+#: largest number of unneeded blocks between two wanted ranges that one request reads. These blocks (32 kB) take about a
+#: millisecond; a second request would take 30 ms
 NEAR = 8
-#: most blocks of such a request, so that a step is spread over many connections
+#: largest number of blocks of a request for several ranges, so that a step is spread over many connections
 MOST = 1024
 #: number of steps whose samples are requested in advance
 STEPS = 16

@@ -27,7 +27,7 @@ MONOTONICITY, GAIN, DISTANCE, CONSISTENCY = 0.5, 5.0, 3.0, 0.5
 
 #: the number of scored checkpoints of a training that monotonicity needs
 LEAST_STEPS = 3
-#: the largest ratio to a noise that may be 0
+#: a gain divided by the noise is limited to ±MOST, because the noise may be 0
 MOST = 9999.0
 
 

@@ -18,7 +18,7 @@ from typing import Any
 RULES = ("throughput", "evaluation", "tasks", "spikes", "data_wait", "checkpoint")
 #: the speed is compared with the median of the last INTERVALS log intervals, once there are ENOUGH of them
 INTERVALS, ENOUGH = 50, 8
-#: rules whose limits are no shares
+#: rules whose limits may be above 1; the limits of the other rules are shares
 NO_SHARES = ("evaluation", "tasks", "checkpoint")
 #: measures of tasks of which less is better
 LOWER = frozenset({"bpb"})

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from trainer.loop.run import Run
     from trainer.tools.evaluation_progress import EvaluationProgress
 
-#: default of --items, and documents that are shown of each
+#: default of --items, and number of documents that are shown for each item
 ITEMS, DOCUMENTS = 3, 3
-#: passages that are ranked for a document, so that several of one document leave room for others
+#: number of passages that are ranked for each shown document, because several may be of the same document
 PASSAGES = 4
 #: tokens that are shown before and after the first shared n-gram, and characters of a question and an answer
 BEFORE, AFTER, QUESTION = 12, 48, 300

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ARM = re.compile(r"(?P<candidate>.+?)(-width\d+)?-seed(?P<seed>\d+)")
 
 
-#: by field of a row, what it means if the field differs
+#: field of a row of tasks.jsonl → what it means if two rows differ in it
 DIFFERENCES = {"sha256": "another version of the task", "shots": "another number of examples",
                "seed": "other examples (--seed)", "data": "other data"}
 
