@@ -89,8 +89,8 @@ def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length:
 
 def in_order(found: Sequence[WindowBounds]) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions at which documents begin in the windows of a batch, in the order of the batch's rows:
-    (positions of all rows one after the other, number of positions of each row). `found` has the positions of some of
-    the windows each."""
+    (positions of all rows one after the other, number of positions of each row). Each item of `found` has the positions
+    in some of the windows."""
     if not found:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     rows, counts, positions = (np.concatenate(column) for column in zip(*found))

@@ -38,9 +38,9 @@ class ItemOutcome:
 
 @dataclass(frozen=True)
 class ItemChange:
-    """An item of a benchmark with the outcomes of two models. `gain` is by how much the second model, `after`, scores
-    better. `won` and `lost` say whether only the second or only the first model is right; if the main measure does not
-    tell, whether the score is higher or lower."""
+    """An item of a benchmark with the outcomes of two models, `before` and `after`. `gain` is by how much the second
+    model scores better. `won` and `lost` say whether only the second or only the first model is right. If the main
+    measure is bpb, which has no right or wrong, they say whether the score is higher or lower."""
 
     item: Item
     before: ItemOutcome

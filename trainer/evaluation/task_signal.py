@@ -48,7 +48,8 @@ class TaskSignal:
     """How much one measure of a task can say about trainings. A value is None if the trainings cannot tell.
 
         runs, steps   the number of trainings, and the largest number of scored checkpoints in one of them
-        monotonicity  the largest of all candidates; a candidate's is the mean over its trainings
+        monotonicity  the rank correlation of score and step: the largest of all candidates, as a mean over the
+                      candidate's trainings
         noise         the standard deviation of scores between seeds
         gain          how much the score rises from first to last checkpoint, divided by the noise: the largest of all
                       candidates, as a mean over the candidate's trainings

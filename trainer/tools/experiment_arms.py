@@ -176,8 +176,8 @@ def results(arms: Sequence[Arm], sources: Sources, unit: str, by: str, scored: b
     """Read the results of the trained arms of a study. Returns the content of table.json. It has the keys of
     `arm_table.table` and "costs": {arm: its tokens, FLOPs and wall time (sums over seeds), parameters, and epochs}. If
     the models have several widths, the table is that of the widest, and "widths" has a table for each width. If the
-    arms are `scored` on benchmark tasks, each table also has "tasks" (see `task_results`), and "by", which is `by`:
-    what decides about the arms."""
+    arms are `scored` on benchmark tasks, each table also has "tasks" (see `task_results`) and "by" (what decides about
+    the arms)."""
     losses: dict[int | None, dict[str, list[dict[str, float]]]] = {}
     costs: dict[str, dict[str, Any]] = {}
     for arm in arms:
