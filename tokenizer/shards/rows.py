@@ -41,7 +41,8 @@ ORIGIN = np.dtype([("stream", "<u2"), ("epoch", "<u4"), ("window", "<u8")])
 
 
 class Row(NamedTuple):
-    """One sample as the trainer reads it: L + 1 tokens, with the place that they come from."""
+    """One sample of a training, of L + 1 tokens, as the trainer reads it. `stream`, `epoch` and `window` say where the
+    tokens come from."""
 
     tokens: np.ndarray            # (L + 1,)
     bounds: np.ndarray            # in the form of ShardSet.bounds, int64

@@ -114,8 +114,9 @@ class SetFiles(ShardIndex):
                     memory.madvise(willneed, first, end * size - first)
 
     def size_now(self, name: str) -> int:
-        """Return the present size of a file of the set. Raises OSError when the file is gone. A file that is mapped
-        into memory is asked by its descriptor, which is faster and works even if the file has been removed."""
+        """Return the present size of a file of the set. Raises OSError when the file is gone. The size of a file that
+        is mapped into memory is asked for by its descriptor. This is faster than by its path, and works even if the
+        file has been removed."""
         memory = self._maps[name][1] if name in self._maps else None
         if memory is not None and HAS_DESCRIPTOR:
             return memory.size()
