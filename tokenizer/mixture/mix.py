@@ -87,8 +87,8 @@ def read_mix(mix: Mapping[str, Any], key: str, sizes: Mapping[str, float], token
 
 def streams_in(mix: Mapping[str, Any]) -> list[str]:
     """Return the names of all streams that the `mix` of a phase names. An entry with a plain weight adds its own name,
-    even if that is the name of split shards. An entry that is a mapping adds the names under its key `streams`, if it
-    has this key. The values need not be valid."""
+    even if that is the name of split shards (which are divided into streams by labels). An entry that is a mapping adds
+    the names under its key `streams`, if it has this key. The values need not be valid."""
     return [stream for name, value in mix.items() for stream in (
         [name] if not isinstance(value, Mapping)
         else value["streams"] if isinstance(value.get("streams"), (Mapping, list)) else ())]

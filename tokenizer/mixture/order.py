@@ -9,8 +9,8 @@ order) defines the order; it rests on three ideas:
   bounds), whatever the batch size and the number of ranks or workers.
 * **Which window** draw j of a stream reads is determined by a keyed permutation (`tokenizer.mixture.permutation`).
 * **The sequence length may change** between phases (stretches of the training) without reading a token twice. An epoch
-  of a stream is a permuted sequence of super-windows of `longest` tokens. A phase reserves the next super-windows that
-  it needs, and permutes windows of its own length inside its reservation.
+  of a stream is a permuted sequence of super-windows, i.e. blocks of `longest` tokens. A phase reserves the next
+  super-windows that it needs, and permutes windows of its own length inside its reservation.
 
 This module needs only the standard library and numpy, because the trainer imports it on machines where nothing else is
 installed.

@@ -92,8 +92,9 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
 
 
 def stream_sizes(streams: Sequence[Stream], splits: Mapping[str, list[str]], longest: int) -> dict[str, int]:
-    """Return the number of tokens of each stream. A stream of split shards (`splits`) with at most `longest` tokens
-    counts as empty: it does not fill a super-window, so no sample can read it."""
+    """Return the number of tokens of each stream. A stream of split shards (`splits`: shards that are divided into
+    streams by labels) with at most `longest` tokens counts as empty. It does not fill one of the blocks of `longest`
+    tokens that phases reserve, so no sample can read it."""
     return {s.name: 0 if s.tokens <= longest and any(s.name.startswith(f"{name}.") for name in splits) else s.tokens
             for s in streams}
 

@@ -92,7 +92,8 @@ def rows_of_block(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[n
 
 
 class PackedWriter:
-    """Writes the packed rows of one shard to the file `path` (`tokenizer.shards.packed` describes it)."""
+    """Writes the packed rows of one shard to the file `path`. `tokenizer.shards.packed` describes the file. A row is a
+    training sample of whole documents."""
 
     def __init__(self, path: str) -> None:
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115  closed by `close`

@@ -255,17 +255,18 @@ class ShardSet(SetFiles):
 
     # -- packed rows ---------------------------------------------------------------------------------------------
     def packed_rows(self, sha256: str) -> PackedRows:
-        """Open the packed rows of the set that have the given sha256. Raises ShardError if they are missing or
-        damaged."""
+        """Open the packed rows (training samples of whole documents) of the set that have the given sha256. Raises
+        ShardError if they are missing or damaged."""
         packing = read_packing(self.filesystem, self.folder, self.manifest, sha256)
         return PackedRows(packing, self.offsets, self._packed_numbers, str(self.folder))
 
     def packed_row(self, pieces: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Read the packed row that consists of `pieces` (`PackedRows.row`). Returns (tokens, bounds, targets). `tokens`
-        are the L + 1 tokens of the row; padding is EOS. `bounds` are the positions in [1, L] at which a piece of a
-        document or padding begins, int64. `targets` says which of the tokens at positions 1 to L are targets according
-        to the loss masks, bool (L,), or is None if all are; padding is no target. The masks do not exclude the first
-        token of a piece, which is no target either: the caller must exclude it by `bounds`."""
+        """Read a packed row, a training sample that consists of the given `pieces` of documents (`PackedRows.row`).
+        Returns (tokens, bounds, targets). `tokens` are the L + 1 tokens of the row; padding is EOS. `bounds` are the
+        positions in [1, L] at which a piece of a document or padding begins, int64. `targets` says which of the tokens
+        at positions 1 to L are targets according to the loss masks, bool (L,), or is None if all are; padding is no
+        target. The masks do not exclude the first token of a piece, which is no target either: the caller must exclude
+        it by `bounds`."""
         assert self.packed is not None
         length = self.packed.longest
         tokens, counts = np.full(length + 1, self.eos, self.dtype), np.zeros(length + 1, bool)
@@ -281,13 +282,14 @@ class ShardSet(SetFiles):
         return tokens, bounds, None if counts[1:].all() else counts[1:]
 
     def published_packing(self) -> Packing | None:
-        """Return the manifest of the packed rows that were published last with the set, or None without any. Raises
-        ShardError if they are of another set, or damaged."""
+        """Return the manifest of the packed rows (training samples of whole documents) that were published last with
+        the set, or None without any. Raises ShardError if they are of another set, or damaged."""
         return read_packing(self.filesystem, self.folder, self.manifest)
 
     def _packed_numbers(self, file: PackedShard, first: int, stop: int) -> np.ndarray:
-        """Return integers [first, stop) of a file of packed rows. A local file is compared with its sha256 when it is
-        read for the first time. Raises ShardError if the file is missing or damaged."""
+        """Return integers [first, stop) of a file of packed rows (training samples of whole documents). A local file is
+        compared with its sha256 when it is read for the first time. Raises ShardError if the file is missing or
+        damaged."""
         if not isinstance(self.filesystem, fs.LocalFileSystem):
             return read_numbers(self.filesystem, self.folder / file.file, first, stop)
         is_checked = file.file in self._maps

@@ -72,8 +72,9 @@ def together(wanted: Iterable[ByteRange]) -> Iterator[list[ByteRange]]:
 
 
 class RemoteShardSet(ShardSet):
-    """A shard set whose tokens and loss masks are in object storage, and whose other files are on this machine, at
-    `path`. `folder` is the folder of the set on `remote`. Requests are made by the threads of `pool`."""
+    """A shard set whose tokens and loss masks (whether each token counts in the loss) are in object storage, and whose
+    other files are on this machine, at `path`. `folder` is the folder of the set on `remote`. Requests are made by the
+    threads of `pool`."""
 
     has_local_tokens = False
 
@@ -96,7 +97,7 @@ class RemoteShardSet(ShardSet):
             self._coming.update(dict.fromkeys(group, self._pool.submit(self._request_all, group)))
 
     def forget(self) -> None:
-        """Forget all that was requested and not read, for instance after a rewind of the training."""
+        """Forget all tokens that were requested and not read, for instance when training goes back to a checkpoint."""
         for coming in self._coming.values():
             coming.cancel()
         self._coming.clear()
@@ -128,7 +129,8 @@ class RemoteShardSet(ShardSet):
         return flags
 
     def _ranges(self, start: int, stop: int) -> list[ByteRange]:
-        """Return the blocks that hold tokens [start, stop) and their loss mask."""
+        """Return the blocks that hold tokens [start, stop) and the loss mask of these tokens (whether each counts in
+        the loss)."""
         ranges = []
         for shard, first, end, _ in self._pieces(max(0, start), min(stop, self.tokens)):
             size = self.dtype.itemsize

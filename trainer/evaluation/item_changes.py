@@ -110,9 +110,9 @@ def read_items(task: EvalTask, data: Path, results: Sequence[Mapping[str, Any]])
 
 def changes(task: EvalTask, main: str, items: Sequence[Item], before: Sequence[Mapping[str, Any]],
             after: Sequence[Mapping[str, Any]]) -> list[ItemChange]:
-    """Return how each item changed between two results of a task. `main` is the name of their main measure; `before`
-    and `after` are their lines of TASK.items.jsonl, one for each item. Raises ConfigError when a line does not fit its
-    item."""
+    """Return how each item (question) of a task changed between two results. `main` is the name of their main measure;
+    `before` and `after` are their lines of TASK.items.jsonl, one for each item. Raises ConfigError when a line does not
+    fit its item."""
     sizes = sizes_of(task, items)
     changed = []
     for number, item in enumerate(items):

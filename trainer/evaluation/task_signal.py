@@ -145,8 +145,9 @@ def ratio(value: float, unit: float) -> float:
 
 
 def between_seeds(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
-    """Return the standard deviation of scores between seeds. It is pooled over candidates and sizes, and over the later
-    half of those steps that all seeds of a candidate and size have. None if nowhere two seeds have a step in common."""
+    """Return the standard deviation of scores between seeds. It is pooled over candidates (what is compared, such as
+    data sets) and sizes of models, and over the later half of those steps that all seeds of a candidate and size have.
+    None if nowhere two seeds have a step in common."""
     groups: dict[tuple[str, int], list[Curve]] = {}
     for run, curve in curves:
         groups.setdefault((run.candidate, run.size), []).append(curve)
@@ -173,8 +174,8 @@ def away(curve: Curve, chance: float | None) -> float:
 
 
 def means(curves: Iterable[tuple[ScoredRun, Curve]]) -> dict[int, dict[str, dict[int, float]]]:
-    """Return the mean scores over seeds, as {size of the model: {candidate: {step: score}}}. Steps that not all seeds
-    have are left out."""
+    """Return the mean scores of candidates (what is compared, such as data sets) over seeds, as {size of the model:
+    {candidate: {step: score}}}. Steps that not all seeds have are left out."""
     groups: dict[int, dict[str, list[Curve]]] = {}
     for run, curve in curves:
         groups.setdefault(run.size, {}).setdefault(run.candidate, []).append(curve)
@@ -198,9 +199,9 @@ def early_and_late(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
 
 
 def between_sizes(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
-    """Return how well models of different sizes agree on the order of candidates: the mean of Kendall's tau over pairs
-    of sizes, from the last scores of each. None if no two sizes have two candidates in common, or if all scores are
-    equal."""
+    """Return how well models of different sizes agree on the order of candidates (what is compared, such as data sets):
+    the mean of Kendall's tau over pairs of sizes, from the last scores of each. None if no two sizes have two
+    candidates in common, or if all scores are equal."""
     taus = []
     for first, second in combinations(means(curves).values(), 2):
         both = sorted(name for name in first.keys() & second.keys() if first[name] and second[name])

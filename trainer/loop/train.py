@@ -143,7 +143,8 @@ class Trainer:
 
     def resumed(self, checkpoint: ckpt.Checkpoint) -> list[str]:
         """Return what has changed since the checkpoint was written: settings, machine, code and curriculum, one line
-        for each change. The lines are also printed, and changes to the curriculum are recorded in the ledger."""
+        for each change. The lines are also printed, and changes to the curriculum are recorded in the ledger (the file
+        with the list of skipped steps)."""
         edited = edits(checkpoint.meta, self.run)
         self.ledger.edited(self.number, edited)
         changed = [*changes(checkpoint.meta, self.run, self.world.size, self.machine), *edited]

@@ -81,10 +81,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def sources_of(base: Run, arm: Run) -> dict[str, list[str]]:
-    """Return the sources (rows of the table that compares arms), each with its streams. The first source is all streams
-    of the run `base` taken together, and decides about the arms. Then comes a source for each stream that the arms
-    have; `arm` is one of the arms. A candidate's own held-out text decides nothing, because it is of the same quality
-    as the candidate. Raises ConfigError when the run has no held-out data."""
+    """Return the sources (rows of the table that compares the arms of a study), each with its streams. The first source
+    is all streams of the run `base` taken together, and decides about the arms. Then comes a source for each stream
+    that the arms have; `arm` is one of the arms. A candidate's own held-out text decides nothing, because it is of the
+    same quality as the candidate. Raises ConfigError when the run has no held-out data."""
     from trainer.base.config import ConfigError
 
     names = experiment_arms.held_out(arm.curriculum)
@@ -254,8 +254,9 @@ def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name:
 
 def plant(checkpoint: Checkpoint, base: Run, run: Run) -> None:
     """Put `checkpoint` of the run `base` into the folder of `run`, a short training that is to begin with this
-    checkpoint. The checkpoint's files are linked where possible, and the ledger of `base` is copied. The metadata gets
-    the configuration and curriculum of `run`. Does nothing when `run` already has a checkpoint."""
+    checkpoint. The checkpoint's files are linked where possible, and the ledger of `base` (its list of skipped steps)
+    is copied. The metadata gets the configuration and curriculum of `run`. Does nothing when `run` already has a
+    checkpoint."""
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.checkpoint.ledger import NAME
 

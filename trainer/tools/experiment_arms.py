@@ -140,9 +140,9 @@ def held_out(curriculum: Curriculum) -> dict[str, str | None]:
 
 
 def common_sources(arms: Sequence[Arm]) -> dict[str, list[str]]:
-    """Return the sources (rows of the table that compares arms), each with its streams. There is one for each stream
-    whose held-out data is the same in all arms; losses on different data could not be compared. If there are several, a
-    source ALL with all these streams comes first. Raises ConfigError when there is no such stream."""
+    """Return the sources (rows of the table that compares the arms of a study), each with its streams. There is one for
+    each stream whose held-out data is the same in all arms; losses on different data could not be compared. If there
+    are several, a source ALL with all these streams comes first. Raises ConfigError when there is no such stream."""
     from trainer.base.config import ConfigError
 
     first, *others = [held_out(arm.run.curriculum) for arm in arms]
@@ -221,9 +221,9 @@ def report(result: Mapping[str, Any]) -> str:
 
 
 def agreement(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return lines that say whether results agree between models of different widths. For each arm after the first, the
-    line says whether it is better than the first arm at all widths, or worse at all widths. `tables` has a table of
-    arms for each width."""
+    """Return lines that say whether results agree between models of different widths. There is a line for each arm
+    (training of a study) after the first. It says whether it is better than the first arm at all widths, or worse at
+    all widths. `tables` has a table of arms for each width."""
     decisive = [one["tasks"]["mean"] if one.get("by") == TASKS else next(iter(one["sources"].values()))
                 for one in tables]
     out = []
