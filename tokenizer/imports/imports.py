@@ -140,8 +140,8 @@ def write_manifests(target: Target, manifests: Mapping[str, Manifest], packing: 
 
 
 class RowCounts:
-    """Collects what the manifest of an import of rows (training samples) records about them, under `source`. With this,
-    an export can write the same files again."""
+    """Collects what the manifest (shards.json) of an import of rows (training samples) records about them, under
+    `source`. With this, an export can write the same files again."""
 
     def __init__(self, sequence: int) -> None:
         self.sequence, self.masked, self.with_ids = sequence, False, False

@@ -1,4 +1,4 @@
-"""The inner loops of reading many windows of a shard, compiled with numba where it is installed."""
+"""The inner loops of reading many windows (training samples) of a shard, compiled with numba where it is installed."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def gather(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: n
 @njit(cache=True, nogil=True)
 def positions(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: np.ndarray, ranges: np.ndarray,
               bounds: np.ndarray) -> None:
-    """Write the document ends in the ranges that `gather` has found to `bounds`, as positions 1 to L in their windows.
-    The ends of one window follow those of another."""
+    """Write the document ends in the ranges that `gather` has found to `bounds`, as positions 1 to L in their windows
+    (training samples). The ends of one window follow those of another."""
     number = 0
     for i in range(firsts.size):
         place = places[shards[i]]

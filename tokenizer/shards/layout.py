@@ -179,8 +179,8 @@ class Manifest:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any], where: str) -> Manifest:
-        """Build a manifest from parsed JSON, and check it. `where` is the file that error messages name. Raises a
-        ShardError that says what is wrong."""
+        """Build the manifest of a shard set from parsed JSON, and check it. `where` is the file that error messages
+        name. Raises a ShardError that says what is wrong."""
         if not isinstance(doc, Mapping) or doc.get("magic") != MAGIC:
             raise ShardError(f"{where}: not a shard set of Tokenmill (magic {MAGIC!r} is missing)")
         if doc.get("version") != VERSION:

@@ -92,7 +92,7 @@ class Packing:
 
     @property
     def name(self) -> str:
-        """Name of the file that holds this manifest."""
+        """Name of the file of this manifest of packed rows."""
         return f"packed-{self.sha256[:16]}.json"
 
     def dumps(self) -> str:

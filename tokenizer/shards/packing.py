@@ -31,8 +31,9 @@ BLOCK_DOCUMENTS = 1 << 20
 
 
 def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
-    """Assign pieces of the given `sizes` to bins of `capacity` by best-fit decreasing. Returns the number of the bin of
-    each piece, int64. Among bins with equally much room left, the one into which a piece was put last is taken.
+    """Assign pieces of documents, of the given `sizes`, to bins of `capacity` by best-fit decreasing. Returns the
+    number of the bin of each piece, int64. Among bins with equally much room left, the one into which a piece was put
+    last is taken.
 
     Pieces of equal size are placed together, as many into one bin as fit. Placing them one by one would give the same
     result: after the first piece, the bin has less room than before and still enough, so it is the best fit for the

@@ -140,8 +140,8 @@ class ShardSet(SetFiles):
         return WindowBounds(rows, np.array(counts, np.int64), np.array(places, np.int64))
 
     def _gathered(self, shards: np.ndarray, firsts: np.ndarray, tokens: np.ndarray, rows: np.ndarray) -> WindowBounds:
-        """Read windows with compiled loops. Window i must lie in one shard, number `shards[i]`, and begins at token
-        `firsts[i]` of that shard."""
+        """Read windows (training samples) with compiled loops. Window i must lie in one shard, number `shards[i]`, and
+        begins at token `firsts[i]` of that shard."""
         width, size = tokens.shape[1], self.dtype.itemsize
         for shard, begin in zip(shards.tolist(), (firsts * size).tolist()):
             _, file = self._tokens.get(shard) or self._open_tokens(shard)

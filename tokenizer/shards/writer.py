@@ -121,8 +121,8 @@ class ShardWriter:
         self._rows, self._waiting = ([rows] if len(rows) else []), len(rows)
 
     def close(self) -> dict[str, Any]:
-        """Finish the shard's files. Returns the shard's entry in the manifest, i.e. the fields of `Shard`, but without
-        `index`, the names of files and the sha256 of the table."""
+        """Finish the shard's files. Returns the shard's entry in the manifest (shards.json), i.e. the fields of
+        `Shard`, but without `index`, the names of files and the sha256 of the table."""
         self._flush(everything=True)
         self._table.close()
         self._body.close()

@@ -202,7 +202,7 @@ def materialise_state(optimizer: torch.optim.Optimizer) -> None:
 
 def steps_to_keep(checkpoints: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
     """Return the steps of those `checkpoints` (oldest first) that the settings `config` keep: the latest `keep`, those
-    at the ends of phases, and those that `keep_every` and `keep_best` select."""
+    at the ends of phases (stretches of the training), and those that `keep_every` and `keep_best` select."""
     steps = {c.step for c in checkpoints[-config.keep:]} | {c.step for c in checkpoints if c.meta.get("pinned")}
     if config.keep_every:
         first: dict[int, int] = {}

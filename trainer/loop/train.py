@@ -367,8 +367,8 @@ def forward_backward(model: Transformer, step: TrainingStep, batch: Batch, run: 
                      high_loss: HighLossRows, micro: MicroNorms, world: World,
                      dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the gradients of one step and clip them. Returns the step's sums over all ranks (losses and counts of
-    targets per stream; see `trainer.loop.metrics_buffer.StepNumbers`), float64 [HEAD + 2 · streams], and the global
-    gradient norm before clipping."""
+    targets per stream, i.e. data source; see `trainer.loop.metrics_buffer.StepNumbers`), float64 [HEAD + 2 · streams],
+    and the global gradient norm before clipping."""
     config = run.config
     streams = len(data.streams)
     sums = torch.zeros(HEAD + 2 * streams, dtype=torch.float64, device=world.device)

@@ -1,4 +1,4 @@
-"""Draws loss and learning rate over tokens, with the phases marked, as one SVG file.
+"""Draws loss and learning rate over tokens, with the phases (stretches of the training) marked, as one SVG file.
 
 The file carries its own light and dark colours (prefers-color-scheme) and no scripts, fonts or links.
 """

@@ -161,7 +161,8 @@ def with_candidates(base: Run, sample: int, candidates: Sequence[str], share: st
 
 def candidate(word: str) -> tuple[str, dict[str, float]]:
     """Parse a candidate of `--candidates`, `[NAME=]STREAM[:WEIGHT],…`. Returns its name (without NAME, all of the word)
-    and the weights of its streams. Raises ConfigError when a stream has no name or a weight is not above 0."""
+    and the weights of its streams (data sources). Raises ConfigError when a stream has no name or a weight is not above
+    0."""
     from trainer.base.config import ConfigError
 
     name, _, listed = word.rpartition("=")
@@ -181,8 +182,9 @@ def candidate(word: str) -> tuple[str, dict[str, float]]:
 
 
 def read_mix(path: Path) -> dict[str, Any]:
-    """Read a data mixture, a file given with `--mixes`. Returns the keys of a phase that the file sets: `mix` (streams
-    and weights) and, if given, `max_epochs` and `on_exhausted`. Raises ConfigError when the file cannot be used."""
+    """Read a data mixture, a file given with `--mixes`. Returns the keys of a phase (stretch of the training) that the
+    file sets: `mix` (streams, i.e. data sources, and weights) and, if given, `max_epochs` and `on_exhausted`. Raises
+    ConfigError when the file cannot be used."""
     import yaml
 
     from trainer.base.config import ConfigError

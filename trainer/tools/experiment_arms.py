@@ -134,8 +134,8 @@ def refuse_contradictions(options: argparse.Namespace) -> None:
 
 
 def held_out(curriculum: Curriculum) -> dict[str, str | None]:
-    """Return {name of a stream: sha256 of its held-out data} for those streams of a curriculum that have held-out
-    data."""
+    """Return {name of a stream (data source): sha256 of its held-out data} for those streams of a curriculum that have
+    held-out data."""
     return {s.name: s.val_sha256 for s in curriculum.streams if s.val and s.val_tokens > 1}
 
 
@@ -200,7 +200,8 @@ def results(arms: Sequence[Arm], sources: Sources, unit: str, by: str, scored: b
 
 
 def epochs(curriculum: Curriculum) -> float:
-    """Return how often a training reads its data: the number of epochs of the stream that is read most often."""
+    """Return how often a training reads its data: the number of epochs of the stream (data source) that is read most
+    often."""
     from tokenizer.mixture.order import Order
 
     order = Order(curriculum)
