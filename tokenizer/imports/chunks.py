@@ -22,7 +22,7 @@ BLOCK_OFFSETS = 1 << 16
 
 
 class Samples(NamedTuple):
-    """Consecutive samples of a file."""
+    """Consecutive samples of a file in the format of MosaicML streaming or litdata, as bytes."""
 
     first: int                    # number of the first of them in the file, from 0
     byte: int                     # at which they begin

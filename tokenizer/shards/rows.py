@@ -137,8 +137,8 @@ def unpack_loss(bits: np.ndarray, length: int) -> np.ndarray:
 
 
 def read_manifest(data: bytes, where: object) -> RowManifest:
-    """Return the contents of `rows.json`; `where` names the file in error messages. Raises ShardError when it is not
-    the list of a set of rows."""
+    """Return the contents of `rows.json`; `where` names the file in error messages. Raises ShardError when they do not
+    describe a set of rows (samples in training order)."""
     try:
         doc = json.loads(data)
     except (ValueError, RecursionError) as e:
