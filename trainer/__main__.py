@@ -84,8 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def check_before_data(options: argparse.Namespace, known: Any) -> None:
     """Check the options of `ablate --data` or `anneal --data` before the data of the study is made. Calls the function
-    of the same name in the command's module, with `known`, which is what is known about the data by then. Raises
-    ConfigError, or one of the errors in `failures`."""
+    of the same name in the command's module. `known` is passed on to it: what the caller already knows, such as the
+    settings of the study. Raises ConfigError, or one of the errors in `failures`."""
     importlib.import_module(COMMANDS[options.command][0]).check_before_data(options, known)
 
 

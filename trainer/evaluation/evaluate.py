@@ -62,8 +62,8 @@ class PreparedTask:
         sizes      for each item, (bytes, characters) of each answer whose likelihood in the cloze form is computed
         rows       the rows of tokens to read; each combines queries (a context with an answer) that begin alike
         owners     for each query: (number of its item, kind of prompt: cloze, letters or prior, number of the answer)
-        prompts    the prompts for which the model generates text; empty if the task needs no generated text. A prompt
-                   has the right answer, too, if only its likelihood is computed, and by no row
+        prompts    the prompts for which the model generates text; empty if the task needs no generated text. If only
+                   the likelihood of an item's right answer is computed, too, the answer is in the prompt and in no row
         programs   the beginnings of the programs that the model completes, with tests; empty without the form code
         truncated  how many items have a prompt whose beginning was cut off to fit into the model's context"""
 
@@ -87,17 +87,17 @@ class PreparedTask:
 
     @property
     def work(self) -> int:
-        """The total number of rows to read, prompts to continue and programs to run. Progress is shown as a part of
-        it."""
+        """The total number of rows to read, prompts to continue and programs to run. Progress is shown as a share of
+        this number."""
         return len(self.rows) + len(self.prompts) + len(self.programs)
 
 
 @dataclass(frozen=True)
 class TaskScores:
     """The result of a task: its measures, the measures of its groups of items, and the result of every item. If some
-    items are known to be in the training data, `apart` has the measures of these (`contaminated`) and of all others
-    (`clean`), as far as there are such items, and `counts` the number of items in both. Otherwise, `apart` and `counts`
-    are empty."""
+    items are known to be in the training data, `apart` has the measures of these items (`contaminated`) and of the
+    other items (`clean`), and `counts` has the number of items of both kinds. `apart` leaves out a kind without items.
+    If no items are known to be in the training data, `apart` and `counts` are empty."""
 
     prepared: PreparedTask
     measures: Mapping[str, Measure]

@@ -39,9 +39,9 @@ class ItemOutcome:
 
 @dataclass(frozen=True)
 class ItemChange:
-    """An item of a benchmark with the outcomes of two models. `gain` is by how much the second model, `after`, scores
-    better. `won` and `lost` say whether only the second or only the first model is right; if the main measure does not
-    tell, whether the score is higher or lower."""
+    """An item of a benchmark with the outcomes of two models, `before` and `after`. `gain` is by how much the second
+    model scores better. `won` and `lost` say whether only the second or only the first model is right. If the main
+    measure is bpb, which has no right or wrong, they say whether the score is higher or lower."""
 
     item: Item
     before: ItemOutcome
@@ -111,9 +111,9 @@ def read_items(task: EvalTask, data: Path, results: Sequence[Mapping[str, Any]])
 
 def changes(task: EvalTask, main: str, items: Sequence[Item], before: Sequence[Mapping[str, Any]],
             after: Sequence[Mapping[str, Any]]) -> list[ItemChange]:
-    """Return how each item changed between two results of a task. `main` is the name of their main measure; `before`
-    and `after` are their lines of TASK.items.jsonl, one for each item. Raises ConfigError when a line does not fit its
-    item."""
+    """Return how each item (question) of a task changed between two results. `main` is the name of their main measure;
+    `before` and `after` are their lines of TASK.items.jsonl, one for each item. Raises ConfigError when a line does not
+    fit its item."""
     sizes = sizes_of(task, items)
     changed = []
     for number, item in enumerate(items):

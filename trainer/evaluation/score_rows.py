@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "tasks.jsonl"
 FOLDER = "evaluation"
-#: the first of these measures that a task has is the one by which a fall of its score is judged; bpb has the least
-#: noise
+#: measures by which a fall of a task's score is judged: the first of them that the task has. bpb has the least noise
 MAIN = ("bpb", "pairs", "word", "mcf", "fg", "code")
 
 

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from trainer.loop.config import TaskScoringConfig
     from trainer.loop.run import Run
 
-#: file in the folder of a training with what the process has printed
+#: file in the folder of a training with the output of the scoring process
 LOG = "tasks.log"
-#: seconds between two looks at the process and at what it has written
+#: seconds after which `look` is called again
 POLL_S = 5.0
-#: how often the process is started again without a new score
+#: how often the scoring process is started again before it has written a new score
 RESTARTS = 3
-#: how far the priority of the process is lowered, so that it uses only time that the training leaves
+#: how far the priority of the scoring process is lowered, so that it uses only time that the training leaves
 NICE = 19
-#: largest batch in tokens that the check of tasks assumes; the number does not matter to it
+#: largest number of tokens in a batch with which `check_tasks` prepares tasks; the check does not depend on it
 BATCH = 2048
 
 

@@ -93,9 +93,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def source_of(stream: str | None, arms: Sequence[Arm]) -> dict[str, list[str]] | None:
-    """Return the source (a row of the table that compares arms, with its streams) that --on asks for: {stream:
-    [stream]}. Returns None if `stream` is None, because --on is not given. Raises ConfigError when an arm has no
-    held-out data of the stream."""
+    """Return the source (a row of the table that compares the arms of a study, with its streams) that --on asks for:
+    {stream: [stream]}. Returns None if `stream` is None, because --on is not given. Raises ConfigError when an arm has
+    no held-out data of the stream."""
     from trainer.base.config import ConfigError
 
     if stream is None:
@@ -197,9 +197,9 @@ def widths_of(given: str | None) -> Sequence[int | None]:
 def scaled(settings: Mapping[str, Any], width: int, narrowest: int) -> dict[str, Any]:
     """Return the settings of the model in `settings` (the section `train:`), changed to the width `width`. Heads keep
     their size. The number of heads and the number of hidden units scale with the width. muP adapts the learning rates
-    to the width. They are meant for the width that the settings name for muP, or else for `narrowest`. Raises
-    ConfigError when muP has no rule for the optimiser, or when heads that share keys and values cannot be in proportion
-    to the width."""
+    to the width. The rates in the settings are meant for the width that the settings name for muP, or else for
+    `narrowest`. Raises ConfigError when muP has no rule for the optimiser, or when heads that share keys and values
+    cannot be in proportion to the width."""
     from trainer.base.config import ConfigError, build
     from trainer.loop.config import TrainConfig
 

@@ -323,7 +323,8 @@ def contaminated_rows(options: argparse.Namespace, folder: Path, task: PreparedT
 
 
 def write_results(folder: Path, result: dict[str, Any], scores: TaskScores) -> None:
-    """Write the results of a task into `folder`: TASK.items.jsonl, then TASK.json. Earlier results are replaced."""
+    """Write the results of a task into `folder`: TASK.items.jsonl (a line for each question), then TASK.json. Earlier
+    results are replaced."""
     from trainer.base.files import replace
 
     lines = []
