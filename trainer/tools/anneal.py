@@ -93,12 +93,11 @@ def sources_of(base: Run, arm: Run) -> dict[str, list[str]]:
     return {RUN: own, **{name: [name] for name in names}}
 
 
-def check_before_data(options: argparse.Namespace, known: tuple[str, Sequence[str]]) -> None:
-    """Check the options of `anneal --data` before the data is made. `known` is the folder of the run, and the names of
-    the candidates. Raises ConfigError. The arm of the run's own mixture needs no candidate, so it is made and checked
-    as it will be in the study."""
-    folder, names = known
-    base, checkpoint = opened(folder, options)
+def check_candidates(options: argparse.Namespace, run: str, names: Sequence[str]) -> None:
+    """Check the options of `anneal --data` before the data is made. `run` is the folder of the run, and `names` are
+    those of the candidates. Raises ConfigError. The arm of the run's own mixture needs no candidate, so it is made and
+    checked as it will be in the study."""
+    base, checkpoint = opened(run, options)
     mixes = with_candidates(base, checkpoint.meta["samples"], [f"{name}={name}" for name in names], options.share)
     of_run = arm(base, checkpoint, {BASE: mixes[BASE]}, BASE, options.tokens, options.seeds - 1,
                  settings_of(base, options.overrides), base.out / "anneal" / f"from{checkpoint.step}")

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from trainer.tools.arm import Arm, label
-from trainer.tools.arm_table import ALL, BITS, LOSS, TASKS, cell, table, verdicts
+from trainer.tools.arm_table import ALL, BITS, TASKS, cell, table, verdicts
 
 if TYPE_CHECKING:
     from tokenizer.mixture.phases import Phase
@@ -28,17 +28,14 @@ if TYPE_CHECKING:
 MEASURE = "bpb"
 
 
-def check_settings(config: TaskScoringConfig | None, by: str, phases: Sequence[Phase]) -> None:
-    """Check the settings `evaluate.tasks` without the data that is trained on. `phases` are those of an arm. Raises
-    ConfigError when a task does not exist, has no data or has only the form code, and when tasks are to decide (`by`)
-    but `config` is None or too few checkpoints are scored to judge them."""
+def check_config(config: TaskScoringConfig | None, by: str) -> None:
+    """Check the settings `evaluate.tasks` of a study. Raises ConfigError when a task does not exist, has no data or has
+    only the form code, and when tasks are to decide (`by`) but `config` is None."""
     from trainer.base.config import ConfigError
     from trainer.loop.task_watcher import scorable_tasks
 
     if config is not None:
         scorable_tasks(config)
-        if by == TASKS and (message := too_few(config, phases)):
-            raise ConfigError(f"--by tasks: {message}")
     elif by == TASKS:
         raise ConfigError("--by tasks: the settings have no evaluate.tasks; add it to train: in the recipe, or with"
                           " --set evaluate.tasks='{every: N, tasks: [arc_easy], data: FOLDER}'")
@@ -46,7 +43,8 @@ def check_settings(config: TaskScoringConfig | None, by: str, phases: Sequence[P
 
 def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None]) -> bool:
     """Return whether the arms score their checkpoints on tasks. Raises ConfigError when the tasks differ between arms,
-    and as `check_settings` does. If tasks are not to decide (`by`), too few checkpoints are only announced."""
+    as `check_config` does, and when tasks are to decide (`by`) but too few checkpoints are scored to judge them. If
+    they are not to decide, this is only announced."""
     from trainer.base.config import ConfigError
 
     settings = {arm.run.config.evaluate.tasks for arm in arms}
@@ -54,11 +52,10 @@ def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None])
         raise ConfigError("evaluate.tasks: differs between the arms, so their scores do not compare; give all arms the "
                           "same")
     [config] = settings
+    check_config(config, by)
     if config is None:
-        check_settings(config, by, ())
         return False
     messages = [too_few(config, arm.run.curriculum.phases, arm.step) for arm in arms]
-    check_settings(config, LOSS, ())
     if message := next(filter(None, messages), ""):
         if by == TASKS:
             raise ConfigError(f"--by tasks: {message}")
