@@ -95,12 +95,11 @@ def sources_of(base: Run, arm: Run) -> dict[str, list[str]]:
     return {RUN: own, **{name: [name] for name in names}}
 
 
-def check_before_data(options: argparse.Namespace, known: tuple[str, Sequence[str]]) -> None:
-    """Check the options of `anneal --data` before the candidates' data is made. `known` is (folder of the run, names of
-    the candidates). Raises ConfigError. To check as much as possible, the short training that needs no candidate, with
-    the run's own mixture, is prepared as in the study."""
-    folder, names = known
-    base, checkpoint = opened(folder, options)
+def check_candidates(options: argparse.Namespace, run: str, names: Sequence[str]) -> None:
+    """Check the options of `anneal --data` before the candidates' data is made. `run` is the folder of the run, and
+    `names` are those of the candidates. Raises ConfigError. To check as much as possible, the short training that needs
+    no candidate, with the run's own mixture, is prepared as in the study."""
+    base, checkpoint = opened(run, options)
     mixes = with_candidates(base, checkpoint.meta["samples"], [f"{name}={name}" for name in names], options.share)
     of_run = arm(base, checkpoint, {BASE: mixes[BASE]}, BASE, options.tokens, options.seeds - 1,
                  settings_of(base, options.overrides), base.out / "anneal" / f"from{checkpoint.step}")

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from trainer.tools.arm import Arm, label
-from trainer.tools.arm_table import ALL, BITS, LOSS, TASKS, cell, table, verdicts
+from trainer.tools.arm_table import ALL, BITS, TASKS, cell, table, verdicts
 
 if TYPE_CHECKING:
     from tokenizer.mixture.phases import Phase
@@ -29,19 +29,15 @@ if TYPE_CHECKING:
 MEASURE = "bpb"
 
 
-def check_settings(config: TaskScoringConfig | None, by: str, phases: Sequence[Phase]) -> None:
-    """Check the settings `evaluate.tasks` before the data to train on exists. `config` are these settings (None: not
-    given), and `phases` are the phases of a training of the study. Raises ConfigError when a task does not exist, has
-    no data, or has only the form `code` (which runs programs that the model writes). If tasks are to decide about the
-    arms (`by`), also raises ConfigError when `config` is None, or when too few checkpoints are scored to judge a
-    task."""
+def check_config(config: TaskScoringConfig | None, by: str) -> None:
+    """Check the settings `evaluate.tasks` of a study. `config` are these settings (None: not given). Raises ConfigError
+    when a task does not exist, has no data, or has only the form `code` (which runs programs that the model writes),
+    and when tasks are to decide about the arms (`by`) but `config` is None."""
     from trainer.base.config import ConfigError
     from trainer.loop.task_watcher import scorable_tasks
 
     if config is not None:
         scorable_tasks(config)
-        if by == TASKS and (message := too_few(config, phases)):
-            raise ConfigError(f"--by tasks: {message}")
     elif by == TASKS:
         raise ConfigError("--by tasks: the settings have no evaluate.tasks; add it to train: in the recipe, or with"
                           " --set evaluate.tasks='{every: N, tasks: [arc_easy], data: FOLDER}'")
@@ -49,7 +45,7 @@ def check_settings(config: TaskScoringConfig | None, by: str, phases: Sequence[P
 
 def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None]) -> bool:
     """Return whether the arms of a study score their checkpoints on tasks. Raises ConfigError when the settings of the
-    tasks differ between arms, and as `check_settings` does. If too few checkpoints are scored to judge a task,
+    tasks differ between arms, and as `check_config` does. If too few checkpoints are scored to judge a task,
     ConfigError is raised only if tasks decide about the arms (`by`); otherwise `announce` gets a message."""
     from trainer.base.config import ConfigError
 
@@ -58,11 +54,10 @@ def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None])
         raise ConfigError("evaluate.tasks: differs between the arms, so their scores do not compare; give all arms the "
                           "same")
     [config] = settings
+    check_config(config, by)
     if config is None:
-        check_settings(config, by, ())
         return False
     messages = [too_few(config, arm.run.curriculum.phases, arm.step) for arm in arms]
-    check_settings(config, LOSS, ())
     if message := next(filter(None, messages), ""):
         if by == TASKS:
             raise ConfigError(f"--by tasks: {message}")
