@@ -56,8 +56,8 @@ class ClusterJudge:
         self.boilerplate = Boilerplate(**args["boilerplate"]) if args.get("boilerplate") else None
         #: compares documents of the cluster without its boilerplate; None if it has none
         self.remainders: Remainders | None = None
-        #: largest cluster about which a kernel decides; without limits of the search and without boilerplate, so that
-        #: both ways find the same
+        #: largest cluster about which a kernel decides: in larger clusters, limits of the search or boilerplate, which
+        #: the kernel does not know, could change the result
         self.small = min(SMALL, self.cap + 1, self.boilerplate.smallest_limit if self.boilerplate else SMALL)
         if not self.threshold:
             self.small = 0
