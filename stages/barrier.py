@@ -92,7 +92,7 @@ class TaskDraft:
 
     task: str
     args: dict[str, Any]
-    weight: int = 1               # bytes it will read
+    weight: int = 1               # bytes that the task will read
     label: str = ""
     memory_mb: int = 500
 

@@ -240,7 +240,7 @@ class JudgeAgainst(ClusterJudge):
                  old: OldDocuments, number: NDArray[np.int64], old_sets: OldSets) -> None:
         super().__init__(candidates, candidates["source"], rank, args, sets, counters, write_near)
         self.old, self.number, self.old_sets = old, number, old_sets
-        self.removed_for_old = self.small = 0      # old documents are read as they are needed, which a kernel cannot
+        self.removed_for_old = self.small = 0      # no kernel decides: it cannot read old documents
         self.counts = _Sizes(self)
         self.position = np.empty(len(old.documents), np.int64)             # of each old document among the candidates
         is_old = number >= 0

@@ -56,7 +56,7 @@ class Sizes:
     #: Bytes of edge files that one task of the first round reads.
     spread_bytes: int = 1 << 30
     #: Bytes of shingles that a task collects before it orders them by cluster and writes them, and bytes of shingles
-    #: that a judging task holds.
+    #: that a task `Verify` holds.
     shingle_chunk_bytes: int = 128 << 20
     shingle_cache_bytes: int = 256 << 20
 

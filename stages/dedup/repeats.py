@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from stages.document import Document
 
-#: the first passage with a hash among several, and their number
+#: the first of the passages with a hash, and the number of these passages
 HASHED = np.dtype([("hi", "<u8"), ("lo", "<u8"), ("id_hi", "<u8"), ("id_lo", "<u8"), ("start", "<u4"), ("n", "<u4")])
 #: the passage that survives for a hash that occurs more than once
 SURVIVOR = np.dtype([("key", "S16"), ("id_hi", "<u8"), ("id_lo", "<u8"), ("start", "<u4")])

@@ -51,7 +51,7 @@ def _sort(values, out, ends):
     if largest > _CROWDED:
         out.sort()
         return
-    for _ in range(2):                                    # most values are in place then; no branch depends on them
+    for _ in range(2):                                    # puts most values in place, without branches on them
         for i in range(_U(1), count):
             left, right = out[i - _U(1)], out[i]
             out[i - _U(1)] = left if left < right else right
@@ -135,12 +135,12 @@ class Decided(NamedTuple):
     """What `judge_clusters` decided about the documents of clusters. A document is named by its number among all
     documents of these clusters."""
 
-    twins: NDArray[np.int64]               # for each document the kept one for which it goes, or -1 if it stays
-    similarities: NDArray[np.float64]      # of each document that goes to the kept one
+    twins: NDArray[np.int64]               # for each document: the one kept instead of it, or -1 if it stays
+    similarities: NDArray[np.float64]      # of each removed document and the one kept instead
     near: NDArray[np.int64]                # pairs of kept documents that resemble each other
     near_similarities: NDArray[np.float64]
     comparisons: int
-    most_kept: int                         # most documents kept of one cluster
+    most_kept: int                         # largest number of documents kept of one cluster
 
 
 @njit(cache=True)

@@ -84,7 +84,7 @@ class ShingleSetReader:
 
     def __init__(self, inputs: Inputs, refs: list[FileRef], cache_bytes: int) -> None:
         self._inputs, self._refs, self._cache_bytes = inputs, refs, cache_bytes
-        #: bytes of sets that `read` should be asked for at once
+        #: bytes of sets that a caller should read by one call of `read`
         self.chunk_bytes = min(max(_CHUNK, _PIECE * len(refs)), cache_bytes)
         self._files: OrderedDict[int, BinaryIO] = OrderedDict()
         self._sets: OrderedDict[tuple[int, int], NDArray[np.uint64]] = OrderedDict()

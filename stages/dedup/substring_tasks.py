@@ -271,7 +271,7 @@ def _runs(inputs: Inputs, args: dict[str, Any]) -> Iterator[NDArray[Any]]:
 def _needed(blocks: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
     """Leave out runs (stretches of repeated windows, as `_runs` yields them) whose bytes other runs cover. `blocks` are
     arrays of runs, sorted by text and position. The runs that are yielded cover the same bytes as all runs together."""
-    held = np.zeros(0, _RUN)                           # the last two: the next block may make the last one needless
+    held = np.zeros(0, _RUN)                           # the last two runs: the last one may not be needed
     for block in blocks:
         runs = np.concatenate([held, block])
         texts = runs["part"].astype(np.uint64) << np.uint64(32) | runs["row"].astype(np.uint64)

@@ -35,7 +35,7 @@ _PRIME = _U((1 << 61) - 1)
 _BASE = _U(0x1A37F2C94D6B8E51)
 _LOW = _U((1 << 32) - 1)
 _M1, _M2 = _U(0xFF51AFD7ED558CCD), _U(0xC4CEB9FE1A85EC53)
-#: windows that are looked at together; they bound the memory that a long text takes (8 bytes each)
+#: windows that are processed at a time; this bounds the memory that a long text takes (8 bytes for each window)
 BLOCK = 1 << 20
 
 
@@ -177,7 +177,7 @@ def covering(texts, starts, stops):
     for i in range(starts.shape[0]):
         other = kept < 0 or texts[i] != texts[kept]
         if (other or starts[i] > stops[kept]) and i - 1 > kept:
-            kept = i - 1                                          # the furthest that begins where coverage ends
+            kept = i - 1                                          # the furthest of those that begin in the coverage
             needed[kept] = True
             other = texts[i] != texts[kept]
         if other or starts[i] > stops[kept]:

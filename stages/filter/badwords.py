@@ -76,7 +76,8 @@ class Badwords(Stage):
         return self.verdict(doc)
 
     def _counter(self, doc: Document) -> BadWords | None:
-        """Return what counts the bad words in a document's language; None if the language has no list."""
+        """Return the object that counts the bad words of the document's language, or None if there is no list for the
+        language."""
         language = language_of(doc.language or self.config.default_language)
         if language not in self._counters:
             self._counters[language] = count_lists(self._lists, language)

@@ -133,8 +133,9 @@ class Madlad400(Stage):
         return "madlad400_questionable" if share is not None and share > self.config.max_questionable else None
 
     def matches(self, doc: Document, reason: str) -> list[Span]:
-        """Mark the questionable sentences, and of those that are only cursed the cursed words. Sentences in another
-        language are not marked, because that needs the model."""
+        """Return the spans (first character, one past the last) of the questionable sentences, at most MOST. For a
+        sentence that is questionable only by the rule `cursed`, the span is that of the cursed string. Sentences in
+        another language than the document's are not marked, because that needs the model."""
         if reason != "madlad400_questionable":
             return []
         rules = [rule for rule in self.config.rules if rule not in ("consistency", "cursed")]
