@@ -98,7 +98,9 @@ def distinct_of_texts(values: Hashes, counts: NDArray[np.int64]) -> tuple[Hashes
     and `counts` their number in each text. Returns (the distinct values of all texts, their number in each text)."""
     out, counts = np.empty(len(values), np.uint64), counts.copy()
     most = int(counts.max(initial=0))
-    return out[:_distinct_of_texts(values, counts, out, np.empty(2 * most + 2, np.uint32))], counts
+    sets = out[:_distinct_of_texts(values, counts, out, np.empty(2 * most + 2, np.uint32))]
+    # of a text that repeats itself, a view of a few values would keep the whole buffer in memory
+    return (sets.copy() if 2 * len(sets) < len(out) else sets), counts
 
 
 def distinct(values: Hashes) -> Hashes:

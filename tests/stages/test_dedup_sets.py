@@ -45,6 +45,12 @@ def test_distinct_values_of_many_texts_are_those_of_each():
     assert counts.tolist() == [len(v) for v in VALUES]                     # not changed
 
 
+def test_few_distinct_values_keep_no_large_buffer():
+    values, _ = distinct_of_texts(np.full(10_000, 7, np.uint64), np.array([6000, 4000]))
+    assert values.tolist() == [7, 7] and values.base is None
+    assert distinct(np.full(10_000, 7, np.uint64)).base is None
+
+
 @pytest.mark.parametrize("config", [{}, {"ngram": 1}, {"ngram": 2, "max_chars": 25}, {"shingles": "characters"},
                                     {"dialect": "datasketch"}, {"dialect": "datatrove", "words": "language"}], ids=str)
 def test_shingles_of_many_texts_are_those_of_each(config):
