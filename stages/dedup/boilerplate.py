@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stages.dedup.fragment import PartGroup
-from stages.dedup.sets import jaccard
+from stages.dedup.sets import SET_BYTES, jaccard
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,8 +30,8 @@ COPIES = 10
 #: memory that boilerplate takes in a task that compares texts, in MB
 MEMORY_MB = 64
 #: bits of the number of a counter; shingles that are counted together; shingles that are counted exactly; bytes of the
-#: sets without boilerplate that are kept, and what the objects of such a set take besides its values
-_BITS, _BATCH, _MOST, _KEPT_BYTES, _SET_BYTES = 21, 1 << 18, 1 << 19, 16 << 20, 400
+#: sets without boilerplate that are kept
+_BITS, _BATCH, _MOST, _KEPT_BYTES = 21, 1 << 18, 1 << 19, 16 << 20
 
 
 def boilerplate_limits(share: float, plan: Sequence[PartGroup]) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class Remainders:
         places = np.minimum(np.searchsorted(self._boilerplate, values), len(self._boilerplate) - 1)
         left = values[self._boilerplate[places] != values]
         self._left[document] = left, len(left) >= LEAST * len(values)
-        self._bytes += left.nbytes + _SET_BYTES
+        self._bytes += left.nbytes + SET_BYTES
         while self._bytes > _KEPT_BYTES and len(self._left) > 2:
-            self._bytes -= self._left.popitem(last=False)[1][0].nbytes + _SET_BYTES
+            self._bytes -= self._left.popitem(last=False)[1][0].nbytes + SET_BYTES
         return self._left[document]

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     Hashes = NDArray[np.uint64]
 
 _U = np.uint64
+#: bytes that a set in a cache takes besides its values, for its objects
+SET_BYTES = 400
 #: most values of one range that `_sort` sorts by insertion, whose time grows with their square
 _CROWDED = 64
 
