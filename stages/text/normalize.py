@@ -365,6 +365,7 @@ def simplify(text: str) -> str:
     """Return a text in the form in which MinHash signatures are computed: lower case, numbers as 0, no punctuation, no
     accents, single spaces.
 
-    >>> simplify("Café, 3.14 and\\nMORE…") 'cafe 0 and more'
+    >>> simplify("Café, 3.14  and\\nMORE…")
+    'cafe 0 and more'
     """
     return simplified_utf8(utf8(text)).tobytes().decode("utf-8", "surrogatepass")
