@@ -92,8 +92,8 @@ class DedupIndex:
 
 
 def as_list(given: Any) -> Any:
-    """Return [name] for a single name, and any other value unchanged. A setting may so be one name or a list of
-    names."""
+    """Return [name] for a single name, and any other value unchanged. With this function, a setting may be one name or
+    a list of names."""
     return [given] if isinstance(given, str) else given
 
 

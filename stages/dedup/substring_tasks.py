@@ -2,9 +2,9 @@
 
 A window is a run of `length` bytes of a text. Its seed is a short run of bytes inside the window that represents it. A
 part is a file of documents, and a group is a run of consecutive parts. A record names a document by the number of its
-part within the group and by its row in the part. It names a position in a text by the number of the byte. With `unit:
-tokens`, positions are numbers of tokens instead, until the task RunMap turns them into numbers of bytes. In that case,
-the tasks have an argument `units`, a key of the tokenizer's content.
+part within the group and by its row in the part. A record names a position in a text by the number of the byte there.
+With `unit: tokens`, positions are numbers of tokens instead, until the task RunMap turns them into numbers of bytes. In
+that case, the tasks have an argument `units`, a key of the tokenizer's content.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ class Ranking:
     """A ranking of documents: their scores, best first, and whether each document is good. From one ranking, measures
     such as the AUC can be computed repeatedly with different weights of the documents.
 
-    >>> Ranking([0.9, 0.8, 0.1], [True, False, False]).auc() 1.0
+    >>> Ranking([0.9, 0.8, 0.1], [True, False, False]).auc()
+    1.0
     """
 
     def __init__(self, scores: ArrayLike, good: ArrayLike) -> None:

@@ -249,9 +249,9 @@ def _ascii_blocks(data, out):
 
 @njit(cache=True, nogil=True)
 def _simplified(data, ascii_bytes, pages, kinds, starts, sizes, blob, gaps, out):
-    """Write the simplified form of the text `data` (UTF-8) to `out`, and return its number of bytes. It may have spaces
-    at its ends and, if `gaps` is true, several spaces between words. If only `by_rules` can simplify the text, the
-    result is _BY_RULES. If the table of characters lacks a page that is needed, the result is -2 - page."""
+    """Write the simplified form of the text `data` (UTF-8) to `out`, and return its number of bytes. The form may have
+    spaces at its ends and, if `gaps` is true, several spaces between words. If only `by_rules` can simplify the text,
+    the result is _BY_RULES. If the table of characters lacks a page that is needed, the result is -2 - page."""
     i, size, last = _ascii_stretch(data, 0, ascii_bytes, gaps, out, 0, _SPACE)
     while i < data.shape[0]:
         code, width = _code(data, i)
@@ -372,6 +372,7 @@ def simplify(text: str) -> str:
     """Return a text in the form in which MinHash signatures are computed: lower case, numbers as 0, no punctuation, no
     accents, single spaces.
 
-    >>> simplify("Café, 3.14 and\\nMORE…") 'cafe 0 and more'
+    >>> simplify("Café, 3.14  and\\nMORE…")
+    'cafe 0 and more'
     """
     return simplified_utf8(utf8(text)).tobytes().decode("utf-8", "surrogatepass")
