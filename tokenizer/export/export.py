@@ -29,7 +29,7 @@ FORMATS: Mapping[str, ExportFormat] = {
 
 
 class Exported(NamedTuple):
-    """What an export has written, as counts."""
+    """What an export has written: the numbers of files, bytes, documents or samples, and tokens."""
 
     files: int
     bytes: int

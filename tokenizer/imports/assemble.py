@@ -124,12 +124,12 @@ class Assembly:
         self.shards.append(Shard(**{**facts, **names}, index=self._index, table_sha256=sums["table"]))
 
     def close(self) -> tuple[Shard, ...]:
-        """Finish the last shard. Returns all shards."""
+        """Finish the last shard. Returns the entries of all shards for the manifest of the set."""
         self._finish()
         return tuple(self.shards)
 
 
 def renamed(path: Path, name: str) -> None:
-    """Give a finished file another name in its folder."""
+    """Rename a finished file within its folder."""
     sync(path)
     path.rename(path.with_name(name))

@@ -217,7 +217,8 @@ def _curve(sizes: Sizes, value: Any, key: str, budget: float, notes: dict[str, N
 
 @functools.cache
 def curve_mean(start: float, stop: float, power: float, rate: float, drop: float) -> float:
-    """Return the mean of x^power·e^(rate·x) over start … stop, where the curve is 0 below `drop`."""
+    """Return the mean of the curve x^power·e^(rate·x) for x from `start` to `stop`. The curve is 0 for x below
+    `drop`."""
     begin = max(start, drop)
     if begin >= stop:
         return 0.0
@@ -228,6 +229,6 @@ def curve_mean(start: float, stop: float, power: float, rate: float, drop: float
 
 @functools.cache
 def _gauss() -> tuple[np.ndarray, np.ndarray]:
-    """Return 64 points between -1 and 1 and their weights, with which integrals are computed (Gauss-Legendre)."""
+    """Return 64 points in [-1, 1] and their weights, for numerical integration (Gauss-Legendre quadrature)."""
     nodes, weights = np.polynomial.legendre.leggauss(64)
     return nodes, weights

@@ -28,7 +28,7 @@ class Total:
 
     @property
     def loss(self) -> float:
-        """Mean loss in nats per token."""
+        """Mean loss of the stream (data source) in nats per token."""
         return self.nll / self.targets
 
 

@@ -96,7 +96,7 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
 
 # -- as text ---------------------------------------------------------------------------------------------------------
 def text(step: dict[str, Any]) -> str:
-    """Format `step`, the result of `explain`, for a terminal."""
+    """Format `step`, the result of `explain`, as text for a terminal."""
     from tokenizer.shards.origin import document_lines
 
     first, stop = step["samples"]

@@ -141,7 +141,7 @@ def together(ranks: Sequence[Mapping[str, Any]], rate: float) -> dict[str, Any]:
 
 
 def text(report: Mapping[str, Any]) -> str:
-    """Format `report`, the result of `together`, for a terminal."""
+    """Format `report`, the result of `together`, as text for a terminal."""
     rate = f"at {report['rate']:,.0f} tokens/s" if report["rate"] else "as fast as it goes"
     lines = [f"loader     steps {report['first_step']:,} to {report['first_step'] + report['steps'] - 1:,} (the last "
              f"{report['steps']:,}) on {report['ranks']} rank{'s' if report['ranks'] > 1 else ''}, {rate}: "
