@@ -99,7 +99,8 @@ class Packing:
         return json.dumps({"magic": MAGIC, "version": VERSION, **asdict(self)}, indent=1, sort_keys=True) + "\n"
 
     def check_set(self, manifest: Manifest, where: str) -> None:
-        """Raise ShardError, with `where` in the message, if these are rows of another shard set than `manifest`."""
+        """Raise ShardError if these packed rows are of another shard set than the one that `manifest` describes. The
+        message begins with `where`."""
         if self.shards != manifest.sha256 or [f.index for f in self.files] != [s.index for s in manifest.shards]:
             raise ShardError(f"{where}: these packed rows are of another shard set; run the recipe again")
 
