@@ -49,12 +49,15 @@ def add_parser(commands: Any) -> None:
     anneal = commands.add_parser("anneal", parents=[of_a_run()],
                                  description="From a checkpoint, decay the learning rate to 0 on each of several "
                                              "mixtures, and compare what that does to the held-out data.")
-    anneal.add_argument("--from", required=True, type=positive, dest="step", metavar="STEP", help="of a checkpoint")
+    anneal.add_argument("--from", required=True, type=positive, dest="step", metavar="STEP",
+                        help="the step of the checkpoint from which the trainings continue")
     anneal.add_argument("--mixes", nargs="+", metavar="FILE", default=[], help="candidate mixtures, as YAML")
     anneal.add_argument("--candidates", nargs="+", metavar="[NAME=]STREAM", default=[],
                         help="streams of the store, each of which is mixed with what the run reads")
-    anneal.add_argument("--share", default="60%", metavar="SHARE", help="share of a candidate (default: 60%%)")
-    anneal.add_argument("--tokens", required=True, type=positive, metavar="N", help="tokens of a decay, e.g. 1B")
+    anneal.add_argument("--share", default="60%", metavar="SHARE",
+                        help="share of a candidate in its mixture (default: 60%%)")
+    anneal.add_argument("--tokens", required=True, type=positive, metavar="N",
+                        help="tokens of each training, over which the learning rate decays to 0, e.g. 1B")
     experiment_arms.add_arguments(anneal)
     experiment_arms.add_data_arguments(anneal, "make candidates from the shards of these recipes, which run as one "
                                                "plan in the store of RUN")

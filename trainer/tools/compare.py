@@ -26,7 +26,7 @@ KEPT = ("event", "step", "tokens", "loss", "streams", "tokens_per_s", "mfu", "co
 def add_parser(commands: Any) -> None:
     compare = commands.add_parser("compare", description="Show trainings side by side at equal tokens: losses per "
                                                          "source, speed, and in what their settings and data differ.")
-    compare.add_argument("trainings", nargs="+", metavar="A", help="folders of runs, or what --out was")
+    compare.add_argument("trainings", nargs="+", metavar="A", help="folders of runs, or folders given as --out")
     compare.add_argument("--json", action="store_true", help="JSON instead of a table")
 
 

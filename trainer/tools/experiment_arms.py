@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=positive, default=2, metavar="S",
-                        help="repeat every arm with S seeds: without that nobody knows what is noise (default: 2)")
+                        help="repeat every arm with S seeds, because one seed does not show the noise (default: 2)")
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="train N arms at a time (default: 1)")
     parser.add_argument("--halving", action="store_true",
                         help="end the worse half of the arms after a quarter and after half of the steps")
