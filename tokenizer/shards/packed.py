@@ -73,7 +73,7 @@ class Packing:
 
     @property
     def filled(self) -> int:
-        """Number of target positions (there are `longest` in each row) that are not padding."""
+        """Number of target positions (there are `longest` in each packed row) that are not padding."""
         return sum(file.tokens - file.rows for file in self.files)
 
     @property
@@ -192,16 +192,16 @@ class PackedRows:
         return self.firsts[-1]
 
     def shard_of(self, row: int) -> int:
-        """Return the index in the set of the shard that holds row number `row`. Raises IndexError when there is no such
-        row."""
+        """Return the index in the set of the shard that holds packed row number `row`. Raises IndexError when there is
+        no such row."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)} packed rows")
         return bisect.bisect_right(self.firsts, row) - 1
 
     def row(self, row: int) -> list[tuple[int, int]]:
-        """Return the pieces of documents in row number `row`, in order, as (first token, exclusive end), counted over
-        all shards. Raises ShardError if the pieces are impossible, and IndexError if there is no such row. For a single
-        row, this is much faster than `pieces`."""
+        """Return the pieces of documents in packed row number `row` (a training sample of whole documents), in order,
+        as (first token, exclusive end), counted over all shards. Raises ShardError if the pieces are impossible, and
+        IndexError if there is no such row. For a single row, this is much faster than `pieces`."""
         shard = self.shard_of(row)
         file, offset = self.packing.files[shard], self._offsets[shard]
         index = 2 * file.pieces + row - self.firsts[shard]
@@ -215,10 +215,11 @@ class PackedRows:
         return [(start + offset, stop + offset) for start, stop in pieces]
 
     def pieces(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (pieces, counts) for the rows [first, stop), which must all be of one shard. `pieces` is int64 (n, 2):
-        the first token and the exclusive end of each piece, counted over all shards, in the order of the rows. `counts`
-        has the number of pieces of each row. Raises ShardError if the file is damaged (a row without pieces, an empty
-        piece, tokens outside the shard, a row that is too long), and IndexError if the rows are of several shards."""
+        """Return (pieces, counts) for the packed rows [first, stop), which are training samples of whole documents. The
+        rows must all be of one shard. `pieces` is int64 (n, 2): the first token and the exclusive end of each piece,
+        counted over all shards, in the order of the rows. `counts` has the number of pieces of each row. Raises
+        ShardError if the file is damaged (a row without pieces, an empty piece, tokens outside the shard, a row that is
+        too long), and IndexError if the rows are of several shards."""
         shard = self.shard_of(first)
         file, before = self.packing.files[shard], self.firsts[shard]
         if stop - before > file.rows:

@@ -110,8 +110,8 @@ def visible_gpus() -> list[str]:
 
 
 def wait_for_earlier(folder: Path, clock: Clock) -> None:
-    """Wait until no process of this machine trains in `folder`. A study that was killed may have left one that still
-    writes its checkpoint. Raises TrainingError when it has not ended after STOPPED_S seconds."""
+    """Wait until no process of this machine trains in `folder`. A study that was killed may have left a process that
+    still writes its checkpoint. Raises TrainingError when the process has not ended after STOPPED_S seconds."""
     deadline = clock.now() + STOPPED_S
     while (pid := training_process(folder)) is not None:
         if clock.now() > deadline:
