@@ -132,7 +132,8 @@ def row_pieces(ends: np.ndarray | None, tokens: np.ndarray, width: int, eos: int
 
 
 def targets_of(loss: TokenFile, begin: int, stop: int) -> np.ndarray:
-    """Read the flags of tokens [begin, stop) from the file of a loss mask: whether each token counts in the loss."""
+    """Read the flags of tokens [begin, stop) from the file of a loss mask: whether each token counts in the loss.
+    Raises TokenFileError for a flag other than 0 and 1."""
     flags = loss.array(begin, stop - begin, np.dtype("u1"))
     if int(flags.max()) > 1:
         wrong = int(np.flatnonzero(flags > 1)[0])

@@ -11,8 +11,9 @@ An entry of a mix may be such shards, here `web`, which are split by language an
     web: {share: 75, by: bucket, curve: {power: 2, rate: 1}}    tokens times a factor that rises with the quality
     web: {share: 75, by: language, alpha: 0.3, within: {by: bucket, curve: {power: 2, rate: 1}}}
 
-`within` divides what each label gets. Where a rule is missing, tokens are in proportion. If all labels together have
-too few tokens for the limit of `unimax` or of a curve (`cap`), each is read more often, in proportion.
+`within` divides what each label gets among the streams of the label. Where no rule is given, a share is divided in
+proportion to tokens. If all labels together have too few tokens for the limit of `unimax` or of a curve (`cap`), all
+are read more often than the limit says, in proportion to their tokens.
 """
 
 from __future__ import annotations

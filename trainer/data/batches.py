@@ -234,8 +234,8 @@ class Data:
         return not all(shards.has_local_tokens for shards in self.train)
 
     def request(self, first: int, batch: int, data_rank: int, data_size: int) -> None:
-        """Request the tokens that `step` with the same arguments will read from object storage, without waiting for
-        them."""
+        """Request from object storage the tokens that `step` will read when it is called with the same arguments. Does
+        not wait for them."""
         at = self.order.locate(first, first + batch)
         wanted: dict[int, list[tuple[int, int]]] = {}
         for stream, window, length in zip(*(column[data_rank::data_size].tolist()

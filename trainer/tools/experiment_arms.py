@@ -70,8 +70,9 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
             sources: Sources | None = None, unit: str = NATS) -> int:
     """Train all arms of a study (the trainings that it compares), write the results, and print the table of losses in
     `unit`. The results go to the folder that holds the arms' folders. `prepare` is called for every arm before any arm
-    is trained. The first of `sources` (named groups of streams) decides about the arms; by default, it is all held-out
-    data that the arms have in common. Returns the exit code."""
+    is trained. `sources` are named groups of streams (data sources) on whose held-out data the arms are compared; the
+    first group decides which arms are better. By default, the first group is all held-out data that the arms have in
+    common. Returns the exit code."""
     from trainer.base.files import alone, replace
     from trainer.data.remote import fetch_shards
     from trainer.tools.arm_plot import write_plots

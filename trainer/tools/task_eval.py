@@ -196,8 +196,8 @@ def run_folder(options: argparse.Namespace) -> Path:
 
 
 def writable(folder: Path) -> Path:
-    """Make `folder` if it is missing, and return it. Raises ConfigError now, not after hours of scoring, when it cannot
-    be written."""
+    """Make `folder` if it is missing, and return it. Raises ConfigError when no file can be written to it. Called
+    before the scoring, so that such a mistake does not show only hours later."""
     from trainer.base.config import ConfigError
 
     try:
