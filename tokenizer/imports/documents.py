@@ -41,7 +41,7 @@ class TokenRange(NamedTuple):
     document."""
 
     file: str
-    byte: int                     # at which they begin
+    byte: int                     # byte of the file at which they begin
     width: int                    # bytes of a token in the file
     tokens: np.ndarray
 

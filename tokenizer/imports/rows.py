@@ -66,7 +66,7 @@ def rows_of(source: ImportSource, blocks: Iterable[ImportedDocuments], width: in
         joined = join([*held, block])
         ends = np.cumsum(joined.lengths)
         marks = np.arange(width, int(ends[-1]) + 1, width)
-        lasts = np.searchsorted(ends, marks)              # of the last piece of each row
+        lasts = np.searchsorted(ends, marks)              # number of the last piece of each row
         if not np.array_equal(ends[lasts], marks):
             raise wrong_length(source, file, width)
         stop = int(lasts[-1]) + 1 if len(lasts) else 0

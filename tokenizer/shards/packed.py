@@ -43,12 +43,12 @@ class PackedShard:
     """Counts of the packed rows (training samples of whole documents) of one shard, and the file that lists them. A row
     has documents of one shard only."""
 
-    index: int                    # of the shard in its set
+    index: int                    # number of the shard in its set
     rows: int
     pieces: int
-    tokens: int                   # in all rows, without padding
-    documents: int                # of the shard, also those of one token, which are in no row
-    longer: int                   # documents that do not fit into a row, and are cut
+    tokens: int                   # number of tokens in all rows, without padding
+    documents: int                # number of documents of the shard, including those of one token, which are in no row
+    longer: int                   # number of documents that do not fit into a row, and are cut
     file: str
     sha256: str                   # of the file
 

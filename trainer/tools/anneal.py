@@ -278,7 +278,7 @@ def plant(checkpoint: Checkpoint, base: Run, run: Run) -> None:
             continue
         try:
             os.link(file, target)
-        except OSError:                          # another disk
+        except OSError:                          # for instance on another disk
             shutil.copyfile(file, target)
     meta = {**checkpoint.meta, "config": run.config.identity(), "train": asdict(run.config), "pinned": False,
             "curriculum": run.curriculum.to_json()}
