@@ -64,9 +64,9 @@ def divide(name: str, spec: Mapping[str, Any], labels: list[str], key: str, size
 
 def _divide(members: Sizes, prefix: int, spec: Mapping[str, Any], labels: list[str], key: str, budget: float,
             notes: dict[str, None]) -> dict[str, Fraction]:
-    """Return the share of each stream of `members` ({stream: tokens}) by the rules `spec`; {} if the rules give no
-    stream a share. In the name of a stream, its labels begin at character `prefix`. Warnings are added to `notes` as
-    keys."""
+    """Return the share of each stream (part of the split shards) of `members` ({stream: tokens}) by the rules `spec`;
+    {} if the rules give no stream a share. In the name of a stream, its labels begin at character `prefix`. Warnings
+    are added to `notes` as keys."""
     unknown = sorted(set(spec) - {"by", "within", *RULES})
     if unknown:
         raise CurriculumError(f"{key}.{unknown[0]}: unknown key of a group of split shards; there are share, by, "
@@ -131,8 +131,9 @@ def _rule(sizes: Sizes, spec: Mapping[str, Any], key: str, budget: float,
 
 
 def unimax_parts(sizes: Sizes, budget: float, epochs: float) -> dict[str, Fraction]:
-    """Divide `budget` tokens equally between streams of these sizes, each read at most `epochs` times. If even the
-    largest possible amounts do not add up to `budget`, each stream gets its largest amount, and the sum is smaller."""
+    """Divide `budget` tokens equally between streams (data sources) of these sizes, each read at most `epochs` times.
+    If even the largest possible amounts do not add up to `budget`, each stream gets its largest amount, and the sum is
+    smaller."""
     parts: dict[str, Fraction] = {}
     left = Fraction(budget)
     for number, (size, stream) in enumerate(sorted((size, stream) for stream, size in sizes.items())):

@@ -92,15 +92,15 @@ class Packing:
 
     @property
     def name(self) -> str:
-        """Name of the file of this manifest of packed rows."""
+        """Name of the file of this manifest of packed rows (training samples)."""
         return f"packed-{self.sha256[:16]}.json"
 
     def dumps(self) -> str:
         return json.dumps({"magic": MAGIC, "version": VERSION, **asdict(self)}, indent=1, sort_keys=True) + "\n"
 
     def check_set(self, manifest: Manifest, where: str) -> None:
-        """Raise ShardError if these packed rows are of another shard set than the one that `manifest` describes. The
-        message begins with `where`."""
+        """Raise ShardError if these packed rows (training samples) are of another shard set than the one that
+        `manifest` describes. The message begins with `where`."""
         if self.shards != manifest.sha256 or [f.index for f in self.files] != [s.index for s in manifest.shards]:
             raise ShardError(f"{where}: these packed rows are of another shard set; run the recipe again")
 
@@ -136,10 +136,10 @@ def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest) ->
 
 def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest,
                  sha256: str | None = None) -> Packing | None:
-    """Read a manifest of packed rows of the shard set `manifest` from the set's folder, `folder`. Of several manifests,
-    it is the one with the sha256 `sha256`. If `sha256` is None, it is the one published last, and None is returned if
-    none was published. Raises ShardError if the manifest with this `sha256` is missing, or if the manifest cannot be
-    read, is damaged, or belongs to another shard set."""
+    """Read a manifest of packed rows (training samples) of the shard set `manifest` from the set's folder, `folder`. Of
+    several manifests, it is the one with the sha256 `sha256`. If `sha256` is None, it is the one published last, and
+    None is returned if none was published. Raises ShardError if the manifest with this `sha256` is missing, or if the
+    manifest cannot be read, is damaged, or belongs to another shard set."""
     path = folder / (MANIFEST if sha256 is None else f"packed-{sha256[:16]}.json")
     try:
         with filesystem.open_input_stream(str(path)) as file:
@@ -192,8 +192,8 @@ class PackedRows:
         return self.firsts[-1]
 
     def shard_of(self, row: int) -> int:
-        """Return the index in the set of the shard that holds packed row number `row`. Raises IndexError when there is
-        no such row."""
+        """Return the index in the set of the shard that holds packed row (training sample) number `row`. Raises
+        IndexError when there is no such row."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)} packed rows")
         return bisect.bisect_right(self.firsts, row) - 1

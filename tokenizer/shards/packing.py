@@ -103,8 +103,8 @@ class PackedWriter:
         self.pieces = self.rows = self.tokens = 0
 
     def add(self, pieces: np.ndarray, counts: np.ndarray) -> None:
-        """Append packed rows. `pieces`, int64 (pieces, 2), has the first token and the exclusive end of each piece, one
-        row after the other, and `counts` the number of pieces of each row."""
+        """Append packed rows (training samples). `pieces`, int64 (pieces, 2), has the first token and the exclusive end
+        of each piece, one row after the other, and `counts` the number of pieces of each row."""
         self._write(pieces)
         self._counts.append(counts)
         self.pieces, self.rows = self.pieces + len(pieces), self.rows + len(counts)

@@ -159,9 +159,9 @@ def touched(shards: ShardSet, start: int, count: int) -> range:
 
 
 def refuse_short(shards: ShardSet, shard: int) -> None:
-    """Raise ShardError when a file of shard number `shard` (tokens, loss mask, document ends or packed rows) is gone or
-    shorter than the manifest says. Reading a memory map of a file that has become shorter would kill the process with
-    SIGBUS, without a message."""
+    """Raise ShardError when a file of shard number `shard` (tokens, loss mask, document ends, or the list of packed
+    rows) is gone or shorter than the manifest says. Reading a memory map of a file that has become shorter would kill
+    the process with SIGBUS, without a message."""
     info = shards.manifest.shards[shard]
     files = [(info.ends, info.documents * ENDS.itemsize)]
     if shards.has_local_tokens:

@@ -110,7 +110,8 @@ def source_of(stream: str | None, arms: Sequence[Arm]) -> dict[str, list[str]] |
 
 def check_before_data(options: argparse.Namespace, known: tuple[Mapping[str, Any], Sequence[Phase]]) -> None:
     """Check the options of `ablate --data` before the data of the study is made. `known` is (the section `train:` of
-    the recipe, the phases of its curriculum). Raises ConfigError."""
+    the recipe, the phases (stretches of the training) of its curriculum). Raises ConfigError for options that do not
+    fit."""
     from trainer.base.config import ConfigError, build
     from trainer.loop.config import TrainConfig
 

@@ -136,8 +136,8 @@ def opened(run: str, options: argparse.Namespace) -> tuple[Run, Checkpoint]:
 def with_candidates(base: Run, sample: int, candidates: Sequence[str], share: str) -> dict[str, dict[str, Any]]:
     """Return the mixtures that `--candidates` compares, by name. The mixture `base` is that of the run just before
     sample number `sample`. Each other mixture has the name of a candidate: the candidate has the share `share`, and
-    `base` the rest. In these mixtures, streams may be read more often than the run allows. Raises ConfigError when a
-    share or a name cannot be used."""
+    `base` the rest. In these mixtures, streams (data sources) may be read more often than the run allows. Raises
+    ConfigError when a share or a name cannot be used."""
     from pipeline.base.quantities import parse_share
     from trainer.base.config import ConfigError
 

@@ -31,10 +31,10 @@ MEASURE = "bpb"
 
 def check_settings(config: TaskScoringConfig | None, by: str, phases: Sequence[Phase]) -> None:
     """Check the settings `evaluate.tasks` before the data to train on exists. `config` are these settings (None: not
-    given), and `phases` are the phases of a training of the study. Raises ConfigError when a task does not exist, has
-    no data, or has only the form `code` (which runs programs that the model writes). If tasks are to decide about the
-    arms (`by`), also raises ConfigError when `config` is None, or when too few checkpoints are scored to judge a
-    task."""
+    given), and `phases` are the phases (stretches) of a training of the study. Raises ConfigError when a task does not
+    exist, has no data, or has only the form `code` (which runs programs that the model writes). If tasks are to decide
+    about the arms (`by`), also raises ConfigError when `config` is None, or when too few checkpoints are scored to
+    judge a task."""
     from trainer.base.config import ConfigError
     from trainer.loop.task_watcher import scorable_tasks
 
@@ -93,7 +93,8 @@ def check_data(arms: Sequence[Arm]) -> None:
 
 def scored_steps(every: int, phases: Sequence[Phase], begin: int) -> list[int]:
     """Return the steps of an arm (a training of a study) whose checkpoints are scored: the multiples of `every` from
-    step `begin` on, and the ends of phases after it. The arm begins with the checkpoint of step `begin`."""
+    step `begin` on, and the ends of phases (stretches of the training) after it. The arm begins with the checkpoint of
+    step `begin`."""
     ends = list(accumulate(phase.steps for phase in phases))
     multiples = range(every, ends[-1], every)                     # the checkpoint with which an arm begins may be one
     return sorted({step for step in ends if step > begin} | {step for step in multiples if step >= begin})
