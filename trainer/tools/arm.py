@@ -20,7 +20,7 @@ class Arm:
     `before` is the number of tokens and `step` the number of steps that the checkpoint had been trained for."""
 
     name: str
-    seed: int                     # from 0
+    seed: int                     # number of the seed, from 0
     run: Run
     settings: Mapping[str, Any]
     width: int | None = None

@@ -35,8 +35,8 @@ def measured(streams: Mapping[str, Mapping[str, Any]], sources: Sources, unit: s
 
 
 def loss_of(results: Sequence[Mapping[str, Any]], unit: str) -> float:
-    """Return one loss for the held-out data of several streams. With the unit nats per token, it is the sum of nats
-    over the sum of tokens; with bits per byte, the sum of bits over the sum of bytes."""
+    """Return one loss for the held-out data of several streams (data sources). With the unit nats per token, it is the
+    sum of nats over the sum of tokens; with bits per byte, the sum of bits over the sum of bytes."""
     nats = [of["loss"] * of["targets"] for of in results]
     if unit == NATS:
         return math.fsum(nats) / sum(of["targets"] for of in results)

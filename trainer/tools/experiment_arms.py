@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=positive, default=2, metavar="S",
-                        help="repeat every arm with S seeds: without that nobody knows what is noise (default: 2)")
+                        help="repeat every arm with S seeds, because one seed does not show the noise (default: 2)")
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="train N arms at a time (default: 1)")
     parser.add_argument("--halving", action="store_true",
                         help="end the worse half of the arms after a quarter and after half of the steps")
@@ -70,8 +70,9 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
             sources: Sources | None = None, unit: str = NATS) -> int:
     """Train all arms of a study (the trainings that it compares), write the results, and print the table of losses in
     `unit`. The results go to the folder that holds the arms' folders. `prepare` is called for every arm before any arm
-    is trained. The first of `sources` (named groups of streams) decides about the arms; by default, it is all held-out
-    data that the arms have in common. Returns the exit code."""
+    is trained. `sources` are named groups of streams (data sources) on whose held-out data the arms are compared; the
+    first group decides which arms are better. By default, the first group is all held-out data that the arms have in
+    common. Returns the exit code."""
     from trainer.base.files import alone, replace
     from trainer.data.remote import fetch_shards
     from trainer.tools.arm_plot import write_plots
