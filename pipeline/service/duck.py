@@ -81,7 +81,7 @@ class Stop:
 
     @property
     def left(self) -> float:
-        """Seconds until the query's time is up."""
+        """The number of seconds until the query's time is up."""
         return max(0.0, self._until - self._clock.now())
 
     def check(self) -> None:

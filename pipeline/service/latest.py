@@ -1,4 +1,4 @@
-"""Finds the runs that made a dataset."""
+"""Finds the finished runs of a store that made a dataset, the latest first."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def made_datasets(at: Store, run: str) -> list[str]:
 
 
 def runs_with(at: Store, dataset: str) -> Iterator[str]:
-    """Yield the finished runs that made a dataset, the latest first. The search ends after the latest NEWEST (a number)
-    finished runs of the store."""
+    """Yield the names of the finished runs that made a dataset, the latest first. Only the latest finished runs of the
+    store, NEWEST (a number) of them, are searched."""
     last = latest_run(at)
     # most callers want only this run, and listing the runs of a large store takes long
     if last is not None and _is_finished(at, last) and dataset in made_datasets(at, last):
@@ -33,14 +33,15 @@ def runs_with(at: Store, dataset: str) -> Iterator[str]:
 
 
 def finished_runs(at: Store) -> list[str]:
-    """Return the names of the NEWEST (a number) finished runs of a store that are the latest, the latest first."""
+    """Return the names of the latest finished runs of a store, at most NEWEST (a number) of them, the latest first."""
     last = latest_run(at)
     first = [last] if last is not None and _is_finished(at, last) else []
     return [*first, *_latest_first(at, last)][:NEWEST]
 
 
 def _latest_first(at: Store, without: str | None) -> list[str]:
-    """Return the names of the finished runs of a store, except one, in the order of their starts, the latest first."""
+    """Return the names of all finished runs of a store except the run `without`. The run that was started last comes
+    first."""
     names = [name for name in run_names(at) if name != without]
     finished = [name for name, is_finished in zip(names, at.map(lambda name: _is_finished(at, name), names))
                 if is_finished]
