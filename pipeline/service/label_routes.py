@@ -157,9 +157,10 @@ async def put_label(labels: LabelsOf, role: Operator, given: LabelRequest) -> di
 @router.get("/export", summary="Export labelled documents", response_class=Response)
 async def export(request: Request, at: StoreOf, dataset: str, labels: LabelsOf, queries: QueriesOf,
                  format: Literal["jsonl", "parquet"] = "jsonl", unmasked: Unmasked = False) -> Response:
-    """Export the labelled documents as JSON lines with `text` and `label` (good or bad), for `tokenmill classifier
-    train --labelled FILE`. Documents are left out if people disagree on them or are unsure, if they are no longer
-    published, or if their text is not the one that people read. The header `X-Left-Out` counts these documents."""
+    """Export the labelled documents as a file of JSON lines or Parquet for `tokenmill classifier train --labelled
+    FILE`. Each row has the `text` of a document and its `label` (good or bad). Documents are left out if people
+    disagree on them or are unsure, if they are no longer published, or if their text is not the one that people read.
+    The header `X-Left-Out` counts these documents."""
     await allow_unmasked(request, at, unmasked, {"dataset": dataset, "labels": True})
     stop = queries.stop()
     folder = tempfile.mkdtemp(prefix="tokenmill-labels-")
