@@ -83,8 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_before_data(options: argparse.Namespace, known: Any) -> None:
-    """Check the options of `ablate --data` or `anneal --data` before the data is made. `known` is what the command's
-    own `check_before_data` takes. Raises ConfigError, or one of `failures`."""
+    """Check the options of `ablate --data` or `anneal --data` before the data of the study is made. Calls the function
+    of the same name in the command's module, with `known`, which is what is known about the data by then. Raises
+    ConfigError, or one of the errors in `failures`."""
     importlib.import_module(COMMANDS[options.command][0]).check_before_data(options, known)
 
 

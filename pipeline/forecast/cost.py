@@ -70,10 +70,12 @@ def forecast(run: SampleRun, *, cores: int, price: float | None = None) -> CostF
 
 
 def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
-    """Return the wall-clock seconds of all nodes of the plan on `cores` cores. In the lower bound, the work is divided
-    evenly among the cores. In the upper bound, every node also waits for its longest task after all its other tasks are
-    done (Graham 1966), and a quarter is added to the sum. The estimate counts half of these waits. On one core no node
-    waits. START_S is added to all three."""
+    """Return the wall-clock seconds of all nodes of the plan on `cores` cores, as an estimate with bounds.
+
+    The lower bound divides the CPU time evenly among the cores. In the upper bound, every node also waits for its
+    longest task after all its other tasks are done (Graham 1966), and a quarter is added to the sum. The estimate
+    includes half of these waits. On one core no node waits. All three include START_S, the time to start workers, load
+    models and write the report."""
     cpu = total(n.cpu_s for n in nodes) * (1 / cores)
     tails = sum(n.longest_s for n in nodes) if cores > 1 else 0.0
     value = START_S + max(cpu.value, max(n.longest_s for n in nodes)) + tails / 2
@@ -96,7 +98,7 @@ def line(size: np.ndarray, cost: np.ndarray) -> tuple[float, float]:
 
 
 class Extrapolation:
-    """Extrapolates the costs and results of the tasks of a sample run to a run on the whole input."""
+    """Extrapolates the costs and results of the tasks of a sample run to a run on the whole input of the recipe."""
 
     def __init__(self, run: SampleRun, cores: int) -> None:
         self.run, self.cores = run, cores
@@ -118,10 +120,10 @@ class Extrapolation:
                         tasks=self.partitions({name}))
 
     def node(self, node: Mapping[str, Any]) -> NodeCost:
-        """Return the forecast cost of a node of the plan. Call this for the nodes in the order of the plan, because it
-        also sets `through[name]`. This is a factor that corrects for documents that deduplication removes from the
-        whole input but not from the sample. A node takes over the factor of the nodes before it. If the node applies a
-        deduplication, the factor is lowered further."""
+        """Return the forecast cost of a node of the plan (a pass, a deduplication …). Call this for the nodes in the
+        order of the plan, because it also sets `through[name]`. This is a factor that corrects for documents that
+        deduplication removes from the whole input but not from the sample. A node takes over the factor of the nodes
+        before it. If the node applies a deduplication, the factor is lowered further."""
         name, kind, records = node["name"], node["kind"], self.run.records[node["name"]]
         befores = [self.through[d] for d in node["deps"] if d in self.through]
         self.through[name] = {s: Range(max((b[s].value for b in befores), default=1.0),
@@ -150,8 +152,9 @@ class Extrapolation:
                         tasks=self.partitions({source for r in of_parts for source in _read(r)}))
 
     def _overall(self, name: str, records: Sequence[PartRecord]) -> Range:
-        """Return the factor that corrects for deduplication in the node `name` (`through[name]`), averaged over the
-        sources. Each source is weighted by the bytes of it that the tasks of the node read."""
+        """Return `through[name]` averaged over the sources: the factor that corrects for documents which deduplication,
+        up to the node `name`, removes from the whole input but not from the sample. Each source is weighted by the
+        bytes of it that the tasks of the node read."""
         sizes: Counter[str] = Counter()
         for record in records:
             sizes.update({s: c.get("bytes", 0) * self.scale[s] for s, c in _read(record).items() if s in self.scale})
@@ -179,8 +182,8 @@ class Extrapolation:
                 max(1, math.ceil(len(records) * more)))
 
     def _training(self, records: Sequence[PartRecord]) -> Range:
-        """Return the CPU seconds to train the tokenizer. They grow at most in proportion to the size of the training
-        text."""
+        """Return the CPU seconds to train the tokenizer on the whole input. `records` are those of the training on the
+        sample. The CPU time grows at most in proportion to the size of the training text."""
         trained = self.run.recipe.tokenizer.train if self.run.recipe.tokenizer else None
         cpu, trained_bytes = sum(r.cpu_s for r in records), sum(r.counters.get("bytes", 0) for r in records)
         more = min(trained.sample_bytes / trained_bytes, self.largest) if trained and trained_bytes else 1.0
@@ -188,8 +191,9 @@ class Extrapolation:
 
     def _deduplicated(self, name: str, records: Sequence[PartRecord]) -> None:
         """Estimate how many documents of each source a deduplication removes from the whole input. `name` is the pass
-        that drops these documents, and `records` are its tasks on the sample. The estimates are added to `duplicates`,
-        and the factor that corrects for deduplication (`through[name]`) is lowered."""
+        that drops these documents, and `records` are the commit records of its tasks on the sample. The estimates are
+        added to `duplicates`. The factor `through[name]`, which corrects for documents that are removed from the whole
+        input but not from the sample, is lowered."""
         docs: Counter[str] = Counter()
         dropped: Counter[str] = Counter()
         for record in records:

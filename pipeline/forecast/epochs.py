@@ -50,8 +50,8 @@ class PhaseUse:
 
 
 def worth(epochs: float) -> float:
-    """Return how much repeated tokens are worth: when a training reads a stream `epochs` times, the tokens it reads are
-    worth this fraction of as many tokens without repetition. U unique tokens that are repeated R = epochs − 1 times are
+    """Return how much the tokens of a stream are worth if a training reads the stream `epochs` times, as a fraction of
+    the worth of equally many tokens without repetition. U unique tokens that are repeated R = epochs − 1 times are
     worth U + U·R*·(1 − exp(−R/R*)) tokens (arXiv 2305.16264, equation 5); R* is HALF_LIFE."""
     return 1.0 if epochs <= 1 else (1 + HALF_LIFE * (1 - math.exp((1 - epochs) / HALF_LIFE))) / epochs
 
@@ -83,7 +83,8 @@ def given_tokens(texts: list[str], recipe: Recipe, known: Mapping[str, int] | No
 
 
 def _entries(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (place for messages, stream, number) for each stream that a value of `--tokens` names."""
+    """Yield (place for error messages, stream, number of tokens as text) for each stream in `text`, a value of the
+    option --tokens: `web=8T,code=1T`, or the name of a table."""
     if "=" in text or not text.strip():
         for part in (part.strip() for part in text.split(",") if part.strip()):
             name, _, number = part.partition("=")

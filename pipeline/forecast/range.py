@@ -26,9 +26,9 @@ def exactly(value: float) -> Range:
 
 
 def total(ranges: Iterable[Range]) -> Range:
-    """Return the sum of estimates with independent errors. For each side, the squares of the distances from the
-    estimates to their bounds are added up. The square root of this total is the distance from the sum to its bound. The
-    lower bound is at least 0."""
+    """Return the sum of estimates with independent errors. Its lower and upper bounds are computed separately: the
+    distance from the sum to its bound is the square root of the sum of the squared distances from the estimates to
+    their bounds. The lower bound is at least 0."""
     ranges = list(ranges)
     value = sum(r.value for r in ranges)
     return Range(value, max(0.0, value - math.sqrt(sum((r.value - r.low) ** 2 for r in ranges))),

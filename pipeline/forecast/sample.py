@@ -94,7 +94,8 @@ class SourceSample:
 
     @property
     def scale(self) -> float:
-        """Return the size of the source divided by the size of its sample."""
+        """Return the size of the source divided by the size of its sample; results of the sample are multiplied by it.
+        """
         return self.grown * (self.records_read / self.records_drawn if self.records_drawn else 1.0)
 
 
@@ -114,8 +115,9 @@ class SampleRun:
 
 def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet", verify_inputs: bool = False,
                limits: SampleLimits | None = None, backend: Callable[[Store], Backend] | None = None) -> SampleRun:
-    """Draw about `share` (0 … 1) of every source and run the recipe on this sample, in child processes of this machine
-    (without Linux in this process), or on the workers of `backend`.
+    """Draw about `share` (0 … 1) of every source and run the recipe on this sample. The tasks run on the workers of
+    `backend`; without `backend`, in child processes of this machine, or in this process if the machine does not run
+    Linux.
 
     Raises InputError for missing inputs, CurriculumError when the phases of the training do not fit into its total, and
     SampleError when the sample is too small for the recipe or exceeds `limits`.
@@ -215,8 +217,8 @@ def _groups(files: list[SourceFile]) -> Iterator[list[SourceFile]]:
 
 def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float, limits: SampleLimits, store: str,
           backend: Callable[[Store], Backend], show: str) -> dict[str, list[PartRecord]]:
-    """Run the tasks that draw the sample from the chosen files (DrawSample). Returns, for each source, the commit
-    records of these tasks in the order of the files."""
+    """Run the tasks that draw about `share` of the records of the files `chosen` of each source (DrawSample). Returns,
+    for each source, the commit records of these tasks in the order of the files."""
     specs: dict[str, list[TaskSpec]] = {}
     for name, files in chosen.items():
         unread = planner.source_files(name).bytes / max(sum(f.size for f in files), 1)
@@ -250,7 +252,8 @@ def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float
 
 def _write_units(folder: Path, name: str, chosen: list[SourceFile], files: FileList, records: list[PartRecord],
                  share: float, limits: SampleLimits, store: Store) -> SourceSample:
-    """Write the sample of a source as units, which are files of unequal sizes. Returns a description of the sample.
+    """Write the sample of the source `name` into `folder` as units, which are files of unequal sizes. Returns a
+    description of the sample. `chosen` are the input files that were read, and `files` all files of the source.
 
     `records` are the commit records of the tasks that drew the sample. Each task drew, from the input records that it
     read, those with the lowest ranks (pseudo-random numbers), up to a bound that differs between tasks. The sample of
@@ -301,8 +304,8 @@ def unit_of(key: str) -> int:
 
 
 def _sampled(recipe: Recipe, folder: Path, sources: Mapping[str, SourceSample]) -> Recipe:
-    """Return the recipe with the files of the sample as its inputs. Each file becomes a partition, the input of one
-    task. The curriculum is left out, because a sample has too few tokens for it."""
+    """Return the recipe with the files of the sample in `folder` as its inputs. Each file becomes a partition, the
+    input of one task. The curriculum is left out, because a sample has too few tokens for it."""
     fed = {}
     for name, source in ((name, recipe.sources[name]) for name in sources):
         if not sources[name].records_drawn:

@@ -36,7 +36,8 @@ Failures = dict[int, tuple[str, str, str]]
 
 @dataclass
 class LoadedStage:
-    """One stage of a chain, as it is loaded in this process."""
+    """A stage (the code of a recipe's step) that this process has imported, configured and set up, with its name, its
+    key and the key of its counters."""
 
     name: str
     key: str
@@ -53,11 +54,12 @@ _loaded: dict[str, LoadedStage] = {}
 
 
 def load_chain(chain: list[dict[str, Any]]) -> list[LoadedStage]:
-    """Return the stages of a chain, loaded and set up. A warm child (a worker process that is used for several tasks)
-    keeps the stages of its latest chain, because models take long to load. It drops the stages of earlier chains,
-    because a task declares memory for its own stages only. Raises FreshProcess if this process is already sealed (cut
-    off from the network) and a stage has to be loaded that is a user's own, or that starts programs which this process
-    may not start."""
+    """Return the stages that `chain` (entries of a task's arguments) describes, loaded and set up, in order.
+
+    A warm child (a worker process that is used for several tasks) keeps the stages of its latest chain, because models
+    take long to load. It drops the stages of earlier chains, because a task declares memory for its own stages only.
+    Raises FreshProcess if this process is sealed (cut off from the network) and one of two kinds of stages has to be
+    loaded: a user's own stage, or a stage that starts a program which the process may not start."""
     idents = [json.dumps([place, entry["key"], entry["$volatile"]], sort_keys=True)
               for place, entry in enumerate(chain)]
     if unused := _loaded.keys() - set(idents):
@@ -79,18 +81,18 @@ def load_chain(chain: list[dict[str, Any]]) -> list[LoadedStage]:
 
 
 class Chain:
-    """Runs batches of documents through stages and counts the documents. `counters["stages"]` has the counts of each
-    stage, and `counters["dropped_bytes"]` the bytes of dropped documents by source. With `until_drop`, a dropped
-    document does not go through the later stages."""
+    """Runs batches of documents through stages and counts the documents in `counters`, a dict that the caller passes
+    in. `counters["stages"]` has the counts of each stage, and `counters["dropped_bytes"]` the bytes of dropped
+    documents by source. With `until_drop`, a dropped document does not go through the later stages."""
 
     def __init__(self, cursor: CrashCursor, counters: Counters, until_drop: bool) -> None:
         self.cursor, self.counters, self.until_drop = cursor, counters, until_drop
 
     def through(self, steps: list[LoadedStage], batch: Batch, sign: int = 1) -> tuple[Verdicts, Failures]:
         """Run a batch through `steps`, which change its documents in place. Returns the verdicts on dropped documents,
-        and the documents on which a stage failed. Errors of which no document is to blame (`tables.to_blame`), such as
-        a full disk, are raised. With `sign` -1, the batch is subtracted from the counters (other than CPU time) instead
-        of added."""
+        and the documents on which a stage failed. Errors for which no document is to blame (`tables.to_blame`), such as
+        a full disk, are raised. With `sign` -1, the counts of the batch are subtracted from the counters instead of
+        added, but CPU time is added all the same. Replay uses this to undo the counts of an earlier run."""
         verdicts: Verdicts = {}
         failures: Failures = {}
         alive = batch
@@ -134,9 +136,10 @@ class Chain:
 
     def _apply(self, place: int, step: LoadedStage, alive: Batch, verdicts: Verdicts,
                failures: Failures) -> list[tuple[tuple[int, Document], str | None]]:
-        """Run the documents `alive` through one stage. Returns (item, verdict) for each document on which the stage
-        does not fail. The verdict is None (keep) or the reason to drop the document. A document on which the stage
-        fails is added to `failures`, unless an earlier stage has already dropped it (it is in `verdicts`)."""
+        """Run the documents `alive` through one stage, which has the number `place` in the chain. Returns ((row,
+        document), verdict) for each document on which the stage does not fail. The verdict is None (keep) or the reason
+        to drop the document. A document on which the stage fails is added to `failures`, unless an earlier stage has
+        already dropped it (it is in `verdicts`)."""
         stage, foreign, after = step.stage, step.foreign, []
         batch_verdicts: list[str | None] | None = None           # verdicts of the batch
         before: list[State] = []                        # the documents before the stage
@@ -183,7 +186,7 @@ class Chain:
 
 
 def _cpu_s() -> float:
-    """Return the CPU time of this thread, and of the finished processes that stages have started (for OCR, for
+    """Return the CPU seconds of this thread plus those of the finished processes that stages have started (for OCR, for
     example)."""
     waited = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.thread_time() + waited.ru_utime + waited.ru_stime

@@ -149,8 +149,9 @@ class ManyDocuments:
         return self._columns.sources[code]
 
     def caller_column(self, values: np.ndarray, compared: list[np.ndarray] | None = None) -> CallerColumn:
-        """Returns a column that holds the number values[row] for the document of each row. When a signal is compared
-        with this column, the values of the signal are appended to `compared`."""
+        """Returns a column with the numbers `values`, one for each document, which the function can use like a single
+        number. `values` may hold a threshold for each document, for example. Whenever a signal is compared with the
+        column, the values of this signal are appended to `compared`, so that the caller learns them."""
         return CallerColumn(self._path, lambda rows: values[rows], compared)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -264,8 +265,9 @@ class Column:
 
 
 class CallerColumn(Column):
-    """A column of numbers that the caller supplies, for example one threshold for each document. If a signal (a number
-    stored for each document) is compared with this column, its values are appended to the list `compared`."""
+    """A column of numbers that the caller supplies, for example one threshold for each document. Whenever a signal (a
+    number stored for each document) is compared with the column, the values of this signal are appended to the list
+    `compared`, so that the caller learns them."""
 
     def __init__(self, path: _Path, values: Callable[[np.ndarray], np.ndarray],
                  compared: list[np.ndarray] | None) -> None:

@@ -151,9 +151,9 @@ class _Pass:
         return self._close()
 
     def _gone(self, documents: Batch) -> set[int]:
-        """Return the rows of documents that were taken out of the store (`tokenmill takedown`) by a URL or text which
-        they have only after the stages. Documents that were taken out by their id, or by the URL or text before the
-        stages, do not get here: `partition` has put them into quarantine."""
+        """Return the rows of those `documents` that `tokenmill takedown` has removed from the store, judged by the id,
+        URL and text that the documents have after the stages. The stages may change URL and text. A document that a
+        tombstone covers before the stages does not get here, because `partition` has already put it into quarantine."""
         tombstones = self.partition.tombstones
         return {row for row, doc in documents if tombstones.cover(doc.id, doc.url, doc.text)} if tombstones else set()
 

@@ -220,8 +220,8 @@ def _held_out(id: str, val: Mapping[str, Any]) -> bool:
 
 
 def _near_held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
-    """Whether a document resembles a held-out one (in val) but is not held out itself. The documents that it resembles
-    are listed in its metadata, where a deduplication noted them."""
+    """Whether the document `id` is similar to a held-out one (in val) but is not held out itself. `meta` is its
+    metadata, in which a deduplication noted the ids of similar documents, and `val` is {share, seed}."""
     near = json.loads(meta).get("near_duplicates") if meta and '"near_duplicates"' in meta else None
     if not isinstance(near, dict) or _held_out(id, val):
         return False
@@ -229,8 +229,8 @@ def _near_held_out(id: str, meta: str | None, val: Mapping[str, Any]) -> bool:
 
 
 def _tokenizer(inputs: TaskInputs, ref: FileRef, eos: int) -> Tokenizer:
-    """Returns the tokenizer in a file. A warm child (a worker process that is used for several tasks) keeps the
-    tokenizers that it has loaded."""
+    """Returns the tokenizer in the file `ref`, with the end-of-text token `eos`. A warm child (a worker process that is
+    used for several tasks) keeps the tokenizers that it has loaded."""
     key = (ref["content"], eos)
     if key not in _loaded:
         _loaded[key] = load_tokenizer(inputs.fetch(ref), eos)
@@ -244,9 +244,9 @@ class AssembleShard:
 
     args: split, index, start, stop, vocab_size, eos, pieces. A piece describes one encoded part (output of
     `EncodePart`), and the pieces are in plan order. It has tokens and table ($ref), offset (of its first token in the
-    stream), part (the number of the part in the document table), and perhaps three more entries: row, the row of its
-    first document if that is not 0; loss ($ref), its loss mask; and ranges, if the stream gets only some of its
-    documents (`assemble_drafts`). Of a piece with ranges, only these are read.
+    stream), and part (the number of the part in the document table). It may have three more entries: row, the row of
+    its first document if that is not 0; loss ($ref), its loss mask; and ranges, if the stream gets only some of its
+    documents (`assemble_drafts`). Only these ranges of the piece are then read.
 
     Writes body (the tokens), ends (the end of each document), table.parquet (the document table), blocks (checksums of
     the blocks), shard.json, and loss if some token does not count for the loss.
@@ -313,10 +313,12 @@ def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
     """Returns the AssembleShard tasks, one for each shard (file of tokens) of each split. `encoded` are the results of
     the tasks of `encode_drafts`, in plan order. `stream` names the stream in the labels of the tasks.
 
-    `ranges` is given if the stream gets only some of the encoded documents. It maps each split to a list that says
-    where these documents are: for each of `encoded`, the `LabelPiece` objects. `places` has a pair (part, row) for each
-    of `encoded`: the number that its documents have as `part` in the document table, and the `row` of the first of
-    them. Without `places`, the part is the position in `encoded`, and the row is 0.
+    `ranges` is given if the stream gets only some of the encoded documents: {split: [LabelPieces of the first of
+    `encoded`, LabelPieces of the second, …]}. These say where the documents are.
+
+    `places` has a pair (part, row) for each of `encoded`, for the document table of the shards. All its documents are
+    noted there with this `part`, and their rows are counted from this `row`. Without `places`, the part is the position
+    in `encoded`, and the row is 0.
     """
     step = max(1, shard_bytes // token_dtype(tokenizer["vocab_size"]).itemsize)
     drafts = []

@@ -89,7 +89,8 @@ def _drawn(inputs: TaskInputs) -> Iterator[str]:
 
 
 class ByteTokenizer:
-    """Writes the tokenizer whose tokens are bytes. No args."""
+    """Writes the tokenizer of `tokenizer: {kind: bytes}` to tokenizer.json; each of the 256 bytes is a token. No args.
+    """
 
     name = "byte_tokenizer"
     version = 1
@@ -124,9 +125,10 @@ def _facts(tokenizer: Tokenizer) -> Counters:
 
 def _sample(paths: Sequence[str], where: Selection, size: int, seed: int,
             strata: Strata | None = None) -> dict[str, int]:
-    """Draws a sample of documents, and returns {id: bytes of text}. In each stratum, the documents are taken by rising
-    PRF (a pseudo-random number for each id), as long as together they have at most the bytes of the stratum's share. At
-    least one document is taken."""
+    """Draws a sample of about `size` bytes of text from the documents in the Parquet files `paths` that `where`
+    selects, and returns {id: bytes of text}. In each stratum (the documents of one source or language), the documents
+    are taken by rising PRF(seed, id), a pseudo-random number, as long as together they have at most the bytes of the
+    stratum's share. At least one document is taken."""
     strata = strata or Strata(None)
     candidates: dict[int, _Candidates] = {}
     totals: dict[str, int] = {}
@@ -143,8 +145,9 @@ def _sample(paths: Sequence[str], where: Selection, size: int, seed: int,
 
 
 class _Candidates:
-    """The documents of a stratum that can be in a sample of `size` bytes: those with the lowest ranks (pseudo-random
-    numbers) that together have at most `size` bytes, and the one after them."""
+    """The documents of a stratum (such as one source or language) that can be in a sample of `size` bytes. These are
+    the documents with the lowest ranks (pseudo-random numbers) that together have at most `size` bytes, and the next
+    document by rank, at which the sample ends."""
 
     def __init__(self, size: int) -> None:
         self.heap: list[tuple[int, str, int]] = []            # highest rank first
@@ -182,8 +185,9 @@ def _size(sample: int | Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
 
 def tokenizer_draft(train: Mapping[str, Any], parts: Sequence[PartRef], seed: int = 0,
                     picked: Sequence[FileRef] = ()) -> TaskDraft:
-    """Returns the task that trains the tokenizer. The task reads the sampled texts in the files `picked`. If there are
-    none, it draws a sample from the parts (files of documents) itself."""
+    """Returns the task that trains the tokenizer by the settings `train` (`tokenizer: {train: …}` of a recipe). The
+    task reads the sampled texts in the files `picked`. If there are none, it draws a sample from the parts (files of
+    documents) itself, with the random `seed`."""
     (sample, strata), weight = _size(train["sample"]), sum(p.bytes for p in parts)
     args = {"kind": train["kind"], "model": train.get("model", "unigram"), "vocab": int(train["vocab"]),
             "libraries": libraries()} | {key: train[key] for key in ("digits", "space_runs", "special") if key in train}
@@ -223,15 +227,17 @@ def load_draft(path: str, eos: str | None = None, copy_folder: str | None = None
 
 
 def tokenizer_info(result: TaskResult, eos: str | None = None) -> dict[str, Any]:
-    """Returns facts about a finished tokenizer: sha256, vocab_size, eos (the id of the end-of-text token), path (where
-    it is published, relative to the store), ref (for task arguments), eos_token (as the recipe names it, or None)."""
+    """Returns facts about the finished tokenizer that the task of `result` has made: sha256, vocab_size, eos (the id of
+    the end-of-text token), path (where it is published, relative to the store), ref (for task arguments), eos_token
+    (the argument `eos`: as the recipe names it, or None)."""
     [(name, ref)] = [(n, r) for n, r in result.files.items() if n.startswith("tokenizer.")]
     return {"sha256": ref["content"], "vocab_size": result.counters["vocab_size"], "eos": result.counters["eos"],
             "path": f"shards/tokenizer-{ref['content'][:12]}.{name.partition('.')[2]}", "ref": ref, "eos_token": eos}
 
 
 def publish_tokenizer(store: Store, info: Mapping[str, Any]) -> str:
-    """Publish the tokenizer: link its file into the folder of the shards. Returns the path in the store."""
+    """Publish the tokenizer that `info` (`tokenizer_info`) describes: link its file into the folder of the shards.
+    Returns its path in the store."""
     ref: FileRef = info["ref"]
     link_committed(store, ref["$ref"], info["path"])
     return info["path"]

@@ -42,14 +42,16 @@ MOST = 1 << 32
 
 class ImportTokens:
     """Copies the documents of token files. args: source (its name), format (key of `FORMATS`), files ([$file]),
-    tokenizer {sha256, vocab_size, eos}, val {share, seed}, sequence (that of the rows in the files; absent: the files
-    have documents), $volatile {tombstones: which documents to leave out}.
+    tokenizer {sha256, vocab_size, eos}, val {share, seed}, sequence (tokens of a row, if the files hold rows of equal
+    length instead of documents), $volatile {tombstones: which documents to leave out}.
 
-    Writes the files that EncodePart writes, and files.json. A row in them is the number of a document in the token
-    files. The size of texts is unknown and counts as 0. The task also writes ids: the hashes of the ids that the token
-    files give to documents, which `CheckIds` compares; the file is empty if they give none. If a file does not have the
-    given format, the run ends with an error, because no part of the file can be trusted. Memory: the tokens of a block,
-    or of one document if that is longer.
+    Writes the files that EncodePart writes, and two more. files.json lists the token files, each with the number of its
+    first document. ids holds hashes of the ids that the token files give to documents, which `CheckIds` compares; it is
+    empty if they give none. In SPLIT.parquet, `row` is the number of a document in the token files, and the size of its
+    text, which is unknown, is 0.
+
+    If a file does not have the given format, the run ends with an error, because no part of the file can be trusted.
+    Memory: the tokens of a block, or of one document if that is longer.
     """
 
     name = "import_tokens"
@@ -101,7 +103,8 @@ class _Import:
                 "quarantined": {TAKEN_DOWN: self.left_out} if self.left_out else {}, "masked": self.masked}
 
     def _add(self, documents: ImportedDocuments, row: int) -> None:
-        """Write the next documents. They are numbered from `row` on."""
+        """Write some documents of a token file to the files of the splits train and val, without those that have a
+        tombstone. `row` is the number of the first document; the others follow."""
         name, val, lengths = self.args["source"], self.args["val"], documents.lengths
         if row + len(lengths) > MOST:
             raise TokenFileError(f"{self.source.folder / documents.file}: has more than {MOST:,} documents; divide it")
@@ -146,7 +149,8 @@ class CheckIds:
 
 
 def _places(inputs: TaskInputs) -> Iterator[tuple[str, str]]:
-    """Yield the id and the place of each document, as `IdHashes.check` takes them."""
+    """Yield (id, place) for each document of the tasks' files. The place is a text for error messages, "ROOT/FILE,
+    document N"."""
     for part in inputs.args["parts"]:
         files = json.loads(Path(inputs.fetch(part["files"])).read_text(encoding="utf-8"))
         starts = [start for _, start in files]
@@ -175,8 +179,8 @@ def import_draft(source: str, config: Mapping[str, Any], files: Sequence[Mapping
 
 
 def check_draft(source: str, root: str, imported: Sequence[TaskResult]) -> TaskDraft:
-    """Return the task that compares the ids which the files of a source have given to documents. `imported` are the
-    results of its ImportTokens tasks."""
+    """Return the task that checks whether two documents of a source have the same id (`CheckIds`). `root` is the folder
+    of the source's files, and `imported` are the results of its ImportTokens tasks."""
     parts = [{"ids": r.files[IDS], "files": r.files[FILES], **{split: r.files[f"{split}.parquet"] for split in SPLITS}}
              for r in imported]
     size = sum(part["ids"]["bytes"] for part in parts)

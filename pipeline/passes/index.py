@@ -18,9 +18,9 @@ class Index:
     """Finds the splits of a big input file: pieces that different tasks can read. args: reader {name, key, config},
     file ($file), target (uncompressed bytes per split).
 
-    Writes `splits.json`: a list of {start, stop, ordinal, records, bytes}, or null if the file cannot be split. A file
-    that its reader cannot read is not split either, and is counted as `unreadable`. The pass that reads the file later
-    reports what is wrong with it.
+    Writes `splits.json`: a list of {start, stop, ordinal (number of the first record in the file), records, bytes}, or
+    null if the file cannot be split. A file that its reader cannot read is not split either, and is counted as
+    `unreadable`. The pass that reads the file later reports what is wrong with it.
     """
 
     name = "index"

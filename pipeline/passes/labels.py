@@ -46,7 +46,7 @@ class ShardLabels:
                              for item in by)
 
     def of(self, batch: Rows) -> list[Label]:
-        """Return the labels of each row of a batch."""
+        """Return the labels of each row of a batch: for each row a tuple of strings, one for each item of `by`."""
         return list(zip(*(_values(batch, item) for item in self.by)))
 
 
@@ -73,9 +73,9 @@ def bucket_name(number: int) -> str:
 
 
 def label_name(value: Any) -> str:
-    """Return the form of a label that the names of streams contain. It has only letters, digits, `_` and `-`. If a
-    value cannot be kept as it is, the form ends in a hash of the value (32 bits), so that different values have
-    different forms. A number and the text of its digits count as the same value. A missing or empty value becomes
+    """Return the text by which the names of streams show the label `value`. It has only letters, digits, `_` and `-`.
+    If a value cannot be shown unchanged, the text ends in a hash of the value (32 bits), so that different values have
+    different texts. A number and the text of its digits count as the same value. A missing or empty value becomes
     `none`."""
     if value is None or value == "":
         return NONE
@@ -87,13 +87,14 @@ def label_name(value: Any) -> str:
 
 
 def streams_of(name: str, tokens: Mapping[Label, int], least: int) -> dict[Label, str]:
-    """Return the stream of each label, for the entry `name` of `shards:`. `tokens` has the training tokens of each
+    """Return the stream of each label, for the entry `name` of `shards:`. A label is a tuple of strings, such as
+    (language, bucket), and its stream is usually `NAME.LANGUAGE.BUCKET`. `tokens` has the training tokens of each
     label. Raises TooManyStreams.
 
-    A label with fewer than `least` tokens has no stream of its own. It goes to the stream `other` of its level, which
-    collects all such labels. If that stream has too few tokens as well, it goes to the stream `other` one level higher.
-    The topmost `other` stays, however few tokens it has. So of (language, bucket), rare buckets of English become
-    `web.en.other`, and rare languages become `web.other`."""
+    A label with fewer than `least` tokens has no stream of its own. Its documents go to a stream in whose name `other`
+    replaces the last string of the label. If that stream has fewer than `least` tokens as well, `other` replaces the
+    last two strings, and so on. The stream `NAME.other` may have fewer than `least` tokens. So rare buckets of English
+    become `web.en.other`, and rare languages become `web.other`."""
     place = dict(zip(tokens, tokens))
     levels = max(map(len, tokens), default=0)
     for level in reversed(range(levels)):

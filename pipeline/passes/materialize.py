@@ -144,11 +144,13 @@ def _origin(stream: int, epoch: np.ndarray, window: np.ndarray) -> np.ndarray:
 # -- reduce ------------------------------------------------------------------------------------------------------
 class WriteRows:
     """A reduce task: collects the training samples of one output file and writes the file. args: segments [$ref of
-    phaseP.seg], bucket (of this output file), first (sample number), rows, sequence, dtype, streams [names], format
-    bytes | parquet, masked (true if samples may have a loss mask).
+    phaseP.seg], bucket (of this output file), first (number of the file's first sample), rows (number of samples),
+    sequence (tokens per sample), dtype (of a token), streams [names], format bytes | parquet, masked (true if samples
+    may have a loss mask).
 
-    With format bytes, the output consists of tokens, bounds, origin, and loss if some token does not count for the
-    loss. With format parquet it is rows.parquet. Memory: one output file and one segment.
+    With format bytes, the output consists of three files with one record per sample: tokens, bounds (where documents
+    begin) and origin (stream, epoch, window). A file loss is added if some token does not count for the loss. With
+    format parquet, the output is rows.parquet. Memory: one output file and one segment.
     """
 
     name = "write_rows"
@@ -219,8 +221,8 @@ def _write_parquet(path: str, args: Mapping[str, Any], token: np.dtype, fields: 
 
 
 def _bits(packed: np.ndarray) -> np.ndarray:
-    """Converts the bit fields of rows to u8 (rows, ceil(L / 8)) from the raw bytes (numpy's type V) in which exchange
-    files hold them."""
+    """Returns a field of bits (document boundaries or loss mask) of many rows as u8 (rows, ceil(L / 8)), 8 bits in a
+    byte, where L is the tokens of a row. `packed` holds the same bytes in numpy's raw type V, as exchange files do."""
     return packed.view(np.uint8).reshape(len(packed), -1)
 
 
@@ -297,8 +299,9 @@ def _shards(store: Store, stream: Stream) -> list[dict[str, Any]]:
 
 def reduce_drafts(curriculum: Curriculum, mapped: Sequence[TaskResult], format: str,
                   file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
-    """Returns the reduce tasks, which write the training samples into files: one task per output file, in order of
-    sample number. `mapped` are the results of the tasks of `map_drafts`. `format` is bytes or parquet."""
+    """Returns the reduce tasks, which write the training samples of a curriculum into files: one task per output file
+    of about `file_bytes` bytes of tokens, in order of sample number. `mapped` are the results of the tasks of
+    `map_drafts`. `format` is bytes or parquet."""
     if format not in ("bytes", "parquet"):
         raise ValueError(f"format: '{format}' is neither bytes nor parquet")
     dtype, names = _dtype(curriculum), [s.name for s in curriculum.streams]

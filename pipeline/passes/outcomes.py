@@ -54,9 +54,9 @@ KEPT = Outcome("kept")
 
 @dataclass(frozen=True)
 class Link:
-    """A step of a dataset. `number`: its place in the recipe's list. `part`: the number of the pass that runs it.
-    `foreign`: the step is not one of Tokenmill's own. `opaque`: its code is not loaded, and `stage` is a blank
-    Stage."""
+    """A step of a dataset, with its stage (the code of the step). `number`: its place in the recipe's list of steps.
+    `part`: the number of the pass that runs it. `foreign`: the step is a user's own. `opaque`: its code is not loaded,
+    and `stage` is a blank Stage."""
 
     name: str
     number: int
@@ -144,8 +144,9 @@ class ChangedSteps:
 
     def _again(self, walk: _Walk, doc: Any, place: int, end: int, reason: str, last: int) -> Outcome | None:
         """Return the outcome of a document at the step `place`, which the document went through in the run, or None if
-        the step would let it pass. `end` is the place of the step that dropped the document in the run; if none did,
-        `end` is greater than `place`."""
+        the step would let it pass. `end` is the place of the step that dropped the document in the run, and `reason` is
+        its reason; for a document that no step dropped, `end` is greater than `place`. `last` is the place of the last
+        step that computed signals of the document. `walk` is the document's state, which the step may change."""
         link = self.links[place]
         if walk.edited and not self._pass_all[place]:
             return Outcome("unknown", link.name, "edit")
@@ -176,8 +177,10 @@ class ChangedSteps:
         return None
 
     def _behind(self, walk: _Walk, doc: Any, place: int, end: int, last: int) -> Outcome | None:
-        """Return the outcome of a document at the step `place`. In the run, the step at the earlier place `end` dropped
-        the document, but would now let it pass. Returns None if the step `place` would let it pass, too."""
+        """Return the outcome of a document at the step `place`, or None if the step would let it pass. In the run, the
+        step at the earlier place `end` dropped the document; with the changed steps, that step lets the document pass.
+        `last` is the place of the last step that computed signals of the document. `walk` is the document's state,
+        which the step may change."""
         link, new = self.links[place], self.now.get(place, self.links[place].stage)
         if new is None:
             walk.leave_out(link.stage)
@@ -200,7 +203,8 @@ class ChangedSteps:
 
     def _unseen(self, walk: _Walk, place: int, end: int, last: int) -> str:
         """Return why (a key of REASONS) stored signals do not determine the verdict of the step `place` on a document
-        that the earlier step at place `end` dropped in the run. Returns "" if they may determine the verdict."""
+        that the earlier step at place `end` dropped in the run. Returns "" if they may determine the verdict. `last` is
+        the place of the last step that computed signals of the document, and `walk` is the document's state."""
         link, spoiled = self.links[place], self._spoiled[place]
         if link.foreign:
             return "own"
@@ -217,8 +221,8 @@ class ChangedSteps:
 
 @dataclass
 class _Walk:
-    """The state of a document on its way through the changed steps. `edited`: later steps would see another text or
-    language of the document than in the run. `left_out`: a step has been left out."""
+    """What is known about one document while its outcome is computed step by step. `edited`: the next steps would see
+    another text or language of the document than in the run. `left_out`: a step before them has been left out."""
 
     edited: bool = False
     left_out: bool = False

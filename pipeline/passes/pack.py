@@ -23,8 +23,9 @@ PACK = "pipeline.passes.pack:PackShard"
 
 
 class PackShard:
-    """Packs the documents of one training shard into rows. args: ends ($ref), index (of the shard), longest (targets
-    per row). Writes the rows, and pack.json with what the manifest says of them. Memory: the documents of one block."""
+    """Packs the documents of one training shard into rows (training samples of one length). args: ends ($ref), index
+    (of the shard), longest (targets per row). Writes the file rows and the file pack.json, which holds the manifest's
+    entry about the rows (numbers of documents, rows and tokens). Memory: the documents of one block."""
 
     name = "pack_shard"
     version = 1
@@ -45,8 +46,9 @@ ShardPlace = tuple[str, int]
 
 
 def pack_drafts(places: Sequence[ShardPlace], assembled: Sequence[TaskResult], longest: int) -> list[TaskDraft]:
-    """Returns the PackShard tasks, one for each training shard of a stream that has documents. `places` are the splits
-    and numbers of the stream's shards, and `assembled` the results of the tasks that wrote them, in the same order."""
+    """Returns the PackShard tasks, one for each shard of the split train that has documents. `places` are the splits
+    and numbers of a stream's shards, and `assembled` the results of the tasks that wrote them, in the same order.
+    `longest` is the number of targets in a row."""
     return [TaskDraft(PACK, {"ends": result.files["ends"], "index": index, "longest": longest},
                       result.files["ends"]["bytes"], f"pack shard {index}", memory_mb=700)
             for (split, index), result in zip(places, assembled, strict=True)
@@ -60,8 +62,9 @@ def publish_packed(store: Store, train: Mapping[str, Any], longest: int, packed:
     `publish_shards` returns it. If `packed` is empty, `packed.json` of rows published earlier is removed; the rows
     themselves stay, because older curricula may name them.
 
-    Returns what is to be added to `train`: {} or {"packing": {sha256, longest, rows, filled}}. `check_lease`
-    (`Log.check_lease`) raises if another driver has taken over the store.
+    Returns what is to be added to `train`: {} or {"packing": {sha256 (of the packed rows), longest, rows, filled
+    (targets that are not padding)}}. `check_lease` (`Log.check_lease`) raises if another driver has taken over the
+    store.
     """
     folder = train["path"]
     check_lease()

@@ -152,7 +152,8 @@ class GroupedTokensWriter:
 
 
 class _Summed:
-    """A file that is being written, with its size, and the CRC-32 of the bytes written since `sum` was set to 0."""
+    """A file that is being written. `size` is the number of bytes written to it, and `sum` the CRC-32 of the bytes
+    written since the caller last set `sum` to 0."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.size, self.sum = file, 0, 0
@@ -163,7 +164,8 @@ class _Summed:
 
 
 class _ScratchFiles:
-    """Files in the scratch folder of a task that are no outputs of the task."""
+    """Gives a TokensWriter paths in the scratch folder of a task, instead of paths of the task's outputs, and can
+    remove the files."""
 
     def __init__(self, folder: str) -> None:
         self._folder, self._names = folder, set[str]()

@@ -91,9 +91,9 @@ Items = list[tuple[int, Item]]
 
 class _Verdicts:
     """Looks up the entries of a table about rows of a part (file of documents). The table is a removal slice (rows that
-    a barrier removes or cuts) or a row set (rows that are gone). A part is read in order, so the table is, too, and
-    only VERDICTS entries are decoded at a time. All entries could exceed the memory of the task, since an entry may
-    name many passages to cut."""
+    a barrier removes or cuts) or a row set (rows that are gone). Only VERDICTS entries are decoded at a time, because
+    all of them could exceed the memory of the task: an entry may name many passages to cut. Rows are therefore looked
+    up in ascending order; an earlier row makes the table be decoded again from its beginning."""
 
     def __init__(self, path: str | None) -> None:
         self._path, self._first = path, 0
@@ -164,8 +164,9 @@ class PartitionReader:
             yield batch
 
     def _items(self) -> Iterator[tuple[int, Item, int]]:
-        """Yields (number, item, bytes of the item) and counts the records. An item is a document, or a record whose
-        outcome is already known. Documents that the argument `where` does not select are left out."""
+        """Yields (number of the record in the partition, item, bytes of the item) and counts the records. An item is a
+        document, or a record whose outcome is already known. Documents that the argument `where` does not select are
+        left out."""
         read: dict[str, Any] = {"records": 0, "skipped": {}, "bad": {}}
         if "source" in self.args:
             self.counters["read"][self.args["source"]] = read
@@ -288,13 +289,14 @@ class PartitionReader:
 
 
 def taken_down(doc: Document) -> QuarantinedRecord:
-    """Return the outcome of a document that was taken out of the store. It holds neither text nor URL."""
+    """Return the quarantine record of a document that was taken out of the store. It holds neither text nor URL of the
+    document."""
     return QuarantinedRecord(doc.id, doc.source, doc.locator, "takedown", TAKEN_DOWN)
 
 
 def _note(doc: Document, verdict: dict[str, Any]) -> None:
-    """Copy the notes of a barrier (such as deduplication) about a document into the document's metadata. The notes are
-    its cluster and its near duplicates."""
+    """Copy what a barrier (such as deduplication) noted about a document into the document's metadata: its cluster, and
+    its near duplicates with their similarities. `verdict` is the document's entry in the removal slice."""
     if verdict["cluster"] is not None:
         doc.meta["cluster"] = verdict["cluster"]
     if verdict["near"]:

@@ -1,5 +1,8 @@
-"""Appends the documents of an encoded part to a shard (file of tokens), for the task `AssembleShard`, whose arguments
-are `args`. `piece` is one of its pieces, and `table`, `body` and `loss` are the contents of the piece's files."""
+"""Copies the tokens of documents into a shard (file of tokens), for the task `AssembleShard`. The tokens come from
+encoded parts, each of which holds the tokens of one file of documents.
+
+In all functions, `args` are the task's arguments, `piece` is the one of its `pieces` that describes the encoded part,
+and `table`, `body` and `loss` are the contents of the part's files."""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ TABLE_BATCH, BATCH = 4096, 256
 
 def add_piece(writer: ShardWriter, args: Mapping[str, Any], piece: Mapping[str, Any], table: pq.ParquetFile,
               body: np.ndarray, loss: np.ndarray | None) -> None:
-    """Append to the shard those documents of an encoded part that start in the shard's token range."""
+    """Append to the shard of `writer` the tokens of an encoded part (the tokens of one file of documents), but only
+    those of documents that start in the shard's token range."""
     begin = 0
     for batch in table.iter_batches(TABLE_BATCH):
         ends = batch.column("end").to_numpy().astype(np.int64)
@@ -41,10 +45,12 @@ def add_piece(writer: ShardWriter, args: Mapping[str, Any], piece: Mapping[str, 
 
 def add_ranges(writer: ShardWriter, args: Mapping[str, Any], piece: Mapping[str, Any], inputs: TaskInputs,
                dtype: np.dtype) -> None:
-    """Append those documents of an encoded part that are in the piece's ranges and that start in the token range of the
-    shard. `EncodePart` has grouped the documents of the part by label (language, bucket, …), and each range holds the
-    documents of one label. Here they are put back into the order of their rows in the part, so the order within a
-    stream does not depend on the grouping. Only the ranges are read. Memory: the piece."""
+    """Append to the shard of `writer` the tokens of some documents of an encoded part: those that are in
+    `piece["ranges"]` and start in the shard's token range. `EncodePart` has grouped the documents of the part by label
+    (language, bucket, …), and each range holds the documents of one label.
+
+    The documents are put back into the order of their rows in the part, so the order within a stream does not depend on
+    the grouping. Only the ranges are read. Memory: the tokens of the ranges."""
     ranges = [LabelPiece(*values) for values in piece["ranges"]]
     width = dtype.itemsize
     body = np.concatenate([np.frombuffer(_read(inputs, piece["tokens"], r.first * width, r.stop * width, r.sums[0]),
@@ -69,7 +75,8 @@ def add_ranges(writer: ShardWriter, args: Mapping[str, Any], piece: Mapping[str,
 
 
 def _read(inputs: TaskInputs, ref: Mapping[str, Any], start: int, stop: int, checksum: int) -> bytes:
-    """Return the bytes [start, stop) of a file of the store, compared with their CRC-32."""
+    """Return the bytes [start, stop) of the file `ref` of the store. Raises an error for damaged data if their CRC-32
+    is not `checksum`."""
     data = inputs.read_range(ref, start, stop)
     if len(data) != stop - start or zlib.crc32(data) != checksum:
         raise inputs.damaged(ref)

@@ -55,8 +55,8 @@ def reason_of(error: Exception) -> str:
 
 
 def fetch(inputs: TaskInputs, reader: Reader, arg: dict[str, Any], piece: Slice | None) -> str:
-    """Returns the local path of an input file. From a remote file, only the byte ranges that the reader needs are
-    downloaded."""
+    """Returns the local path of an input file, which the task argument `arg` names. From a remote file, only the byte
+    ranges are downloaded that the reader needs for `piece` (a slice of the file)."""
     return inputs.fetch(arg, partial(_needs, reader, piece))
 
 
@@ -71,9 +71,9 @@ def _needs(reader: Reader, piece: Slice | None, size: int,
 
 
 class SourceFiles:
-    """Yields (row, record) for all records in the source files of a document pass. Before a record is read, its number
-    is written to the crash cursor, so that the supervising process can identify a record that kills the process.
-    `quarantined` are the commit log's entries about files of this reader."""
+    """Iterates over the source files of a document pass, and yields (number in the partition, record) for every record.
+    Before a record is read, its number is written to the crash cursor, so that the supervising process can identify a
+    record that kills the process. `quarantined` are the commit log's entries about files of this reader."""
 
     def __init__(self, inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs, counters: Counters,
                  quarantined: Iterable[dict[str, Any]]) -> None:
@@ -167,10 +167,10 @@ class SourceFiles:
         return checked(self.reader, self.reader.read_files(files()))
 
     def _stops(self, file: int, piece: Piece, row: int) -> list[Stop]:
-        """Returns the stops of a piece of a file: numbers of records after which its reading stops, because the next
-        record killed a process. They come from two places: from the commit log as it was when the task was planned, and
-        from earlier attempts at this task (`TaskInputs.skip`). Stops from earlier attempts are also noted in the record
-        of this task."""
+        """Returns the stops of a piece of a file. A stop is (number of records read before it, reason): the reading of
+        the piece stops there, because the next record killed a process. The stops come from two places: from the commit
+        log as it was when the task was planned, and from earlier attempts at this task (`TaskInputs.skip`). Stops from
+        earlier attempts are also noted in this task's commit record."""
         arg, slice = piece
         identity = {"path": slice.path, "size": arg["size"], "etag": arg["etag"], "start": slice.start,
                     "stop": slice.stop}
@@ -191,9 +191,10 @@ class SourceFiles:
 
     def _rest_record(self, together: list[Piece], last: Document | BadRecord | None, reason: str, detail: str = "", *,
                      look: bool = False, resume_at: Slice | None = None) -> BadRecord:
-        """Returns a bad record that stands for all unreadable records of a unit (a piece of a file, or files that are
-        read together). These records begin after the record `last` and end at the slice `resume_at`, if reading resumes
-        there. With `look`, the file may be read to find how many bytes are lost."""
+        """Returns a bad record that stands for all unread records of a unit (a piece of a file, or files that are read
+        together). These records begin after the record `last` and end at the slice `resume_at`, if reading resumes
+        there, or else at the end of the unit. `reason` and `detail` say why they were not read. With `look`, the file
+        may be read to find how many bytes are lost."""
         slice = together[0][1] if len(together) == 1 else self._current_slice or together[0][1]
         offset = slice.start
         if len(together) == 1 and last is not None:
@@ -204,9 +205,9 @@ class SourceFiles:
         return record
 
     def _stored(self, together: list[Piece], offset: int, *, look: bool = True, resume_at: Slice | None = None) -> int:
-        """Returns how many bytes of the stored file lie between `offset` and the slice `resume_at` (or the end).
-        Returns the size of all files together if there are several, if the format cannot tell, or if the file must not
-        be read (`look` is False)."""
+        """Returns how many bytes of the stored file lie between `offset` and the slice `resume_at` (or the end of the
+        piece). If this cannot be known, the size of all files together is returned. This is so if the unit has several
+        files, if the format cannot tell, or if the file must not be read (`look` is False)."""
         arg, slice = together[0]
         if len(together) == 1 and look:
             missing = Slice(slice.source, slice.path, max(offset, slice.start),

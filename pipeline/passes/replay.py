@@ -5,12 +5,12 @@ Signals are numbers that stages store beside each document; thresholds are the `
 Two passes that differ only in thresholds have the same *replay key*, which is the content key of the task computed
 without these fields. The output of the earlier pass holds the signals of every document. Each stage whose thresholds
 changed judges these signals twice, under the old and under the new thresholds. If no verdict differs, the document's
-row is copied. If one differs, or if the earlier pass failed on the document, the document goes through the chain again.
-The result equals that of a pass from scratch byte for byte. A dropped document lacks the signals of later stages.
-Replay does not need them: the document is either dropped again by the same stage, or goes through the chain again.
+row is copied. If one differs, or if the earlier pass failed on the document, the document goes through all stages
+again. The result equals that of a pass from scratch byte for byte.
 
-The counters begin with those of the earlier pass. When a document is processed again, its old counts are subtracted
-first.
+A dropped document lacks the signals of later stages. Replay does not need them: the document is either dropped again by
+the same stage, or goes through all stages again. The counters begin with those of the earlier pass. When a document is
+processed again, its old counts are subtracted first.
 """
 
 from __future__ import annotations
@@ -178,10 +178,11 @@ class Replay:
         return Settled(dropped, drop)
 
     def _check_reproduced(self, batch: Batch, verdicts: Verdicts, failures: Failures) -> None:
-        """Check that the earlier chain of stages, run again, gives these documents the outcomes that it recorded; raise
-        NotReproduced if not. The check fails for a user's stage whose verdict depends on more than the document. It
-        also fails for a stage that computes something from its thresholds in `setup`, because the earlier and the new
-        chain share the result of `setup`."""
+        """Check that the earlier chain of stages, run again on the documents of `batch`, gives the outcomes that the
+        earlier pass recorded; raise NotReproduced if not. `verdicts` and `failures` are the outcomes of this new run.
+        The check fails for a user's stage whose verdict depends on more than the document. It also fails for a stage
+        that computes something from its thresholds in `setup`, because the earlier and the new chain share the result
+        of `setup`."""
         for row, doc in batch:
             if row in verdicts:
                 place, reason = verdicts[row]

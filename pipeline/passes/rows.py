@@ -71,7 +71,7 @@ class Rows:
         return self.batch.column(name).to_pylist()
 
     def column_of(self, name: str) -> pa.Array | None:
-        """Returns a column as it is in the file, or None if the file does not have it."""
+        """Returns the column `name` of these rows as it is in the file, or None if the file does not have it."""
         return self.batch.column(name) if name in self.batch.schema.names else None
 
 

@@ -156,8 +156,9 @@ class PickTexts:
 
 def _chosen(path: str, where: Selection, seed: int, strata: Strata,
             cuts: Mapping[int, int]) -> tuple[list[str], np.ndarray]:
-    """Returns (ids, row numbers) of the documents of a part that are in the sample. `cuts` has the rank of the last
-    document of each stratum, by the stratum's key."""
+    """Returns (ids, row numbers) of the documents in the sample, among those of the part at `path` that `where`
+    selects. A document is in the sample if its rank (`rank_of`) is not above the cut of its stratum. `cuts` maps the
+    key of each stratum to this cut."""
     ids: list[str] = []
     rows: list[int] = []
     for batch in rows_of(path, where, strata.columns):
@@ -179,9 +180,9 @@ def picked_texts(path: str) -> Iterator[tuple[str, str]]:
 # -- for planners ------------------------------------------------------------------------------------------------
 def sample_waves(parts: Sequence[PartRef], where: Mapping[str, Any], sample: int, seed: int, sizes: Sizes = SIZES,
                  strata: Mapping[str, Any] | None = None) -> list[Wave]:
-    """Returns the waves `rank`, `cut` and `pick` (groups of tasks that can run at the same time), which draw a sample
-    of texts. For a dataset of at most `sizes.group_bytes` the waves have no tasks, because the training task can draw
-    the sample itself."""
+    """Returns the waves (groups of tasks that can run at the same time) `rank`, `cut` and `pick`. Together they draw a
+    sample of at most `sample` bytes of text from the documents of `parts` that `where` selects. For a dataset of at
+    most `sizes.group_bytes` the waves have no tasks, because the training task can draw the sample itself."""
     plan = groups(parts, sizes) if sum(p.bytes for p in parts) > sizes.group_bytes else []
     balanced = {"strata": dict(strata)} if strata else {}
     common = {"where": dict(where), "seed": seed, **balanced}

@@ -121,7 +121,7 @@ def check(doc: Document, reason: Any, before: State) -> None:
 
 def _check_columns(doc: Document, who: str) -> None:
     """Raise TypeError or ValueError if the text, url, language, date, metadata or signals of a document cannot be
-    stored."""
+    stored. `who` (stage or reader) set them and is named in the message. Signals are converted to floats."""
     for name in ("text", "url", "language"):
         if not isinstance(value := getattr(doc, name), str):
             raise TypeError(f"the {who} set {name} to {_shown(value)}, it must be a string")

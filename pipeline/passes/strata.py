@@ -15,8 +15,8 @@ from pipeline.passes.rows import Rows
 
 
 class Strata:
-    """Says of which stratum a document is, and how many bytes of a sample each stratum gets. Without settings, there is
-    one stratum, whose key is 0."""
+    """Says of which stratum (group of documents by source, language or both) a document is, and how many bytes of a
+    sample each stratum gets. Without settings, there is one stratum, whose key is 0."""
 
     def __init__(self, settings: Mapping[str, Any] | None) -> None:
         settings = settings or {}
@@ -28,7 +28,8 @@ class Strata:
         self._names: dict[int, tuple[str, ...]] = {} if self.columns else {0: ()}
 
     def keys(self, rows: Rows) -> list[int]:
-        """Return the key of each row's stratum, a number below 2^64 that depends on the values of the columns alone."""
+        """Return the key of each row's stratum: a number below 2^64 that depends only on the row's source, language or
+        both."""
         if not self.columns:
             return [0] * len(rows.batch)
         values = list(zip(*([value or "" for value in rows.column(name)] for name in self.columns)))
@@ -37,22 +38,22 @@ class Strata:
         return [_key(names) for names in values]
 
     def dumps(self, keys: np.ndarray, sizes: np.ndarray) -> str:
-        """Return, as JSON, the names and total bytes of the strata of some documents. `keys` and `sizes` have an entry
-        per document."""
+        """Return, as JSON, the result of `Strata.sizes` for some documents: the names and total bytes of their strata.
+        `keys` has the stratum key of each document, and `sizes` the bytes of each document."""
         unique, places = np.unique(keys, return_inverse=True)
         totals = np.zeros(len(unique), np.uint64)
         np.add.at(totals, places, sizes)
         return json.dumps(self.sizes(dict(zip(map(str, unique.tolist()), totals.tolist()))), sort_keys=True)
 
     def sizes(self, totals: Mapping[str, int]) -> dict[str, Any]:
-        """Return {key of a stratum: {"names": the values of its columns, "bytes": its bytes}}, for the strata in
-        `totals` (key → bytes)."""
+        """Return {key of a stratum: {"names": [its source, its language], "bytes": its bytes}}; "names" has only what
+        the strata are made by. `totals` maps the key of each stratum to its bytes."""
         return {key: {"names": list(self._names[int(key)]), "bytes": total} for key, total in totals.items()}
 
     def shares(self, files: Iterable[Mapping[str, Any]], size: int) -> dict[int, int]:
-        """Return how many of `size` bytes each stratum gets, by its key. `files` are results of `sizes`, whose bytes
-        are added up. If a stratum has less text than its share, the other strata get the rest, in proportion to their
-        weights. Strata of weight 0 are left out."""
+        """Return {key of a stratum: how many of the `size` bytes of the sample it gets}. `files` are results of
+        `Strata.sizes` for different documents; the bytes of a stratum are added up. If a stratum has less text than its
+        share, the other strata get the rest, in proportion to their weights. Strata of weight 0 are left out."""
         totals: dict[int, int] = {}
         names: dict[int, list[str]] = {}
         for file in files:
@@ -106,7 +107,8 @@ class Cut:
         return not self._left
 
     def add(self, ranks: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Add the next documents. Returns which of them are in the sample, bool."""
+        """Add the next documents of the list: their ranks, bytes and stratum keys. Returns which of them are in the
+        sample, as a bool array."""
         chosen = np.zeros(len(ranks), bool)
         shared = np.flatnonzero(np.isin(keys, np.array(list(self._left), np.uint64)))
         if self._first is None and len(shared):

@@ -45,7 +45,8 @@ def _path(name: str) -> str:
 
 
 def _noted(store: Store, name: str) -> set[str]:
-    """Return the streams in the note of an entry; none if there is no note, or if it is damaged."""
+    """Return the streams that shards/NAME/streams.json lists for the entry `name` of `shards:`. The set is empty if the
+    file is missing or damaged."""
     with suppress(FileNotFoundError, ValueError):
         streams = json.loads(store.read(_path(name)))
         if isinstance(streams, list):

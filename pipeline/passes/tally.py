@@ -111,7 +111,8 @@ class Tally:
         self._count_stages(doc, self._places[stage] if self._until_drop else self._end)
 
     def removed(self, doc: Document, barrier: str, similarity: float | None) -> None:
-        """Count a document that the barrier before the chain (a step such as deduplication) removed."""
+        """Count a document that the barrier before the chain (a step such as deduplication) removed. Its `similarity`
+        to the kept document (0 to 1) is counted, too, unless it is None."""
         self._count_dropped(doc, barrier)
         if similarity is not None:
             bins = self._similar.setdefault(barrier, {})
@@ -124,8 +125,8 @@ class Tally:
         self._dropped[kind] = self._dropped.get(kind, 0) + 1
 
     def _count_stages(self, doc: Document, last: int) -> None:
-        """Count the scores of a document, and call `Stage.counts` for the stages' own counts. Only stages up to the
-        place `last` of the chain are included, because later ones have not seen the document."""
+        """Count the scores of a document, and add what `Stage.counts` of each stage returns for it. Only stages up to
+        number `last` of the chain are included, because later ones have not seen the document."""
         for place, name in self._scores:
             score = doc.signals.get(name) if place <= last else None
             number = None if score is None else score_bin(score)
@@ -138,7 +139,7 @@ class Tally:
                 merge_counters(self._tallies.setdefault(step.name, {}), counts)
 
     def into(self, counters: Counters) -> None:
-        """Add all counts to the counters of the pass."""
+        """Add all counts so far to the counters of the pass, which go into the commit record of the task."""
         for (source, language, bits), (docs, size) in self._kept.items():
             into = counters["kept"].setdefault(source, {"docs": 0, "bytes": 0})
             into["docs"] += docs

@@ -20,8 +20,8 @@ BLOCK_BYTES = 1 << 20
 
 
 def source_of(inputs: TaskInputs, shards: Sequence[Mapping[str, Any]], curriculum: Curriculum, stream: int) -> _Windows:
-    """Returns an object that reads the samples of stream number `stream` of a curriculum. `shards` is an argument of a
-    map task (`materialize.ScatterWindows`)."""
+    """Returns an object that reads training samples of the stream with the number `stream` of a curriculum from its
+    shards. `shards` has the form of the argument `shards` of `materialize.ScatterWindows`."""
     kind = _Windows if curriculum.streams[stream].packing is None else _Packed
     return kind(inputs, shards, curriculum, stream)
 
@@ -35,7 +35,8 @@ def memory_mb(curriculum: Curriculum, stream: int) -> int:
 
 
 class _Windows:
-    """Reads token ranges of a stream from its shards. On object storage, only the bytes of the range are requested."""
+    """Reads token ranges and super-windows (`longest` consecutive tokens each) of a stream from its shards. On object
+    storage, only the bytes of the range are requested."""
 
     def __init__(self, inputs: TaskInputs, shards: Sequence[Mapping[str, Any]], curriculum: Curriculum,
                  stream: int) -> None:
@@ -46,13 +47,14 @@ class _Windows:
         self._ends: dict[str, np.ndarray] = {}
 
     def supers(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the super-windows [first, stop), and the one token after them that is the last target, in the form of
-        `read`."""
+        """Returns the tokens of the super-windows [first, stop), back to back, and one more token, the last target. A
+        super-window is `longest` consecutive tokens of the stream. The three arrays are those of `read`."""
         return self.read(first * self.longest, stop * self.longest + 1)
 
     def starts(self, windows: np.ndarray, first: int, length: int) -> np.ndarray:
-        """Returns where `windows` of `length` tokens begin in the arrays that `supers` returns for super-windows from
-        `first` on."""
+        """Returns the offsets at which windows begin in the arrays of `supers(first, …)`. `windows` are numbers of
+        windows (training samples of `length` tokens) in the stream, and `first` is the number of the first super-window
+        read."""
         return windows * length - first * self.longest
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -84,8 +86,8 @@ class _Windows:
         return tokens, flags, counts
 
     def _range(self, shard: Mapping[str, Any], kind: str, start: int, stop: int) -> memoryview:
-        """Returns bytes [start, stop) of the body (the tokens) or of the loss mask of a shard. The blocks that hold
-        them are compared with their checksums first."""
+        """Returns bytes [start, stop) of the file `kind` of a shard: its body (the tokens) or its loss mask. The blocks
+        that hold them are compared with their checksums first."""
         ref, size = shard[kind], shard["tokens"] * (self.dtype.itemsize if kind == "body" else 1)
         first, last = start // BLOCK, blocks_of(stop)
         data = self.inputs.read_range(ref, first * BLOCK, min(last * BLOCK, size))
@@ -122,8 +124,9 @@ class _Packed(_Windows):
                                 maps[file.index][first:stop], curriculum.streams[stream].train)
 
     def supers(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the packed rows [first, stop) back to back, in the form of `read`. Padding consists of EOS tokens.
-        Its first token is flagged like the first token of a document, and none of its tokens counts for the loss."""
+        """Returns the packed rows (training samples of whole documents) [first, stop) back to back, as the three arrays
+        of `read`. Padding consists of EOS tokens. The first token of the padding is flagged like the first token of a
+        document, and none of its tokens counts for the loss."""
         width, row = self.longest + 1, first
         tokens = np.full((stop - first) * width, self.eos, self.dtype)
         flags, counts = np.zeros_like(tokens, np.uint8), np.zeros_like(tokens, np.uint8)

@@ -38,21 +38,23 @@ def run_recipe_of(store: Store, run: str) -> dict[str, Any]:
 
 
 def run_before(store: Store, run: str) -> str:
-    """Return the name of the latest finished run at the time when `run` begins, to be noted in the run.json of `run`.
-    Returns "" if there is none. If `run` itself is the latest finished run and is started again, the name that its
-    earlier attempt noted is returned."""
+    """Return the name of the run that is the latest finished one when `run` begins, or "" if there is none. The caller
+    notes the name in the run.json of `run`. If `run` itself is the latest finished run and is started again, the name
+    that its earlier attempt noted is returned."""
     latest = latest_run(store)
     return str(facts_of(store, run).get("before", "")) if latest == run else latest or ""
 
 
 def compare_command(store: Store, before: str, run: str) -> str:
-    """Return the command that compares a run of a store with an earlier one."""
+    """Return the shell command (`tokenmill report --compare …`) that compares the run `run` of a store with the earlier
+    run `before`."""
     return shlex.join(["tokenmill", "report", "--compare", before, run, "--store", store.root])
 
 
 def comparable_run(store: Store, run: str) -> str | None:
-    """Return the run that was the latest one when a run began. None if there was no run before it, if the store no
-    longer has the files of that run, or if the two runs have datasets of different names."""
+    """Return the name of the run with which `run` can be compared: the latest run that was finished when `run` began.
+    Returns None if there was none, if the store no longer has the files of that run, or if the two runs have datasets
+    of different names."""
     before: str = facts_of(store, run).get("before", "")
     if before == run or bad_name(before) is not None or not store.exists(f"runs/{before}/tasks.parquet"):
         return None
@@ -94,6 +96,6 @@ def _compare(was: Any, now: Any, path: tuple[str | int, ...], differences: list[
 
 
 def _steps(items: list[Any]) -> list[Any]:
-    """Return the names of the steps or phases in a list. Two lists with equal names are compared item by item, other
-    lists as a whole."""
+    """Return the names of the steps or phases in a list of a recipe. Two such lists with equal names are compared item
+    by item; all other lists are compared as a whole."""
     return [i.get("name", sorted(i)) if isinstance(i, dict) else None for i in items]

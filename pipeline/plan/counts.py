@@ -21,7 +21,8 @@ from stages.catalog import stage_class
 
 
 def counting_steps(recipe: Recipe) -> set[tuple[str, int]]:
-    """Return the barriers that count duplicates or hand counts on, as (dataset, number of the step)."""
+    """Return the barriers (deduplications) that count duplicates, and those that hand on the counts of an earlier
+    barrier, as (dataset, number of the step)."""
     counting: set[tuple[str, int]] = set()
     read = {name for shards in recipe.shards.values() if f"signal.{COUNT}" in shards.labels for name in shards.inputs}
     for name in reversed(recipe.dataset_order()):

@@ -61,8 +61,8 @@ def drive(nodes: list[Node], scheduler: Scheduler, finished: Finished, fresh: Fr
 
 
 def drive_all(runs: Sequence[PlannedRun], scheduler: Scheduler) -> None:
-    """Run the plans of several recipes as one: their tasks share the workers, and a task that several plans ask for
-    runs once."""
+    """Run the plans of several recipes as one, until all their nodes have ended. The tasks of the plans share the
+    workers of `scheduler`, and a task that several plans ask for runs once."""
     # closed here even when a second signal interrupts: the scheduler must end before the caller continues
     with contextlib.closing(steps(runs, scheduler)) as going:
         for _ in going:
@@ -70,7 +70,8 @@ def drive_all(runs: Sequence[PlannedRun], scheduler: Scheduler) -> None:
 
 
 def steps(runs: Sequence[PlannedRun], scheduler: Scheduler) -> Generator[None, None, None]:
-    """Run plans, as `drive_all` does, but yield after each step of the scheduler."""
+    """Run plans, as `drive_all` does, but yield after each step of the scheduler (one round in which it starts and
+    collects tasks). The caller may do other work in between."""
     waiting = [(run, node) for run in runs for node in run.nodes]
     active: dict[int, tuple[PlannedRun, Node, Work]] = {}         # by number of the batch the node waits for
     warnings: dict[int, list[str]] = defaultdict(list)            # those that each node has added, by its `id`
@@ -86,7 +87,8 @@ def steps(runs: Sequence[PlannedRun], scheduler: Scheduler) -> Generator[None, N
         run.finished(node, run.results, node_fresh.sums)
 
     def go_on(run: PlannedRun, node: Node, work: Work, records: Any) -> None:
-        """Resume the generator of a node, which runs until it yields its next batch of tasks or ends."""
+        """Resume the generator of a node with the commit records of its previous batch of tasks (None at first). The
+        generator runs until it yields its next batch of tasks, which goes to the scheduler, or ends."""
         before = len(run.warnings)
         try:
             specs = next(work) if records is None else work.send(records)
@@ -121,8 +123,8 @@ def steps(runs: Sequence[PlannedRun], scheduler: Scheduler) -> Generator[None, N
 
 
 def _sums(node: Node) -> NodeSums:
-    """Return the sums over the tasks of a node that has ended. This reads the record of every task. For a pass, the
-    same reading notes the files that its dataset publishes (`Node.parts`)."""
+    """Return the sums of the counters of all tasks of a node that has ended. The record of every task is read for this.
+    For a pass, the files that its dataset publishes are noted in `Node.parts` at the same time."""
     summing = Summing(node.name, node.kind)
     parts = node.parts = PassParts(last=node.publishes) if node.kind == "pass" else None
     for batch in node.batches:
@@ -166,8 +168,9 @@ def check_error_rate(node: Node, sums: NodeSums, allowed: float, *, picks: bool 
 
 
 def _reading(dataset: str, source: str, read: dict[str, Any], allowed: float, picks: bool) -> str:
-    """Return a warning if too many records of a source could not be read, or if the source yielded no document;
-    otherwise ""."""
+    """Return a warning if more than the share `allowed` of the records of a source could not be read, or if the source
+    yielded no document; otherwise "". `read` has the counts of records. `picks` says that a `where` selects documents,
+    so that an empty source without unreadable records needs no warning."""
     total, bad, skipped = read["records"], sum(read["bad"].values()), sum(read["skipped"].values())
     where = (f"look at `tokenmill inspect {dataset} --quarantined` and see that `read:` of the source and its "
              f"settings fit its files")

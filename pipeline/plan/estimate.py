@@ -105,8 +105,9 @@ def measured(records: Iterable[PartRecord]) -> Speeds:
 
 
 def _count_node(nodes: dict[str, list[float]], record: PartRecord, bytes_per_document: float) -> None:
-    """Add the bytes read and the CPU time of a task to an entry in `nodes`. The task belongs to a barrier such as
-    deduplication (`deduped/minhash.1/bands`), to shards (`shards:web/encode`), or to the tokenizer."""
+    """Add the bytes that a finished task read, and its CPU seconds, to the entry of its kind in `nodes`: {kind: [bytes,
+    CPU seconds]}. The task belongs to a barrier such as deduplication (`deduped/minhash.1/bands`), to shards
+    (`shards:web/encode`), or to the tokenizer. Other tasks are not counted."""
     top, _, wave = record.node.partition("/")
     if top == TOKENIZER:
         if not wave:                                 # the training task, and the bytes it has read
@@ -138,7 +139,8 @@ class Plan:
 
 
 def open_plan(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> Plan:
-    """Make the plan of a recipe for the store at `store_root`. Nothing is written, and the store need not exist."""
+    """Make the plan of a recipe for the store at `store_root`. Nothing is written, and the store need not exist. With
+    `verify_inputs`, input files are identified by hashes of their contents."""
     store = Store(store_root)
     if store.local is not None and store.local.exists() and not store.local.is_dir():
         raise StoreError(f"{store.root} is a file, not a store; choose another --store")
@@ -151,7 +153,7 @@ def open_plan(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -
 
 def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = False) -> dict[str, Any]:
     """Make the plan of a recipe for the store at `store_root`, and return its description (`describe_plan`). Nothing is
-    written, and the store need not exist."""
+    written, and the store need not exist. With `verify_inputs`, input files are identified by their contents."""
     plan = open_plan(recipe, store_root, verify_inputs=verify_inputs)
     return describe_plan(recipe, plan, survey(plan.nodes, plan.log.get_all, plan.fresh))
 
@@ -233,14 +235,16 @@ class Flow:
                 "disk_bytes": int(disk * share)}
 
     def _starting(self, state: NodeState, status: str) -> float:
-        """Return the CPU time that child processes, one per core at most, take to load the steps of a pass."""
+        """Return the CPU seconds that child processes take to load the steps of a pass. The estimate assumes one child
+        process per core, but no more than the pass has unfinished tasks."""
         if state.node.kind != "pass" or status == "fresh":
             return 0.0
         return START_CPU_S * min(max(state.stale + state.pending, 1), self.cores)
 
     def _expected(self, node: Node, bytes_in: float) -> int | None:
         """Return the approximate number of partitions (inputs of single tasks) of a pass that reads sources; None for
-        any other node. The exact number is known only when the big files have been indexed."""
+        any other node. `bytes_in` is the number of bytes that the pass reads. The exact number is known only when the
+        big files have been indexed."""
         plan = self.plans.get(node.name)
         if plan is None or any(kind != "source" for kind, _ in plan.inputs):
             return None

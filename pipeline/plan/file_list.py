@@ -16,10 +16,10 @@ class SourceFile(NamedTuple):
     """One input file. `path` is relative to `root`, with forward slashes.
 
     `etag` changes when the file changes: it is the modification time in ns, an object store's etag or version id, or
-    'sha256:…' when inputs are verified by content. `bad` is the reason why the file is not read, or "". It enters the
-    keys of tasks, so that the file is read as soon as the reason is gone. `hashed` is the state of the file on disk
-    (`pipeline.base.files.state`) when its content had the hash in `etag`, or "". While the state stays the same, no
-    worker hashes the file again.
+    'sha256:…' when inputs are verified by content. `bad` is the reason why the file is not read, or "". The reason
+    enters the keys of tasks, so that the file is read as soon as the reason is gone. `hashed` is the state of the file
+    on disk (`pipeline.base.files.state`) when its content had the hash in `etag`, or "". While the state stays the
+    same, no worker hashes the file again.
     """
 
     path: str

@@ -62,8 +62,8 @@ KEY_BYTES, PIECE = 16, 1 << 14
 
 @dataclass(frozen=True)
 class FreshNode:
-    """The stored records of a plan node (a group of tasks) whose tasks all have results in the store: the sums over the
-    records, and the records by batch."""
+    """The commit records of a node of the plan (a group of tasks) whose tasks all have results in the store. `sums` are
+    the sums of the counters, and `batches` the records of each batch of tasks."""
 
     sums: NodeSums
     batches: list[TaskRecords]
@@ -240,9 +240,9 @@ def _batches(described: list[Any], keys: bytes, log: LogView) -> list[TaskRecord
 
 
 class _Rows:
-    """Reads the tasks of a batch from the database of task keys, for use as the `rows` of a `TaskRecords`. The keys of
-    the batch begin at key number `start`. `runs` lists the origins of the tasks (a source or dataset), as (origin,
-    number of consecutive tasks with this origin)."""
+    """Reads the tasks of one batch of a node from the database of task keys, each as (key, origin, 0); the origin is a
+    source or dataset. A `TaskRecords` uses it as its `rows`. The keys of the batch begin at key number `start` of the
+    database. `runs` lists (origin, number of consecutive tasks with this origin)."""
 
     def __init__(self, db: sqlite3.Connection, start: int, runs: list[tuple[str, int]]) -> None:
         self._db, self._start = db, start

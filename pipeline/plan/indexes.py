@@ -1,5 +1,6 @@
-"""Finds which deduplications of a recipe make an index of the documents that they keep, and which indexes each one
-reads (`against` of a step; `stages.dedup.index`)."""
+"""Finds which deduplications of a recipe make an index (hashes and texts of the documents that they keep), and which
+indexes each deduplication reads in order to compare documents with older ones (`against` of a step;
+`stages.dedup.index`)."""
 
 from __future__ import annotations
 
@@ -15,19 +16,19 @@ from stages.dedup.index import DedupIndex, IndexedBarrier
 
 @dataclass(frozen=True)
 class WantedIndex:
-    """A dataset of which indexes are to be made, although no other dataset reads them, and a function that takes
-    them."""
+    """A request for the deduplication indexes of `dataset`, which are to be made although no other dataset reads them.
+    `take` is called with the finished indexes."""
 
     dataset: str
     take: Callable[[list[DedupIndex]], None]
 
 
 class Indexes:
-    """The indexes that the deduplications of a recipe make and read.
+    """The deduplication indexes (hashes and texts of kept documents) that the deduplications of a recipe make and read.
 
-    `made` are the nodes of the plan that make an index: those that another deduplication reads, and those of the
-    dataset `wanted`. `read` maps each node that could read indexes to the names of those that it reads, in order: other
-    nodes, or folders; [] if it reads none."""
+    `made` holds the nodes of the plan that make an index: those whose index another deduplication reads, and those of
+    the dataset `wanted`. `read` maps each deduplication node to the places of the indexes that it reads, in order. A
+    place is another node of the plan, or a folder with an index that was made before."""
 
     def __init__(self, passes: Mapping[str, list[PassPlan]],
                  barriers: Mapping[str, tuple[str, Barrier, list[str], list[str]]], wanted: str = "") -> None:
@@ -50,34 +51,39 @@ class Indexes:
                     self._folders[entry, step] = read_index(entry, step)
 
     def nodes(self, reader: str) -> list[str]:
-        """Return the nodes of the plan whose indexes the node `reader` reads."""
+        """Return those nodes of the plan whose deduplication indexes the node `reader` reads. Indexes in folders are
+        not included."""
         return [node for node in self.read.get(reader, ()) if node in self.made]
 
     def folders(self, reader: str, step: str) -> list[Any]:
-        """Return the contents of the indexes outside the store that a node reads. They decide about its tasks."""
+        """Return, for each index outside the store that the node `reader` reads, the hashes of its files. These hashes
+        enter the keys of the node's tasks. `step` is the name of the node's deduplication."""
         indexes = [self._folders[entry, step] for entry in self.read.get(reader, ()) if (entry, step) in self._folders]
         return [[ref["content"] for keys in index.keys.values() for ref in keys["files"]]
                 + [ref["content"] for group in index.groups for ref in (group["documents"], group["texts"])]
                 for index in indexes]
 
     def of(self, reader: str, step: str, results: Mapping[str, Any]) -> list[DedupIndex]:
-        """Return the indexes that a node reads. `results` holds the results of the other nodes."""
+        """Return the deduplication indexes that the node `reader` reads, in order. `step` is the name of its
+        deduplication, and `results` holds the results of the nodes that make indexes."""
         return [results[entry].index if entry in self.made else self._folders[entry, step]
                 for entry in self.read.get(reader, ())]
 
     def wanted(self, dataset: str, results: Mapping[str, Any]) -> list[DedupIndex]:
-        """Return the indexes of a dataset. If it has a step several times, the last one counts."""
+        """Return the deduplication indexes of a dataset, one for each name of a step. If the dataset has several steps
+        of one name, the index of the last one is returned. `results` holds the results of the nodes."""
         nodes = [node for node in self.read if node in self.made and node.startswith(f"{dataset}/")]
         return list({index.step: index for index in (results[node].index for node in nodes)}.values())
 
     @property
     def roots(self) -> set[str]:
-        """Return the folders on object storage from which indexes are read."""
+        """Return the folders on object storage from which deduplication indexes are read."""
         return {folder for folder, _ in self._folders if "://" in folder}
 
 
 def _node(passes: Mapping[str, list[PassPlan]], name: str, step: str) -> str:
-    """Return the node of the last step `step` of the dataset `name`, or `name` if it is a folder."""
+    """Return the node of the plan for the last deduplication `step` of the dataset `name`. If no dataset has this name,
+    it is the folder of an index and is returned unchanged."""
     if name not in passes:
         return name
     return next(plan.barrier for plan in reversed(passes[name]) if plan.barrier and plan.barrier_name == step)

@@ -19,9 +19,9 @@ from pipeline.plan.objects import ListingJournal, Listings, fixed_prefix, list_o
 
 
 class InputError(TokenmillError):
-    """Raised when the inputs of a recipe cannot be used: when a pattern matches no file, a folder cannot be read, a
-    dataset would hold the same documents twice, or imported tokens do not fit. The message names the place and the
-    remedy."""
+    """Raised when the inputs of a recipe cannot be used. For example, a pattern matches no file, a folder cannot be
+    read, a dataset would hold the same documents twice, or token files were made with another tokenizer. The message
+    names the place and the remedy."""
 
     exit_code = 2
 
@@ -73,8 +73,9 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
 
 def check_patterns(name: str, patterns: list[str], *, base: str = ".", root: str | None = None,
                 suffixes: tuple[str, ...] = (), follow_symlinks: bool = False) -> None:
-    """Raise the InputError of `list_source` if a pattern matches no file. The search for each pattern ends at the first
-    file, so that a source of millions of files is checked at once."""
+    """Raise InputError if one of the `patterns` of the source `name` matches no file. The arguments are those of
+    `list_source`. The search for each pattern ends at the first file, so that a source of millions of files is checked
+    at once."""
     patterns = [p.removeprefix("file://") for p in patterns]
     if _in_object_storage(name, patterns):
         for pattern in patterns:
@@ -106,7 +107,9 @@ def remote_root(patterns: list[str], root: str | None) -> str:
 
 
 def _on_disk(patterns: list[str], base: str, root: str | None) -> tuple[list[str], list[str], str]:
-    """Return (absolute patterns, the folder of each pattern, the root of the source)."""
+    """Return (absolute patterns, the folder of each pattern, the root of the source) for a source on disk. Relative
+    patterns start at the folder `base`. Without `root`, the root is the deepest folder that contains all folders of
+    patterns."""
     full = [os.path.abspath(os.path.join(base, os.path.expanduser(p))) for p in patterns]
     dirs = [p if os.path.isdir(p) else fixed_prefix(p) for p in full]
     return full, dirs, os.path.abspath(os.path.join(base, os.path.expanduser(root))) if root else common_root(dirs)
@@ -114,8 +117,9 @@ def _on_disk(patterns: list[str], base: str, root: str | None) -> tuple[list[str
 
 def _local(name: str, patterns: Mapping[str, str], top: str, suffixes: tuple[str, ...], verify: bool, links: _Links,
            warnings: list[str], clock: Clock) -> Iterator[Listed]:
-    """Yield the files of a source that are on disk, in no particular order, with paths relative to `top`. `patterns`
-    maps each absolute pattern to the form in which the recipe writes it."""
+    """Yield the files of the source `name` that are on disk, in no particular order, with paths relative to `top`.
+    `patterns` maps each absolute pattern to the form in which the recipe writes it. Files that are skipped are named in
+    `warnings`. The other arguments are those of `list_source`."""
     skipped: list[str] = []
     for pattern, written in patterns.items():
         matched = False
@@ -164,7 +168,9 @@ def _hashed(path: str, info: os.stat_result, clock: Clock) -> tuple[str, str]:
 
 
 def _paths(name: str, pattern: str, written: str, suffixes: tuple[str, ...], links: _Links) -> Iterator[str]:
-    """Yield the paths of the files that a pattern names or matches, in no particular order."""
+    """Yield the paths of the files that a pattern names or matches, in no particular order. `written` is the form in
+    which the recipe of the source `name` writes the pattern. Of a folder, only files with one of `suffixes` are
+    yielded. `links` decides which symbolic links are followed."""
     try:
         if os.path.isdir(pattern):
             for path in _matching(pattern, ["**"], (), True, links):
@@ -284,9 +290,9 @@ def _remote(name: str, patterns: list[str], root: str | None, suffixes: tuple[st
 
 
 def _fits(path: str, pattern: str, folder: str, suffixes: tuple[str, ...]) -> bool:
-    """Whether an object that `pattern` matches is to be read. If the pattern names a folder, only objects with one of
-    the reader's `suffixes` are read. An object that the user has named, directly or by a glob, is read whatever its
-    suffix."""
+    """Whether an object of a bucket that `pattern` matches is to be read. If the pattern names a folder, only objects
+    with one of the reader's `suffixes` are read. An object that the user has named, directly or by a glob, is read
+    whatever its suffix."""
     return not suffixes or folder != pattern.rstrip("/") or path.lower().endswith(suffixes)
 
 

@@ -1,6 +1,7 @@
-"""Says where the documents of each label are in the encoded parts (files of encoded documents) of split shards
-(`shards.NAME.by`). A piece is the documents of one label in one part. The pieces are kept on disk, because there may be
-millions: 10,000 parts with 200 labels each have two million."""
+"""Finds the documents of each label, such as a language, in the encoded parts of shards that are split by labels
+(`shards.NAME.by`). An encoded part holds the tokens of one file of documents. A piece is the place of the documents
+with one label in one encoded part. The pieces are kept on disk, because there may be millions: 10,000 parts with 200
+labels each have two million."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from pipeline.store.temp import scratch_database
 
 
 class LabelPieces:
-    """The pieces of all encoded parts. `parts` are the contents of their files labels.json, in plan order. `tokens` has
-    the training tokens of each label."""
+    """The places of the documents of each label in all encoded parts (token files of one part each). `parts` are the
+    contents of their files labels.json, in plan order. `tokens` maps each label to its number of training tokens."""
 
     def __init__(self, parts: Iterable[Mapping[str, Any]]) -> None:
         self.tokens: dict[Label, int] = {}
@@ -40,8 +41,8 @@ class LabelPieces:
         self._parts += 1
 
     def of(self, labels: Sequence[Label]) -> dict[str, list[list[LabelPiece]]]:
-        """Return the pieces of the documents with one of these labels, as {split: [pieces of the first part, pieces of
-        the second part, …]}, the form that `assemble_drafts` takes."""
+        """Return where the documents with one of these labels are in the encoded parts: {split: [LabelPieces of the
+        first part, LabelPieces of the second part, …]}. `assemble_drafts` takes this form."""
         pieces: dict[str, list[list[LabelPiece]]] = {split: [[] for _ in range(self._parts)] for split in SPLITS}
         for label in sorted(labels):
             for split, part, place in self._db.execute("SELECT split, part, place FROM piece WHERE label = ?",

@@ -62,13 +62,14 @@ class Node:
     steps: tuple[str, ...] = ()                   # as shown to people
     publishes: bool = False                       # the last pass of a dataset
     inputs: Callable[[], Any] | None = None
-    against: tuple[str, ...] = ()                 # of what a barrier reads an index: some of `deps`, and folders
+    against: tuple[str, ...] = ()                 # nodes and folders whose index a barrier reads
     batches: list[TaskRecords] = field(default_factory=list)     # the records of its tasks, filled while it runs
-    parts: PassParts | None = None                # of a pass whose records were read at its end, until it is published
+    parts: PassParts | None = None                # files to publish; noted when a pass ends, until they are published
 
     @property
     def upstream(self) -> list[str]:
-        """The nodes from which the node gets its documents."""
+        """The names of the nodes from which the node gets its documents: its `deps` without those of which it only
+        reads a deduplication index."""
         return [name for name in self.deps if name not in self.against]
 
 
@@ -113,9 +114,9 @@ class SplitIndex(Mapping[str, Any]):
     splits are read from the store on access; their paths in the store are kept in a database on disk."""
 
     def __init__(self, places: Iterable[tuple[str, str, str]], read: Callable[[str, str], bytes]) -> None:
-        """A big input file is read in parts (splits), and a file in the store lists where they begin. `places` holds
-        one tuple for each big input file: the path of the input file, and the path and the sha256 of its list. `read`
-        is `Store.read_checked`."""
+        """Make the map from `places`, which holds one tuple for each big input file: the path of the input file, and
+        the path and the sha256 of a file in the store that lists where its splits begin. `read` (`Store.read_checked`)
+        reads such a file."""
         self._read = read
         self._db = scratch_database(1)
         self._db.execute("CREATE TABLE place (file BLOB PRIMARY KEY, path TEXT, sha256 TEXT) WITHOUT ROWID")
@@ -139,8 +140,8 @@ class SplitIndex(Mapping[str, Any]):
 
 
 class Units:
-    """The files of a source, in lists of those that must be read together. The lists are read from the store on access:
-    `path` and `sha256` name the file with them. `files` are all files of the source."""
+    """The files of a source, in lists of files that must be read together. Iteration reads these lists from the store,
+    from the file at `path` with the hash `sha256`. `files` are all files of the source."""
 
     def __init__(self, files: Iterable[SourceFile], read: Callable[[str, str], bytes], path: str, sha256: str) -> None:
         self._files, self._read, self._path, self._sha256 = files, read, path, sha256

@@ -117,8 +117,9 @@ def _row(values: list[Any]) -> Row:
 
 
 def list_objects(pattern: str, listings: Listings, journal: ListingJournal | None) -> tuple[str, Sequence[Row]]:
-    """Return the root folder of a pattern, and the objects that match it, as (URL, size, version). The paths of
-    documents are relative to this folder."""
+    """Return the root folder of a pattern, and the objects of a bucket that match it, as (URL, size, version). The
+    paths of documents are relative to this folder. Objects that were listed before are taken from `listings`, to which
+    new listings are added. `journal` continues a listing that an earlier run did not finish."""
     if pattern not in listings:
         listings[pattern] = _listing(*matching(pattern, journal))
     folder, objects = fixed_prefix(pattern), listings[pattern]
@@ -173,8 +174,9 @@ def _reached(root: str) -> Remote:
 
 # -- wildcards -------------------------------------------------------------------------------------------------------
 def _matching(folder: str, pattern: str, journal: ListingJournal | None) -> Iterable[Row]:
-    """Return the objects that match a pattern with wildcards, by the rules of fsspec. As in a shell, a wildcard does
-    not match a name with a leading dot, unless a component of the pattern begins with a dot."""
+    """Return the objects below `folder` that match a pattern with wildcards, by the rules of fsspec. As in a shell, a
+    wildcard does not match a name with a leading dot, unless a component of the pattern begins with a dot. `journal`
+    continues a listing that an earlier run did not finish."""
     from fsspec.utils import glob_translate
 
     remote = _reached(folder)
@@ -206,9 +208,9 @@ def _in_memory(remote: Remote, pattern: str, relative: str, visible: Callable[[s
 
 def walk(remote: Remote, begin: str, parts: list[str], visible: Callable[[str], bool],
          after: str = "") -> Iterator[RemoteObject]:
-    """Yield the objects below the folder `begin` that may match the components `parts` of a pattern, in the order of
-    their paths. `begin` is empty or ends in a slash. Objects that come before the path `after` may be left out. Folders
-    whose names do not match are not listed."""
+    """Yield the objects of the storage `remote` below the folder `begin` that may match the components `parts` of a
+    pattern, in the order of their paths. `begin` is empty or ends in a slash. Objects that come before the path `after`
+    may be left out. Folders whose names do not match, or for which `visible` is false, are not listed."""
     from fsspec.utils import glob_translate
 
     if begin < after and not after.startswith(begin):        # all of it comes before

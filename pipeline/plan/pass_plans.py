@@ -57,17 +57,18 @@ class PassPlan:
 
     @property
     def rewrites(self) -> bool:
-        """Whether the pass writes the documents that it keeps. If no step stands between two barriers (steps that need
-        all documents at once), the pass between them writes no documents, unless one of its `prepare` stages adds
-        signals. It writes a row set, which lists the rows that were removed."""
+        """Whether the pass writes the documents that it keeps. A pass between two barriers (steps that need all
+        documents at once) with no step between them writes no documents, unless one of its `prepare` stages adds
+        signals. It writes a row set instead, which lists the rows that were removed."""
         return (self.final or self.barrier is None or not self.prepares
                 or any(s.stage.signals for s in self.chain))
 
     @property
     def reads_counts(self) -> bool:
-        """Whether the pass writes the counts of its barrier into the signal `dup_count` of its documents. A pass that
-        writes no documents does so only if one of its stages reads the signal. Otherwise a later pass does it, and the
-        results of this pass stay fresh when only counts change."""
+        """Whether the pass writes the signal `dup_count` of its documents, from the duplicate counts of the barrier
+        before it. A pass that writes documents always does. A pass that writes no documents does so only if one of its
+        stages reads the signal. Otherwise a later pass writes it, and the results of this pass stay fresh when only
+        counts change."""
         return self.counting and (self.rewrites or any(COUNT in s.stage.reads() for s in self.chain))
 
     def add_prepare(self, step: ChainStep, *, last: bool) -> None:
@@ -97,8 +98,8 @@ class DatasetPasses:
             self._dataset(name, {number for dataset, number in counting if dataset == name})
 
     def _dataset(self, name: str, counting: set[int]) -> None:
-        """Plan the passes of a dataset. `counting` holds the numbers of the barriers that count duplicates, or
-        hand counts on."""
+        """Plan the passes of the dataset `name`, and add them to `passes` and `barriers`. `counting` holds the step
+        numbers of those of its barriers that count duplicates, or that hand on the counts of an earlier barrier."""
         dataset = self.recipe.datasets[name]
         plans: list[PassPlan] = []
         inputs = [("source", i) if i in self.recipe.sources else ("pass", self.passes[i][-1].name)
@@ -130,9 +131,13 @@ class DatasetPasses:
 
     def _barrier(self, placed: ChainStep, current: PassPlan, fresh: bool, plans: list[PassPlan], inputs: list[str],
                  priority: list[str]) -> PassPlan:
-        """End the pass before a barrier (a step that needs all documents at once), and return the next pass. The ended
-        pass gets the barrier's `prepare` stage. The next pass begins by dropping the documents that the barrier
-        removes."""
+        """End the pass `current` before the barrier `placed` (a step that needs all documents at once), and return the
+        next pass. The ended pass gets the barrier's `prepare` stage and is added to `plans`. The next pass begins by
+        dropping the documents that the barrier removes.
+
+        If the dataset begins with the barrier (`fresh`) and has no `where:`, the last pass of each of its `inputs` gets
+        the `prepare` stage instead; an input that is a source gets a pass of its own for this. `priority` lists the
+        inputs whose documents are preferred among duplicates."""
         barrier = placed.stage
         assert isinstance(barrier, Barrier)
         target, config = barrier.prepare()
@@ -157,8 +162,8 @@ class DatasetPasses:
         return nxt
 
     def _cut(self, placed: ChainStep) -> list[ChainStep]:
-        """Return a list with the stage that carries out a barrier's cuts, with which the next pass begins; [] if the
-        barrier does not cut passages out of texts."""
+        """Return a list with the stage that carries out the cuts of the barrier `placed`, with which the next pass
+        begins; [] if the barrier does not cut passages out of texts."""
         if not placed.stage.edits:
             return []
         return [self._chain_step(cut_name(placed.name), CUT, cut_settings(placed.name, placed.stage.config))]

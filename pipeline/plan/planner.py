@@ -165,8 +165,8 @@ class Planner:
         return {"name": reader.name, "key": key, "$volatile": hidden}
 
     def expansion(self, source: str) -> Callable[[str], float]:
-        """Return a function that maps the path of an input file to its expected number of uncompressed bytes per stored
-        byte."""
+        """Return a function that maps the path of an input file of `source` to the expected number of uncompressed
+        bytes per stored byte of this file."""
         settings = self.recipe.sources[source]
         return reader_class(settings.read)(settings.config).expansion
 
@@ -191,13 +191,14 @@ class Planner:
         return work
 
     def _units_spec(self, name: str, files: FileList) -> TaskSpec:
-        """Return the task that finds which files of a source must be read together."""
+        """Return the task that finds which of the files of the source `name` must be read together."""
         args = {"reader": self.reader_arg(name), "files": [file.arg() for file in files]}
         return self._spec(UNITS, f"index:{name}", 0, len(files), f"{name}: {len(files):,} files", self.lists.fold(args))
 
     def _splits(self, name: str, indexed: Iterable[tuple[SourceFile, PartRecord]]) -> Iterator[tuple[str, str, str]]:
-        """Yield (path, path of its splits in the store, sha256 of the file with the splits) for each big input file
-        that can be split into pieces for separate tasks."""
+        """Yield (path, path of its splits in the store, sha256 of the file with the splits) for each big input file of
+        the source `name` that can be split into pieces for separate tasks. `indexed` lists the big files, with the
+        records of the tasks that looked for their splits."""
         for file, record in indexed:
             if record.counters.get("unreadable"):
                 continue                                  # the pass that reads the file reports it
@@ -295,7 +296,8 @@ class Planner:
                            part.bytes * 3, f"{part.dataset}: part {part.key[:8]}", part.dataset)
 
     def partitions(self, name: str, index: Mapping[str, Any] | Units) -> Iterator[Partition]:
-        """Return the inputs of the tasks that read a source. `index` is the result of the node `index:NAME`."""
+        """Yield the partitions of the source `name`, each the input of one task. `index` is the result of the node
+        `index:NAME`: the splits of big files, or the groups of files that must be read together."""
         files = self.source_files(name)
         reader = reader_class(self.recipe.sources[name].read)(self.recipe.sources[name].config)
         if isinstance(index, Units):
@@ -351,7 +353,9 @@ class Planner:
         return BarrierResult(parts, slices, _spilled_refs(slices_of(groups(parts), done["counts"], "counts")), index)
 
     def _waves(self, node: str, waves: Iterable[Wave]) -> Generator[Any, Any, dict[str, Sequence[TaskResult]]]:
-        """Have the tasks of waves run, one wave after another, and return the results of each wave by its name."""
+        """Yield the tasks of `waves` to the caller, one wave after another, and return the results of each wave by its
+        name. A wave is a group of tasks that may run at the same time. The caller sends the records of the finished
+        tasks."""
         done: dict[str, Sequence[TaskResult]] = {}
         for wave in waves:
             more = True

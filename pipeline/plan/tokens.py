@@ -154,7 +154,8 @@ def _shards(recipe: Recipe, planner: Planner, name: str, inputs: list[str], resu
 
 
 def _described(recipe: Recipe, source: str, files: list[tuple[str, int]]) -> dict[str, Any]:
-    """Return what the manifest of the shards says about a source of token files. `files` are those of `_imported`."""
+    """Return what the manifest of the shards says about a source of token files: its name, format, sequence length (of
+    files of rows) and files. `files` is the source's list from `_imported`: (file, number of its first document)."""
     config = recipe.sources[source].config
     rows = {"sequence": config["sequence"]} if config["sequence"] else {}
     return {"source": source, "format": config["format"], **rows, "files": files}
@@ -179,10 +180,10 @@ def _imports(recipe: Recipe, planner: Planner, source: str, results: Mapping[str
 
 def _imported(planner: Planner, sources: Sequence[str], imported: Sequence[TaskResult],
               drafts: Sequence[TaskDraft]) -> tuple[list[tuple[int, int]], dict[str, list[tuple[str, int]]]]:
-    """Return a list and a dict. The list has, for each task of `drafts`, (number of its source, number of its first
-    document in the source). The dict has, for each source, a list of (file, number of its first document in the
-    source). Raises InputError if a source has no documents or too many, or if only some of its files have loss masks.
-    """
+    """Number the documents of imported token files. Returns a list and a dict. The list has, for each task of `drafts`,
+    (number of its source, number of its first document in the source). The dict has, for each source, a list of (file,
+    number of the file's first document in the source). Raises InputError if a source has no documents or too many, or
+    if only some of its files have loss masks."""
     rows = dict.fromkeys(sources, 0)
     masks: dict[str, dict[bool, str]] = {source: {} for source in sources}
     places: list[tuple[int, int]] = []
@@ -211,8 +212,8 @@ def _imported(planner: Planner, sources: Sequence[str], imported: Sequence[TaskR
 
 def _checks(planner: Planner, sources: Sequence[str], imported: Sequence[TaskResult],
             drafts: Sequence[TaskDraft]) -> Iterator[TaskDraft]:
-    """Yield the tasks that check whether two documents of a source have the same id. Sources whose files give no ids to
-    documents need no such task."""
+    """Yield one task for each source of token files whose files give ids to documents. The task fails if two documents
+    of the source have the same id."""
     for source in sources:
         tasks = [task for task, draft in zip(imported, drafts, strict=True) if draft.args["source"] == source]
         if any(task.files[IDS]["bytes"] for task in tasks):
@@ -221,8 +222,8 @@ def _checks(planner: Planner, sources: Sequence[str], imported: Sequence[TaskRes
 
 def _split(recipe: Recipe, planner: Planner, name: str,
            encoded: list[TaskResult]) -> Iterator[tuple[str, dict[str, list[list[LabelPiece]]]]]:
-    """Yield (stream, pieces) for each stream of split shards, sorted by name. The pieces say where the documents of the
-    stream are in the encoded parts (`LabelPieces.of`)."""
+    """Yield (stream, pieces) for each stream of the split shards `name`, sorted by the names of the streams. The pieces
+    say where the documents of the stream are in the encoded parts (`LabelPieces.of`)."""
     shards = recipe.shards[name]
     files = (r.files[LABELS] for r in encoded)
     pieces = LabelPieces(json.loads(planner.read_file(file["$ref"], file["sha256"])) for file in files)

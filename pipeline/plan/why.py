@@ -88,9 +88,9 @@ class _Why:
         self.runs = same or self.runs
 
     def _before(self, name: str) -> tuple[str | None, Ingredients | None]:
-        """Return the run with which a node is compared, and the ingredients (settings, versions and files) that the
-        node had in this run. It is the latest run in which the node had the same ingredients as now, or else the latest
-        run that has the node. Returns (None, None) when no run has it."""
+        """Return the run with which the node `name` is compared, and the ingredients (settings, versions and files)
+        that the node had in this run. The run is the latest one in which the node had the same ingredients as now, or
+        else the latest one that has the node. Returns (None, None) when no run has it."""
         versions = [(run, doc["nodes"][name]) for run, doc in self.runs if name in doc["nodes"]]
         same = [version for version in versions if not differences(version[1], self.ingredients[name])]
         return next(iter(same or versions), (None, None))
@@ -127,8 +127,8 @@ class _Why:
 
     @cached_property
     def _committed(self) -> Counter[str]:
-        """Return how many records the log has of each node (group of tasks) or wave of a node. This reads the whole
-        log."""
+        """Return how many records the log has of each node (group of tasks), or of each wave (subgroup) of a node that
+        has waves. This reads the whole log."""
         return Counter(r.node for r in self.plan.log.records())
 
     def _causes(self, node: Node, state: NodeState, run: str | None, was: Ingredients | None) -> list[Cause]:
@@ -146,7 +146,8 @@ class _Why:
 
     def _of_inputs(self, node: Node, stale: Sequence[TaskSpec], run: str, settled: bool) -> list[Cause]:
         """Return those causes of stale tasks that are changes of input files: files that were added, removed or changed
-        since `run`. `settled` says that other causes already explain why every task is stale (has to run)."""
+        since the earlier run `run`. `settled` says that other causes already explain why every task is stale (has to
+        run)."""
         read = [(t, [(t.origin or node.dataset, s["$file"]) for s in files]) for t in stale if (files := _files(t))]
         causes = []
         for source in dict.fromkeys(s for _, files in read for s, _ in files):
@@ -182,7 +183,8 @@ class _Why:
 
     def _of_parts(self, node: Node, stale: Sequence[TaskSpec], run: str) -> list[Cause]:
         """Return the causes why tasks of a node are stale although its own settings are unchanged. Either the parts
-        (files of documents) that it reads differ, or `run` ended before it reached this node."""
+        (files of documents) that it reads differ from those of the earlier run `run`, or that run ended before it
+        reached this node."""
         inherited = []
         for dep in node.deps:
             before, was = self._before(dep)

@@ -1,5 +1,6 @@
-"""Checks the setting `against` of the deduplications of a recipe: the datasets and folders with whose documents those
-of a dataset are compared, too (`stages.dedup.index`)."""
+"""Checks the setting `against` of the deduplications of a recipe. The setting lists older datasets, and folders with
+deduplication indexes; the deduplication also removes documents that are already in one of these (`stages.dedup.index`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from stages.dedup.index import DedupIndex, IndexedBarrier, differing
 
 
 def check_against(recipe: Recipe, checker: Checker) -> None:
-    """Check all settings `against`. Paths of folders, which count from the recipe's folder, become absolute."""
+    """Check every setting `against` of a recipe: the datasets and folders that it lists must exist and be comparable.
+    Problems are added to `checker`. Paths of folders, which are relative to the recipe's folder, become absolute, in
+    place."""
     for name, dataset in recipe.datasets.items():
         for number, step in enumerate(dataset.steps):
             if not issubclass(stage_class(step.name), IndexedBarrier):
@@ -31,7 +34,9 @@ def check_against(recipe: Recipe, checker: Checker) -> None:
 
 
 def _check_dataset(recipe: Recipe, checker: Checker, name: str, step: Step, old: str, at: KeyPath) -> None:
-    """Check that the dataset `name` can be compared with the dataset `old` in a step."""
+    """Check that the deduplication `step` of the dataset `name` can compare its documents with those of the dataset
+    `old`, and add a problem at the key `at` if not. It cannot in three cases: `name` is made from `old`; both read the
+    same source, and no `where:` selects documents of it; or `old` has no such step with the same settings."""
     if old in _before(recipe, name):
         checker.fail(at, f"'{name}' is made from '{old}', whose documents it would be compared with; remove '{old}' "
                          f"here, or from `from:`")
@@ -52,8 +57,9 @@ def _check_dataset(recipe: Recipe, checker: Checker, name: str, step: Step, old:
 
 def _check_folder(recipe: Recipe, checker: Checker, step: Step, entry: str, indexes: dict[str, DedupIndex],
                   at: KeyPath) -> str:
-    """Check that a folder has an index that a step can read, and add the index to `indexes`, which holds those of the
-    entries before. Returns the full path of the folder."""
+    """Check that the folder `entry` has a deduplication index that `step` can read, and add a problem at the key `at`
+    if not. The index is added to `indexes`, which holds those of the earlier entries: two indexes must not hold the
+    same documents. Returns the full path of the folder."""
     path = entry if "://" in entry else os.path.join(checker.base, os.path.expanduser(entry))
     if entry in recipe.sources:
         checker.fail(at, f"'{entry}' is a source; name a dataset that is made from it")

@@ -148,8 +148,9 @@ def _not_installed(what: str, e: ImportError) -> str:
 
 
 def _settings(checker: Checker, config: type[BaseModel], settings: dict[str, Any], path: KeyPath) -> None:
-    """Validate the settings of a reader or step, and fill in the defaults of those left out, in place. Paths of
-    resource files, which are relative to the recipe's folder, become absolute."""
+    """Validate the settings of a reader or step by the model `config`, and fill in the defaults of those left out, in
+    place. Paths of resource files, which are relative to the recipe's folder, become absolute. Problems are added to
+    `checker`, under the key `path`."""
     completed = dict(settings)
     for field, value in completed.items():
         if field not in config.model_fields or role_of(config, field) != "resource":

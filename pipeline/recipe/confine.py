@@ -31,9 +31,9 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
 def refusals(data: dict[str, Any], marks: Marks, base: str, roots: Sequence[str]) -> Iterator[Problem]:
-    """Yield a problem for every path or URL in a recipe that leads out of `roots`, the folders and URLs that it may
-    use. Yield one, too, for every reader or step 'module:Class' whose file `code:` does not list, and for every
-    `follow_symlinks`. Relative paths start at `base`. Values of wrong types are skipped, because validation reports
+    """Yield a problem for every path or URL in a recipe that leads out of `roots`, the folders and URLs that the recipe
+    may use. Readers and steps 'module:Class' whose file `code:` does not list, and every `follow_symlinks`, are
+    problems as well. Relative paths start at `base`. Values of wrong types are skipped, because validation reports
     them."""
     code = [value for _, value in _strings(data.get("code"), ("code",))]
     modules = {PurePosixPath(path).stem for path in code}
@@ -139,8 +139,8 @@ def _settings(name: Any, config: dict[str, Any], at: KeyPath, base: str, catalog
               load: Callable[[str], Any]) -> Iterator[tuple[KeyPath, str]]:
     """Yield (key, value) for the settings of a step or reader that name files. A step or reader in `catalog` comes with
     Tokenmill and declares which settings name files. For the user's own steps and readers, and for `datatrove`, which
-    passes settings to another library, every string counts that looks like a path or names an existing one. Such code
-    takes relative paths from the folder in which the run was started, which is `base`."""
+    passes settings to another library, every string counts that looks like a path or names an existing one. Relative
+    paths in these settings start at the folder in which the run was started, which is `base`."""
     if isinstance(name, str) and name in catalog and name != "datatrove":
         fields = load(name).Config
         for field, value in config.items():
@@ -172,7 +172,8 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _strings(value: Any, at: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    """Yield (key, string) for all strings in a value of a recipe."""
+    """Yield (key, string) for all strings in `value`, which stands in a recipe under the key `at`, also those in lists
+    and mappings."""
     if isinstance(value, str):
         yield at, value
     elif isinstance(value, (list, dict)):

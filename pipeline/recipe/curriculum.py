@@ -38,9 +38,9 @@ def _phases(curriculum: CurriculumSettings) -> Iterator[tuple[KeyPath, PhaseSett
 
 def _shards(recipe: Recipe, checker: Checker) -> None:
     """Check that all entries of `shards:` have the same `longest` (length of a super-window, the unit in which a phase
-    reserves tokens) and the same `val` (share of documents held out for evaluation). Shards of token files may have
-    another `val`, because no deduplication has compared their documents with those of others. So may shards that hold
-    everything out, because nothing of them is trained on."""
+    reserves tokens) and the same `val` (share of documents held out for evaluation). Two kinds of shards may have
+    another `val`: shards of token files, because no deduplication has compared their documents with those of others,
+    and shards that hold everything out, because nothing of them is trained on."""
     first, shards = next(iter(recipe.shards.items()))
     texts = [name for name, other in recipe.shards.items()
              if other.val < 1 and not token_sources(recipe, other.inputs)]
@@ -96,8 +96,9 @@ def _end(until: str | int, total: int) -> Fraction:
 
 
 def _rates(curriculum: CurriculumSettings, schedule: dict[str, Any], checker: Checker) -> None:
-    """Check the learning rates of the phases. `trainer.optim.schedule` refuses bad learning rates, too, but only when
-    the training begins, after all its data has been made."""
+    """Check that the learning rates of the phases fit together and suit `train.schedule`; add problems for those that
+    do not. `trainer.optim.schedule` refuses bad learning rates, too, but only when the training begins, after all its
+    data has been made."""
     fallen = own = False
     for at, phase in _phases(curriculum):
         if phase.lr == "decay" and schedule.get("kind", "wsd") != "wsd":

@@ -69,8 +69,8 @@ def _refused(marks: Marks, path: KeyPath, message: str) -> RecipeError:
 
 def _changes(text: str, dataset: str, number: int, config: Mapping[str, Any], off: frozenset[int],
              marks: Marks) -> list[tuple[int, int, str]]:
-    """Return the changes that give step `number` the settings `config`, or leave the step out if it is in `off`. Each
-    change is a stretch of the text and its replacement: (start, stop, new text)."""
+    """Return the changes of the text that give step `number` of a dataset the settings `config`, or leave the step out
+    if it is in `off`. Each change is a stretch of the text and its replacement: (start, stop, new text)."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     steps = _value(_value(_value(root, "datasets"), dataset), "steps")
     if not isinstance(steps, yaml.SequenceNode):
@@ -113,7 +113,7 @@ def _added(settings: yaml.MappingNode, missing: Mapping[str, Any]) -> tuple[int,
         at = settings.end_mark.index - 1
         entries = ", ".join(f"{key}: {_flow(value)}" for key, value in missing.items())
         return at, at, f", {entries}" if settings.value else entries
-    first = settings.value[0][0]                                   # in front of the first key, whatever ends the last
+    first = settings.value[0][0]                # inserted before the first key: the last value may end in any way
     lines = "".join(f"{key}: {_flow(value)}\n{' ' * first.start_mark.column}" for key, value in missing.items())
     return first.start_mark.index, first.start_mark.index, lines
 

@@ -83,9 +83,9 @@ def fetch(load: str) -> HubTokenizer:
 
 
 def _download(repository: str, revision: str | None, *, local: bool) -> HubTokenizer | None:
-    """Return the tokenizer of a repository on the Hugging Face hub; None when the repository has no tokenizer file.
+    """Return the tokenizer of a repository on the Hugging Face hub, or None when the repository has no tokenizer file.
     With `local`, the file is only looked up in the cache of this machine, and None means that the cache has none.
-    Otherwise it is downloaded. Raises TokenizerError when it cannot be."""
+    Otherwise the file is downloaded. Raises TokenizerError when the download fails."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
     from huggingface_hub.utils import disable_progress_bars

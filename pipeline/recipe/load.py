@@ -86,8 +86,8 @@ def load_text(text: str, file: str, *, name: str, base: str, overrides: Sequence
 
 
 def _no_secrets(value: Any, checker: Checker, path: KeyPath) -> None:
-    """Report credentials in a recipe as problems. A run keeps its recipe, and everyone with access to the store can
-    read the recipe."""
+    """Report credentials in `value`, which stands in the recipe under the key `path`, as problems. A run keeps its
+    recipe, and everyone with access to the store can read the recipe."""
     if isinstance(value, dict):
         for key, inner in value.items():
             _no_secrets(inner, checker, (*path, str(key)))

@@ -1,6 +1,6 @@
-"""The structure of a recipe, as pydantic models; those of its tokens are in `pipeline.recipe.token_models`.
-`pipeline.recipe.check` checks what these models cannot: names, the settings of steps, and that no dataset is made from
-itself."""
+"""The structure of a recipe, as pydantic models. The models of its keys about tokens (`tokenizer:`, `shards:`,
+`curriculum:`) are in `pipeline.recipe.token_models`. `pipeline.recipe.check` checks what these models cannot: names,
+the settings of steps, and that no dataset is made from itself."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class Dataset(RecipeModel):
 
     @property
     def against(self) -> list[str]:
-        """Return the datasets and folders with whose documents a deduplication of this dataset compares its
-        documents."""
+        """Return the values of `against` of the dataset's deduplications: names of older datasets, and folders of
+        indexes, with which the documents of this dataset are compared."""
         entries = [step.config.get("against") for step in self.steps]
         return [name for entry in entries if isinstance(entry, (list, tuple)) for name in entry]
 
@@ -224,7 +224,8 @@ class Recipe(RecipeModel):
         return [name for name in self.sources if name in sources]
 
     def split_of(self, stream: str) -> str | None:
-        """Return the split shards (`shards.NAME.by`) to which the name of a stream belongs, or None."""
+        """Return the name of the entry of `shards:` that is split by labels (`by`) into streams, of which `stream` is
+        one. Returns None if there is no such entry."""
         return next((name for name, shards in self.shards.items() if shards.by and stream.startswith(f"{name}.")), None)
 
     def plain(self) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from stages.catalog import reader_class, stage_class
 
 
 def label_sources(recipe: Recipe, name: str) -> list[dict[str, Any]]:
-    """Return where `shards.NAME.by` finds the labels of a document, as `pipeline.passes.labels.ShardLabels` takes it;
-    [] if the shards are not split. Raises ValueError if `by` names a signal that no step or source before writes, or
-    `bucket` although none or several of the signals hold a bucket (have a name that ends in `_bucket`)."""
+    """Return where the labels of a document are found by which the shards `name` are split, in the form that
+    `pipeline.passes.labels.ShardLabels` takes; [] if the shards are not split. Raises ValueError if `by` names a signal
+    that no step or source of the shards' datasets writes. It also does so if `by` names `bucket` and not exactly one of
+    their signals holds a bucket (has a name that ends in `_bucket`)."""
     written = signals_written(recipe, recipe.shards[name].inputs)
     sources: list[dict[str, Any]] = []
     for item in recipe.shards[name].by or ():

@@ -18,8 +18,8 @@ from tokenizer.special import special_tokens
 
 
 class TokenizerSample(RecipeModel):
-    """How much text of which groups a tokenizer is trained on: `bytes` in all. The columns in `by` say which documents
-    are a group. The share of a group in the sample is in proportion to its weight × (its bytes)^`alpha`.
+    """How much text of which groups a tokenizer is trained on: `bytes` in all. Documents with the same values in the
+    columns `by` are a group. The share of a group in the sample is in proportion to its weight × (its bytes)^`alpha`.
 
     `source` and `language` give weights by the names of sources and languages; the weight of a group is their product.
     Documents of sources or languages that the mapping does not list are not in the sample. Columns with weights need
@@ -174,10 +174,11 @@ _GROUP_WEIGHTS = TypeAdapter(dict[str, Weight])
 
 
 class Curve(RecipeModel):
-    """How often each of `buckets` quality buckets is read: C·x^`power`·e^(`rate`·x) times, but at most `cap` times
-    (more often, with a warning, if the share is too large for that). x rises from 0 (the worst bucket) to 1 (the best
-    one). Buckets below x = `drop` are not read. C is chosen so that the tokens read add up to the share of these
-    streams (`tokenizer.mixture.split`)."""
+    """A rule that says how often each of `buckets` quality buckets is read: C·x^`power`·e^(`rate`·x) times, where x
+    rises from 0 (the worst bucket) to 1 (the best one). Buckets below x = `drop` are not read.
+
+    C is chosen so that the tokens read add up to the share of these streams (`tokenizer.mixture.split`). No bucket is
+    read more than `cap` times. If the share cannot be reached in this way, all are read more often, with a warning."""
 
     power: Annotated[float, Field(ge=0, le=100)] = 1
     rate: Annotated[float, Field(ge=-100, le=100)] = 0
@@ -191,9 +192,9 @@ class LabelRule(RecipeModel):
     (`alpha`, `temperature`, `unimax`, `weights`, `upsample` or `curve`), or without a rule in proportion to their
     tokens.
 
-    With `by` (such as `language`), the share is first divided among the labels of this kind. The streams with one label
-    then divide what it gets by the rule `within`, or without `within` in proportion to their tokens. Without `by`, the
-    share is divided among all streams at once."""
+    `by` names a label, such as `language`. The share is then first divided among the values of this label. The streams
+    with the same value divide the part of that value by the rule `within`, or without `within` in proportion to their
+    tokens. Without `by`, the share is divided among all streams at once."""
 
     by: str | None = None
     alpha: Annotated[float, Field(ge=0)] | None = None
@@ -213,8 +214,9 @@ class LabelRule(RecipeModel):
 
 class StreamGroup(LabelRule):
     """Several streams (sets of token files) of a phase that together get the weight `share`. `streams` is either a
-    mapping from each stream to its weight within the group, or a list of streams. Without `streams`, the group has the
-    name of split shards and consists of their streams, and `LabelRule` says how they divide the share.
+    mapping from each stream to its weight within the group, or a list of streams. Without `streams`, the group's name
+    is that of split shards. It then consists of the streams of these shards, which divide the share as `LabelRule`
+    says.
 
     For a list, the weights follow from the streams' numbers of tokens: they are in proportion to tokens^`alpha`
     (default 1). With `unimax`, they are equal instead, but no stream is read more than `unimax` times in the phase,
@@ -236,7 +238,8 @@ class StreamGroup(LabelRule):
 
     @property
     def mixed(self) -> set[str] | None:
-        """Return the names of the streams that have a weight above 0; None for the streams of split shards."""
+        """Return the names of the group's streams that have a weight above 0. None means the streams of split shards,
+        which are known only after their documents were read."""
         if self.streams is None:
             return None if self.share else set()
         weights = self.streams if isinstance(self.streams, dict) else dict.fromkeys(self.streams, 1)
@@ -278,8 +281,8 @@ class PhaseSettings(RecipeModel):
 
     @property
     def mixed(self) -> set[str]:
-        """Return the names of the streams to which `mix` gives a weight above 0, and of the split shards to whose
-        streams it gives one."""
+        """Return the names of the streams to which `mix` gives a weight above 0. For split shards, whose streams are
+        known only after their documents were read, the name of the entry of `shards:` is returned."""
         mixed: set[str] = set()
         for name, weight in (self.mix or {}).items():
             inside = weight.mixed if isinstance(weight, StreamGroup) else {name} if weight else set()

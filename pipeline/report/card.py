@@ -76,7 +76,7 @@ def front_matter(document: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict
 
 
 def size_category(docs: int) -> str:
-    """Return the Hugging Face hub's size category for a number of documents."""
+    """Return the Hugging Face hub's size category, such as `10K<n<100K`, for a number of documents."""
     return next((name for bound, name in _SIZES if docs < bound), "n>1T")
 
 

@@ -36,8 +36,8 @@ def share(part: float, whole: float) -> str:
 
 
 def more(rows: Sequence[Any], what: str) -> list[str]:
-    """Return a sentence that says how many rows are missing in a table of the first ROWS rows; [] if none is
-    missing."""
+    """Return the lines of a sentence that says how many of `rows` are missing in a table of the first ROWS; [] if none
+    is missing. `what` is the word for a row."""
     omitted = len(rows) - ROWS
     return [f"The largest {ROWS} are shown; {plural(omitted, what)} more in `report.json`.", ""] if omitted > 0 else []
 
@@ -208,7 +208,8 @@ def contamination(document: Report) -> list[str]:
         if "contamin" in f"{r['stage']} {r['reason']}".lower()]
     sentences += [
         f"{plain(dataset)} held {plural(sum(map(len, figures['items'].values())), 'item')} of {plain(name)}: "
-        f"{plural(figures['dropped'], 'document')} dropped, {figures['cut']:,} cut."
+        f"{plural(figures['dropped'], 'document')} dropped, {figures['cut']:,} cut, "
+        f"{figures['noted']:,} kept whole as their items are short."
         for dataset in document["names"]["datasets"]
         for name, figures in sorted(document["datasets"][dataset].get("contamination", {}).items())]
     near = sum(t["near_held_out"] for t in document["tokens"].values())

@@ -50,8 +50,8 @@ def meter(share: float, color: int = 0) -> Element:
 
 
 def bars(values: Sequence[tuple[str, int, str]], color: int, *, label: str) -> Element:
-    """Draw a chart of vertical bars. Each bar is (label below the bar, value, text of its title). Labels that would not
-    fit are left out."""
+    """Draw a chart of vertical bars in the colour number `color`. Each bar is (label below the bar, value, text of its
+    title). Labels that would not fit are left out. `label` is the text for screen readers."""
     width, height, gap = 360, 110, 2
     step = (width - 10) / max(1, len(values))
     top = max((v for _, v, _ in values), default=0)
@@ -68,9 +68,9 @@ def bars(values: Sequence[tuple[str, int, str]], color: int, *, label: str) -> E
 
 
 def axis(names: Sequence[str], step: float, width: float) -> list[tuple[str, float, float]]:
-    """Choose which labels of a bar chart are written: every n-th, with the smallest n for which no two labels touch.
-    Returns (label, left edge, width) for each of them. A label is centred under its bar, but moved if it would leave
-    the picture."""
+    """Choose which of the labels `names` of a bar chart are written: every n-th, with the smallest n for which no two
+    labels touch. Returns (label, left edge, width) for each of them. A label is centred under its bar, but moved if it
+    would leave the picture. `step` is the distance between bars, and `width` the width of the picture."""
     boxes = []
     for i, name in enumerate(names):
         room = DIGIT * len(name)

@@ -85,8 +85,8 @@ def cluster_section(store: Store, barrier: NodeFigures, nodes: list[NodeFigures]
 
 
 def _removed(appliers: list[NodeFigures], step: str) -> list[FileInfo]:
-    """Return the files with the documents that the deduplication `step` removed. Only files of the tasks that the
-    report samples are returned."""
+    """Return the files with the documents that the deduplication `step` removed. `appliers` are the passes that carried
+    out the removal. Only files of the tasks that the report samples are returned."""
     files = [record.files["dropped.parquet"] for node in appliers for record in node.choose(sampled.PARTS)
              if record.counters.get("stages", {}).get(f"barrier:{step}", {}).get("dropped")]
     return [info for info in files if info.rows]
@@ -144,8 +144,9 @@ def _look_up(store: Store, files: list[FileInfo], ids: set[str],
 
 def _group(store: Store, step: str, kept: str, size: int, removed: list[FileInfo], kept_files: list[FileInfo],
            place: Place | None) -> dict[str, Any]:
-    """Describe a group of duplicates: its kept document, if it was found at `place`, and the removed documents with the
-    smallest ids. Each removed document has its difference from the kept one."""
+    """Describe the group of duplicates of the document `kept` that the deduplication `step` found, of `size` documents.
+    The description has the kept document, if it was found at `place`, and the removed documents with the smallest ids,
+    each with its difference from the kept one."""
     members = heapq.nsmallest(MEMBERS, ((id, number, row) for number, row, id, _, of in _rows(store, removed, step)
                                         if of == kept))
     rows = rows_at(store, removed, members, COLUMNS)

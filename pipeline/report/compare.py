@@ -108,8 +108,11 @@ def _report(store: Store, name: str, plan: dict[str, Any], get: Callable[[str], 
 def compare_runs(before: FinishedRun, after: FinishedRun, limit: int = EXAMPLES,
                  section_of: Callable[[str], dict[str, Any] | None] | None = None) -> dict[str, Any]:
     """Compare two runs, and return the differences as a JSON document. It has at most `limit` example documents for
-    each kind of change in a dataset. `section_of` returns how the documents of a dataset differ, by default what
-    `dataset_section` computes, or None if this cannot be found out; then `documents` lacks the dataset."""
+    each kind of change in a dataset.
+
+    `section_of` takes the name of a dataset and returns how its documents differ, in the form of `dataset_section`,
+    which is used by default. It returns None if this cannot be found out; the dataset is then missing in `documents` of
+    the result."""
     recipe = compare_recipes(before.recipe, after.recipe)
     figures = compare_figures(before.report, after.report)
     common = common_datasets(before, after)
@@ -168,15 +171,17 @@ def _notes(before: FinishedRun, after: FinishedRun, documents: dict[str, Any], o
 # -- documents -------------------------------------------------------------------------------------------------------
 def dataset_section(before: FinishedRun, after: FinishedRun, dataset: str, limit: int,
                     check: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Describe how the documents of a dataset differ between two runs. `check` is called often, and may raise an error
-    to end the comparison."""
+    """Describe how the documents of one dataset differ between two runs, in the form of `documents_section`, with at
+    most `limit` example documents for each kind of change. `check` is called often, and may raise an error to end the
+    comparison."""
     return documents_section(before.side(dataset, check), after.side(dataset, check), limit)
 
 
 def documents_section(before: Side, after: Side, limit: int) -> dict[str, Any]:
-    """Describe how the documents of one dataset differ between two runs. `same` counts unchanged documents, `changes`
-    counts changed ones by kind of change, and `groups` counts them by reasons and source. `examples` are the changed
-    documents nearest to the threshold that decided."""
+    """Describe how the documents of one dataset differ between two runs, whose versions of it are `before` and `after`.
+    In the result, `same` counts unchanged documents, `changes` counts changed ones by kind of change, and `groups`
+    counts them by reasons and source. `examples` are, for each kind of change, the `limit` documents nearest to the
+    threshold that decided."""
     moved = compare_documents(before, after, limit)
     totals: Counter[str] = Counter()
     for (change, *_), n in moved.groups.items():
@@ -220,7 +225,8 @@ def _examples(change: str, pairs: list[tuple[np.void | None, np.void | None]],
 
 
 def _row(side: Side, fact: np.void) -> dict[str, Any]:
-    """Read the row of one document from the files of a run. Only the row group of the document is read."""
+    """Read one document from the files that a run wrote, and return its columns and its `fate` (kept, dropped or
+    quarantined). `fact` holds the number of its file and its row. Only the row group of the document is read."""
     side.check()
     path, sha256, fate = side.files[int(fact["file"])]
     columns = LOST_COLUMNS if fate == QUARANTINED else [*COLUMNS, *(("reason", "stage") if fate == DROPPED else ())]

@@ -59,7 +59,7 @@ def overview(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def by_difference(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Divide rows of figures into those that differ between the runs and those that are equal."""
+    """Return (the rows of figures that differ between the two runs, the rows that are equal)."""
     different = [row for row in rows if row["before"] != row["after"]]
     return different, [row for row in rows if row["before"] == row["after"]]
 
@@ -70,10 +70,12 @@ def datasets(document: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def sections(document: Mapping[str, Any], most: int, brief: bool = False) -> list[dict[str, Any]]:
-    """Return the figures that differ between the runs and are not in the overview, by section of the report: {title,
-    rows, left_out, equal}. A section that only one run has is left out. If a section has more than `most` such figures,
-    those with the largest relative difference are kept. With `brief`, figures that say nothing about documents are left
-    out: measured ones (such as times), hashes, and bins of histograms."""
+    """Return, for each section of the report, the figures that differ between the runs and are not in the overview:
+    {title, rows, left_out, equal}. `rows` are the `most` figures with the largest relative difference, `left_out` is
+    the number of further figures that differ, and `equal` the number of equal ones.
+
+    A section that only one run has is left out. With `brief`, figures that say nothing about documents are left out:
+    measured ones (such as times), hashes, and bins of histograms."""
     in_overview = {tuple(row["path"]) for row in overview(document)}
     lonely = one_sided(document["figures"])
     by_section: dict[str, list[dict[str, Any]]] = {}
@@ -92,8 +94,8 @@ def sections(document: Mapping[str, Any], most: int, brief: bool = False) -> lis
 
 
 def one_sided(figures: list[dict[str, Any]]) -> dict[str, str]:
-    """Return the sections of the report that only one run has, such as the section about a training: {section:
-    side}."""
+    """Return the sections of the report that only one of the two runs has, such as the section about a training, as
+    {section: "before" or "after"}."""
     sides: dict[str, set[str]] = {}
     for row in figures:
         sides.setdefault(row["path"][0], set()).update(side for side in ("before", "after") if row[side] is not None)
@@ -105,8 +107,8 @@ def _is_technical(row: Mapping[str, Any]) -> bool:
 
 
 def cut(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Return the `most` rows with the largest relative difference, in the order in which they are in `rows`. All rows
-    differ between the runs."""
+    """Return the `most` rows with the largest relative difference between the two runs, in the order in which they are
+    in `rows`. Every row differs between the runs."""
     def change(place: int) -> float:
         row = rows[place]
         return -(abs(row["relative"]) if row["relative"] is not None else float("inf"))
@@ -115,7 +117,8 @@ def cut(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
 
 
 def figure(row: Mapping[str, Any], side: str) -> str:
-    """Format one figure of a row for people; "–" if the run does not have it. Hashes are cut to 12 characters."""
+    """Format one figure of a row for people. `side` names the run, "before" or "after". The text is "–" if that run
+    does not have the figure. Hashes are cut to 12 characters."""
     number = row[side]
     if number is None:
         return "not in the top list" if row["path"][0] == "domains" and "top" in row["path"] else "–"
@@ -126,8 +129,8 @@ def figure(row: Mapping[str, Any], side: str) -> str:
 
 
 def change(row: Mapping[str, Any]) -> str:
-    """Return the difference between two figures as text: with its sign, and in brackets as a percentage of the figure
-    before."""
+    """Return, as text, by how much a figure differs between the two runs: the signed difference and, in brackets, its
+    percentage of the figure before."""
     if row["difference"] is None:
         return "" if row["before"] == row["after"] else "differs"
     if not row["difference"]:
@@ -144,15 +147,16 @@ def value(setting: Any) -> str:
 
 
 def fate(side: Mapping[str, Any] | None) -> str:
-    """Return as text whether a run kept, dropped or quarantined a document, and by which step and for what reason."""
+    """Return as text what became of a document in one of the runs: kept, dropped or quarantined, by which step and for
+    what reason. `side` is the document's entry for this run (`compare.documents_section`)."""
     if side is None:
         return "not there"
     return f"{side['fate']} by {side['stage'] or 'reader'}: {side['reason']}" if side.get("reason") else side["fate"]
 
 
 def decided(side: Mapping[str, Any] | None) -> str:
-    """Return the signal (a number stored beside the document) and the threshold that decided about a document, as text;
-    "" where they are unknown."""
+    """Return as text the signal (a number stored beside the document) and the threshold that made a run drop a
+    document. The text is "" if they are unknown. `side` is the document's entry for this run."""
     rule = side and side.get("decided")
     return "" if not rule else (f"{rule['signal']} {rule['value']:.4g}, {rule['key']} {rule['threshold']:.4g}: "
                                 f"{humanize.percent(rule['distance'])} away")
@@ -163,8 +167,8 @@ _COLORS = {"same": 2, "newly_dropped": 5, "newly_kept": 0, "changed_text": 4, "o
 
 
 def _bar(name: str, section: Mapping[str, Any]) -> Markup:
-    """Draw a bar of the documents of a dataset, divided by the change between the two runs (unchanged, newly dropped
-    …)."""
+    """Draw a bar of the documents of the dataset `name`, divided by the change between the two runs (unchanged, newly
+    dropped …). `section` is the dataset's section of the comparison."""
     parts = [(kind.replace("_", " "), n, _COLORS[kind]) for kind, n in [("same", section["same"]),
                                                                       *section["changes"].items()] if n]
     return Markup(charts.stacked(parts, label=f"documents of {name}"))

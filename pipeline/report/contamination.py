@@ -8,9 +8,9 @@ from pipeline.base.visible import json_text
 
 
 def contamination_lines(document: dict[str, Any]) -> str:
-    """Return the lines of contamination.jsonl. `document` is the content of report.json. Each line has the name of a
-    dataset and of a set, the number of a row in the set, the part of the row, and the number of documents that hold
-    it."""
+    """Return the lines of contamination.jsonl, made from `document`, the content of report.json. Each line is a JSON
+    object about one item: the names of a dataset and of an evaluation set, the number of a row in this set, the part of
+    the row, and the number of the dataset's documents that hold this part."""
     return "".join(
         json_text({"dataset": dataset, "set": name, "row": int(row), "part": part, "documents": docs}) + "\n"
         for dataset in document["names"]["datasets"]

@@ -73,8 +73,8 @@ class LossCollector:
         self._kept = {"step": _Thinned(), "eval": _Thinned()}
 
     def add(self, text: bytes) -> tuple[str, int] | None:
-        """Add a line. Returns its event and step. Returns None for a line without them, and for an incomplete line,
-        which a killed trainer may leave."""
+        """Add a line of metrics.jsonl. Returns its event, such as step, eval or rewind, and its step number. Returns
+        None for a line without them, and for an incomplete line, which a killed trainer may leave."""
         head = _HEAD.match(text)
         if head is None or not text.endswith(b"\n"):
             return None
@@ -133,9 +133,9 @@ class _Thinned:
 
 
 def _point(line: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the figures of a line of metrics.jsonl, or None if the line has no loss or no number of tokens. The loss
-    of a token stream is a number in the line of a step, and a mapping with the key `loss` in the line of an
-    evaluation."""
+    """Return the figures of one line of metrics.jsonl as {tokens, loss, streams and, for a step, lr}, or None if the
+    line has no loss or no number of tokens. `streams` maps token streams to their losses; the line of a step gives such
+    a loss as a number, and the line of an evaluation as a mapping with the key `loss`."""
     loss, tokens = _number(line.get("loss")), _number(line.get("tokens"))
     if loss is None or tokens is None:
         return None

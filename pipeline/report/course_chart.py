@@ -95,8 +95,9 @@ def _rate(steps: Sequence[Mapping[str, Any]], x: Callable[[float], float], top: 
 
 def _areas(course: Mapping[str, Any], x: Callable[[float], float], top: float,
            color: Mapping[str, int]) -> tuple[list[Element], str]:
-    """Draw the realised mixture as areas that fill the panel, one for each token stream, and the planned borders
-    between the areas as dashed lines. Returns the elements and a label for screen readers."""
+    """Draw the realised mixture as areas that fill a panel, one for each token stream, and the planned borders between
+    the areas as dashed lines. `x` maps tokens to a horizontal position, and `top` is the upper edge of the panel.
+    Returns the elements and a label for screen readers."""
     ends = course["at"]
     streams = course["streams"]
     totals = {name: sum(s["realised"]) for name, s in streams.items()}
@@ -130,7 +131,9 @@ def _areas(course: Mapping[str, Any], x: Callable[[float], float], top: float,
 
 
 def _steps(edge: Sequence[float], ends: Sequence[float], x: Callable[[float], float], top: float) -> list[str]:
-    """Return the corners of a stepped line, which is level in each stretch of the training, as text for an SVG path."""
+    """Return the corners of a stepped line as text for an SVG path. The line is level in each stretch of the training:
+    `edge` is its height in each stretch (0 to 1), and `ends` are the boundaries of the stretches in tokens. `x` maps
+    tokens to a horizontal position, and `top` is the upper edge of the panel."""
     return [f"{x(tokens):.1f} {top + AREA * (1 - min(share, 1.0)):.1f}" for i, share in enumerate(edge)
             for tokens in (ends[i], ends[i + 1])]
 

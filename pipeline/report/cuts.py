@@ -34,9 +34,9 @@ BEGINNING, MARGIN = 160, 400
 
 
 def noted_cuts(meta: str | None, steps: list[str]) -> dict[str, dict[str, Any]]:
-    """Return what each of these steps noted of its cuts in the metadata of a document, {step: {cuts, bytes, passages}}.
-    Steps that cut nothing are left out. A value that does not have the form of a note is ignored: it comes from the
-    input data, which may use the same name."""
+    """Return, from the metadata `meta` of a document, what each of the `steps` noted of the passages that it cut out:
+    {step: {cuts, bytes, passages}}. Steps that cut nothing are left out. A value that does not have the form of a note
+    is ignored: it comes from the input data, which may use the same name."""
     if not meta or '_cut"' not in meta:
         return {}
     values = json.loads(meta)
@@ -56,13 +56,16 @@ def steps_of(store: Store, dataset: str) -> list[str]:
 
 # -- one document ----------------------------------------------------------------------------------------------------
 def explain_cuts(store: Store, dataset: str, row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Describe the passages that were cut out of a document, given as a row of a published folder of `dataset`.
+    """Describe the passages that deduplications cut out of one document. `row` is the document's row in a published
+    folder of `dataset`.
 
     The result has an entry for each step that cut: {step, passages, bytes, listed}. `listed` describes the passages
-    that the step noted: {reason, start, bytes, beginning, kept}, where `start` is the byte in the text before the cuts
-    at which the passage begins. `beginning` is masked; it is None if the store no longer has the text before the cuts.
-    `kept` is the document that keeps the passage, {id, source, url}; source and url are None if the dataset neither
-    keeps nor dropped it. `kept` is None if the step named no such document."""
+    that the step noted: {reason, start, bytes, beginning, kept}. `start` is the byte at which the passage begins in the
+    text before the cuts. `beginning` is the beginning of the passage without personal data, or None if the store no
+    longer has the text before the cuts.
+
+    `kept` is the document that keeps the passage, {id, source, url}, or None if the step named no such document. Its
+    source and url are None if the dataset neither keeps nor dropped it."""
     notes = noted_cuts(row["meta"], steps_of(store, dataset))
     wanted = {passage["match"] for note in notes.values() for passage in note["passages"] if passage.get("match")}
     keepers = dict(_places(store, dataset, wanted)) if wanted else {}
@@ -128,16 +131,17 @@ def cut_stats(store: Store, dataset: str, step: str | None = None, *, most: int 
     cut. Returns None if there are none.
 
     The result is {docs, passages, bytes, by_reason, sources, pairs, unknown, domains, alarms, keepers}. All sizes are
-    in bytes of UTF-8. `sources` and `domains` list the sources and domains that lost the most: how many of their
-    documents were cut and how many bytes these lost. Their field `of` has the bytes that all their kept or cut
-    documents had before the cuts. `alarms` lists the sources, and the domains with at least LEAST documents, that lost
-    more than half of the bytes in `of`.
+    in bytes of UTF-8. At most `most` entries of a list are returned.
+
+    `sources` and `domains` list the sources and domains that lost the most bytes, each as {its name, docs, bytes, of}:
+    the number of its documents that were cut, the bytes that these lost, and the bytes of all its kept or cut documents
+    before the cuts. `alarms` lists, in the same form, the sources that lost more than half of their bytes, and such
+    domains with at least LEAST documents.
 
     `pairs` counts passages and bytes by two sources: that of the document that was cut, and that of the document that
     keeps the passage. `unknown` is the number of cut bytes for which the second source is not known. Either the
     document that keeps the passage is gone, or the passage is not in the metadata of the cut document, which lists only
-    its first 32 passages. `keepers` lists the documents that keep the most bytes. At most `most` entries of a list are
-    returned."""
+    its first 32 passages. `keepers` lists the documents that keep the most bytes."""
     steps = [name for name in steps_of(store, dataset) if step in (None, name)]
     reasons: dict[tuple[str, str], list[int]] = {}
     by: dict[str, dict[str, list[int]]] = {"source": {}, "domain": {}}       # [documents, bytes, documents cut, cut]
@@ -183,7 +187,9 @@ def cut_stats(store: Store, dataset: str, step: str | None = None, *, most: int 
 
 def _count(db: sqlite3.Connection, reasons: dict[tuple[str, str], list[int]], step: str, note: dict[str, Any],
            source: str) -> None:
-    """Add the cuts of one document to `reasons` and to the table of the documents that keep the passages."""
+    """Add the cuts of one document to two sums: `reasons`, {(step, reason): [passages, bytes]}, and the table `cut` of
+    the database, which has the passages and bytes by the document that keeps them and by `source`. `note` is an entry
+    of `noted_cuts`, and `source` is the source of the document that was cut."""
     for reason, n in note["cuts"].items():
         counts = reasons.setdefault((step, reason), [0, 0])
         counts[0] += n
@@ -200,14 +206,15 @@ def _entry(what: str, name: str, by: dict[str, dict[str, list[int]]]) -> dict[st
 
 
 def _largest(by: dict[str, dict[str, list[int]]], what: str, most: int) -> list[dict[str, Any]]:
-    """Return the sources or domains that lost the most bytes to cuts, at most `most`. `what` is "source" or "domain".
+    """Return at most `most` sources or domains: those that lost the most bytes to cuts. `what` is "source" or "domain".
     """
     cut = [name for name, counts in by[what].items() if counts[3]]
     return [_entry(what, name, by) for name in heapq.nsmallest(most, cut, key=lambda name: (-by[what][name][3], name))]
 
 
 def _pairs(db: sqlite3.Connection, store: Store, dataset: str) -> dict[tuple[str, str], list[int]]:
-    """Return [passages, bytes] by (source of the document that was cut, source of the one that keeps the passage)."""
+    """Return {(source of the cut document, source of the document that keeps the passage): [passages, bytes]} for all
+    passages that were cut out of documents of the dataset."""
     pairs: dict[tuple[str, str], list[int]] = {}
     for kind in ("datasets", "dropped"):
         for batch in iter_batches(store, f"{kind}/{dataset}", ["id", "source"]):
@@ -223,7 +230,7 @@ def _pairs(db: sqlite3.Connection, store: Store, dataset: str) -> dict[tuple[str
 
 
 def _keepers(db: sqlite3.Connection, store: Store, dataset: str, most: int) -> list[dict[str, Any]]:
-    """Return the documents that keep the most bytes of passages that were cut out of other documents, at most `most`.
+    """Return at most `most` documents: those that keep the most bytes of passages that were cut out of other documents.
     """
     rows = db.execute("SELECT kept, sum(passages), sum(bytes) AS n FROM cut GROUP BY kept ORDER BY n DESC, kept "
                       "LIMIT ?", (most,)).fetchall()

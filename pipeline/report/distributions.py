@@ -24,10 +24,11 @@ SHOWN = 48
 
 
 def sections(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: int = 100) -> dict[str, Any]:
-    """Return the arguments of the template `signals.html.j2`. The argument `signals` of the template holds the charts
-    of signals (numbers per document), by dataset. The argument `scores` of the template holds the charts in `scores`,
-    except those of signals that the report has under `signals`. At most SHOWN signals of a dataset are drawn, and 2 ·
-    `rows` in all; signals with thresholds are chosen first."""
+    """Return the arguments of the template `signals.html.j2`: {signals, scores}. `signals` holds, by dataset, the
+    charts of the signals (numbers per document) that the report has with their histograms. `scores` holds those of the
+    given charts `scores` whose signals have no such histogram.
+
+    At most SHOWN signals of a dataset are drawn, and 2 · `rows` in all; signals with thresholds are chosen first."""
     reached = {(c["dataset"], c["signal"]): c["reached"] for c in scores}
     signals, with_histogram, room = [], set(), 2 * rows
     for name in document["names"]["datasets"]:
@@ -46,8 +47,10 @@ def sections(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: in
 
 
 def _card(row: Mapping[str, Any], reached: list[tuple[float, float]]) -> dict[str, Any]:
-    """Return a signal (a number per document) with its histogram, thresholds and other values, as the page shows it.
-    `only` is the approximate value of the signal if all documents fall into one bin of the histogram, else None."""
+    """Return a signal (a number per document) as the page shows it: its entry in the report, with the histogram as SVG
+    and the formatted thresholds. `reached` lists pairs (share of the documents, value that this share at least has),
+    and is added unchanged. `only` is the approximate value of the signal if all documents fall into one bin of the
+    histogram, else None."""
     bins = {*row["bins"]["kept"], *row["bins"]["dropped"]}
     only = _number_text(_least(int(min(bins)))) if len(bins) == 1 else None
     return {**row, "svg": Markup(histogram(row)), "bounds": [_bound(row, b) for b in row["bounds"]], "reached": reached,
@@ -113,16 +116,18 @@ def _numbers(bounds: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _name(number: int, skipped: int) -> str:
-    """Return the label of a bar, made from the number of the first bin in it. `skipped` is the number of empty bins
-    that were left out between 0 and the smallest positive value."""
+    """Return the text below a bar of a histogram: the smallest value of the first bin in the bar, or "" if the text
+    would mislead. `number` is the number of this bin. `skipped` is the number of empty bins that are not drawn, between
+    0 and the smallest positive value."""
     if number <= 0:
         return _number_text(_least(number)) if number else "0"
     return "" if skipped and number <= BINS else _number_text(_least(number + skipped))
 
 
 def bar_path(values: Sequence[float], feet: Sequence[float], step: float, tall: float) -> str:
-    """Return the data of one SVG path with all bars of a histogram. `feet` holds the vertical position at which each
-    bar begins. A bar with documents is at least 1.5 pixels high, so that it can be seen."""
+    """Return the data of one SVG path with all bars of a histogram. `values` are the counts of documents, `feet` holds
+    the vertical position at which each bar begins, `step` is the distance between bars, and `tall` the height per
+    document. A bar with documents is at least 1.5 pixels high, so that it can be seen."""
     wide = max(step - 1, 0.8)
     return "".join(f"M{5 + i * step:.1f} {foot:.1f}v{-max(n * tall, 1.5):.1f}h{wide:.1f}v{max(n * tall, 1.5):.1f}z"
                    for i, (n, foot) in enumerate(zip(values, feet, strict=True)) if n)

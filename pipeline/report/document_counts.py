@@ -34,14 +34,14 @@ READERS = 4
 #: half the width of a 95 % interval, in standard errors
 SIGMAS = 1.96
 COLUMNS = ("source", "language", "signals")
-#: the name of signals that hold the bucket of another signal ends so (`stages.filter.buckets`)
+#: names of signals that hold a quality bucket (`stages.filter.buckets`) end in this
 BUCKET = "_bucket"
 
 
 @dataclass
 class Sums:
-    """Sums over the blocks of a stream that were read, for the documents with one value of a label, such as one
-    language. In a block, a phase reads x tokens, and y of them belong to these documents."""
+    """Counts of the documents with one value of a label, such as one language, summed over those blocks of a stream
+    that were read. In a block, a phase reads x tokens in all, and y of them belong to these documents."""
 
     tokens: int = 0
     targets: int = 0
@@ -51,8 +51,8 @@ class Sums:
 
 @dataclass
 class Reads:
-    """Sums of what one phase reads in the blocks of a stream that were read: x tokens in a block. `cells` maps (label,
-    value) to the sums for the documents with this value."""
+    """What one phase reads of a stream, summed over those blocks of the stream that were read; x is the number of
+    tokens in one block. `cells` maps (label, value) to the sums for the documents with this value."""
 
     tokens: int = 0                           # Σ x
     squares: float = 0.0                      # Σ x²
@@ -72,16 +72,18 @@ def count_documents(store: Store, curriculum: Curriculum, ranges: Sequence[tuple
                     share: float = 1.0, block: int = BLOCK) -> dict[str, Any]:
     """Count the tokens of training samples by the labels of the documents that they are from. `ranges` are ranges
     [first, stop) of sample numbers. Each stream is divided into blocks of about `block` tokens, and about the given
-    share of the blocks is read, at least LEAST, evenly spaced. Returns {exact, read, missing, rows}: whether all blocks
-    were read, the share of the tokens that was read, the number of documents that the samples read tokens of and
-    that are in no dataset of the store any more, and the rows.
+    share of the blocks is read, at least LEAST, evenly spaced.
 
-    Raises PackedStream if the curriculum reads packed rows, and TooSmallShare if the share is too small for a phase.
+    Returns {exact, read, missing, rows}. `exact` says whether all blocks were read, and `read` is the share of the
+    tokens that was read. `missing` is the number of documents in the samples that are in no dataset of the store any
+    more.
 
     A row is {label, value, phase, tokens, targets, error}. `tokens` is the number of tokens in the phase's windows that
     belong to documents with this value of the label; the sum over all values is the number of tokens of the phase.
     `targets` leaves out the tokens that do not count in the loss: the first token of each document, and tokens that the
-    loss mask excludes. `error` is half the width of the 95 % interval of `tokens`; 0 if all was read."""
+    loss mask excludes. `error` is half the width of the 95 % interval of `tokens`; 0 if all was read.
+
+    Raises PackedStream if the curriculum reads packed rows, and TooSmallShare if the share is too small for a phase."""
     packed = [stream.name for stream in curriculum.streams if stream.packing is not None]
     if packed:
         raise PackedStream(f"--rows: stream '{packed[0]}' is packed (shards.{packed[0]}.packing), and the documents in "
@@ -141,8 +143,9 @@ def _buckets(store: Store, sets: Iterable[ShardIndex], datasets: list[tuple[str,
 
 def _stream(origins: _Origins, shards: ShardSet, order: Order, stream: int, ranges: Sequence[tuple[int, int]],
             share: float, block: int) -> tuple[list[Reads], tuple[int, int], int]:
-    """Read a share of the blocks of one stream. Returns the sums for each phase, (number of blocks read, number of all
-    blocks), and how many of the documents that are read are in no dataset."""
+    """Read a share of the blocks of one stream, and count its tokens in the samples `ranges`. Returns (the sums for
+    each phase, (number of blocks read, number of all blocks), number of documents with tokens read that are in no
+    dataset)."""
     longest = order.longest
     size = max(1, block // longest)
     firsts = range(0, order.supers[stream], size)
@@ -187,8 +190,8 @@ class _Origins:
 
     def labels(self, shards: ShardIndex, spans: Sequence[DocumentSpan],
                pool: ThreadPoolExecutor) -> tuple[dict[str, list[str]], list[bool]]:
-        """Return {label: its value for each document}, and whether each document is in no dataset. A document without a
-        label has the value ""."""
+        """Return {label: its value for each document of `spans`}, and for each of them whether it is in no dataset.
+        `spans` are documents of the shard set `shards`. A document without a label has the value ""."""
         parts = shards.manifest.parts
         documents: list[dict[str, Any]] = [{"id": span.id, "key": parts[span.part] if span.part < len(parts) else None,
                                             "at": span.row} for span in spans]
@@ -202,9 +205,9 @@ class _Origins:
 
 def _add(phase: Reads, shards: ShardSet, spans: Sequence[DocumentSpan], labels: dict[str, list[str]], start: int,
          reads: np.ndarray) -> np.ndarray:
-    """Add a block of a stream to the sums of a phase. `reads` says how often each token of the block, which begins with
-    token `start`, is read as a target (`_reads`). Returns how many tokens of each document are read, repeats
-    included."""
+    """Add a block of a stream to the sums of a phase. `spans` are the documents in the block, with the values of their
+    `labels`. `reads` says how often each token of the block, which begins with token `start`, is read as a target
+    (`_reads`). Returns how many tokens of each document are read, repeats included."""
     begins = np.array([span.start for span in spans])
     edges = np.clip(np.array([[span.start, span.stop] for span in spans]) - start, 0, len(reads))
     counts = shards.counts(start, start + len(reads))

@@ -138,8 +138,8 @@ def joined(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unused(name: str, used: set[str]) -> str:
-    """Return `name`, or `name` followed by a number if `name` is in `used`. The name of a group states its kind and its
-    number of nodes, so two groups may get the same name."""
+    """Return `name` for a node that joins several nodes; if `name` is in `used`, a number is appended. Such a name
+    states only the kind and the number of the joined nodes, so two of them may be equal."""
     return next(n for i in itertools.count(1) if (n := name + (f" ({i})" if i > 1 else "")) not in used)
 
 

@@ -43,7 +43,7 @@ def _sizes(sizes: Mapping[str, int], word: str) -> Markup:
 
 def _table(document: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return a table of removed documents: the rows are their sources, the columns the sources of the kept documents
-    that they duplicate. Returns None if there is only one source, or more than TABLE."""
+    that they duplicate. Returns None if there is only one source, or if there are more than TABLE sources."""
     there = {p[side] for p in pairs for side in ("removed", "kept")}
     if not 1 < len(there) <= TABLE:
         return None

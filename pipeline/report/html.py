@@ -198,9 +198,12 @@ def similarity_charts(document: dict[str, Any]) -> dict[str, Markup]:
 
 
 def score_charts(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Draw a chart of each score of every dataset, over the documents that have the score. A pair (share, score) in
-    `reached` says that this share of the documents has at least this score. Scores are counted in bins, so a score in
-    `reached` is the lower edge of a bin. If several shares have the same score, only the largest share is listed."""
+    """Draw a chart of each score of every dataset, over the documents that have the score. Returns a list of {dataset,
+    signal, docs, reached, svg}; the signal is the name of the score.
+
+    `reached` lists pairs (share, score): this share of the documents has at least this score. Scores are counted in
+    bins, so these scores are lower edges of bins. If several shares have the same score, only the largest share is
+    listed."""
     out = []
     for dataset in document["names"]["datasets"]:
         for signal, bins in sorted(document["datasets"][dataset]["scores"].items()):

@@ -161,8 +161,9 @@ class Margins:
         return out
 
     def _learn(self, key: Key, row: Mapping[str, Any]) -> Iterator[ThresholdRule]:
-        """Yield the rules (pairs of a threshold and a signal, a number per document) that made a stage drop a document
-        for its recorded reason. The rules are found by trial."""
+        """Yield the rules (pairs of a threshold and a signal, a number per document) that made a stage drop the
+        document in `row`. `key` is (stage, reason, language) of the document. The rules are found by trial
+        (`_decides`)."""
         signals = {name: value for name, value in (row["signals"] or {}).items() if value is not None}
         document = Document(row["id"], source=row["source"] or "", language=key[2], signals=signals)
         for stage in self._stages[key[0]]:
@@ -177,14 +178,15 @@ class Margins:
                             yield rule
 
     def _decides(self, stage: Stage, rule: ThresholdRule, document: Document, key: Key) -> bool:
-        """Return whether `rule` (a threshold and a signal) is why the document was dropped for its reason, `key[1]`.
-        This is so if the stage judges three changed inputs as follows. With the threshold just before the value of the
-        signal, it drops the document for this reason. With the threshold just beyond the value, it keeps the document.
-        If the value is then moved past that threshold, it drops the document for this reason again.
+        """Return whether `rule` (a threshold and a signal) is why a stage dropped the document for its reason,
+        `key[1]`. Three changes are tried:
 
-        In the second case, another rule of the stage may still drop the document for another reason. This is accepted
-        if rules that are already known explain it (`_keeps`).
-        """
+        * The threshold moves to just before the value of the signal. The stage must still drop the document for the
+          reason.
+        * The threshold moves to just beyond the value. The stage must keep the document, or drop it only for reasons
+          that known rules explain (`_keeps`).
+        * The threshold is just beyond the value, and the value moves past it. The stage must drop the document for the
+          reason again."""
         value = document.signals[rule.signal]
         if math.isnan(rule.distances(np.array([value]))[0]):
             return False
@@ -202,10 +204,10 @@ class Margins:
         return _verdict(stage, config, moved) == key[1]
 
     def _keeps(self, stage: Stage, config: StageConfig, document: Document, language: str, moved: KeyPath) -> bool:
-        """Return whether a stage would keep a document under a config if no known rule dropped it. As long as the
-        document is dropped, the thresholds of the known rules for the reason are moved beyond the document's values.
-        The threshold at `moved` is left as it is. Returns False if no known rule explains why the document is
-        dropped."""
+        """Return whether a stage would keep a document under `config` if the thresholds that are already known to drop
+        such documents did not drop it. As long as the document is dropped, the thresholds of the known rules for the
+        stated reason are moved beyond the document's values. The threshold at the key path `moved` is left as it is.
+        Returns False if the document is dropped for a reason that no known rule explains."""
         given_way = {moved}
         while (reason := _verdict(stage, config, document)) is not None:
             rules = [rule for rule in self._rules.get((stage.name, reason, language), []) if rule.key not in given_way
@@ -241,8 +243,8 @@ def _verdict(stage: Stage, config: StageConfig, document: Document) -> str | Non
 
 def _beside(value: float, rule: ThresholdRule) -> tuple[float, float]:
     """Return the two floating-point numbers next to `value`: first the one towards the rule's threshold, then the one
-    away from it. They are fractions even if the signal is a count. Whole numbers would include a threshold of 0, which
-    for some stages switches a rule off."""
+    away from it. They are fractions even if the signal is a count, because the next whole number may be 0. A threshold
+    of 0 switches a rule off in some stages."""
     towards = math.inf if rule.below else -math.inf
     return math.nextafter(value, towards), math.nextafter(value, -towards)
 

@@ -146,9 +146,10 @@ def compare_documents(before: Side, after: Side, limit: int, most: int = FACTS) 
 
 
 def _equal_parts(before: Side, after: Side) -> set[tuple[str, str]]:
-    """Return (fate, content hash) of the files of documents that both runs have. Within a run, no two files are equal,
-    because their documents have different ids. Files of quarantined records are left out, because all rows of an equal
-    file count as unchanged documents, but a quarantined record without an id is no document."""
+    """Return (fate, content hash) of the files of documents that both runs have with the same rows. Every row of such a
+    file counts as an unchanged document. Files of quarantined records are therefore left out, because a quarantined
+    record may have no id and is then no document. Within a run, no two files are equal, because their documents have
+    different ids."""
     before_parts, after_parts = ({(fate, info.content) for fate, info in side.parts() if fate != QUARANTINED}
                     for side in (before, after))
     return before_parts & after_parts
@@ -182,8 +183,9 @@ class _Spill:
 
 
 def _add_part(side: Side, fate: str, info: FileInfo, fates: NameNumbers, sources: NameNumbers, spill: _Spill) -> None:
-    """Add the records of the documents in one file. A file that is missing or damaged is noted as missing. If the
-    damage shows only after some rows were added, DamagedFile is raised."""
+    """Add to `spill` the records of the documents in the file `info` of one run; their fate in this run is `fate`. A
+    file that is missing or damaged is noted as missing. If the damage shows only after some rows were added,
+    DamagedFile is raised."""
     number, first = len(side.files), 0
     columns = list(FILES[fate][1])
     try:
@@ -204,8 +206,8 @@ def _add_part(side: Side, fate: str, info: FileInfo, fates: NameNumbers, sources
 
 def _facts(batch: pa.RecordBatch, side: Side, fate: str, info: FileInfo, fates: NameNumbers,
            sources: NameNumbers) -> np.ndarray:
-    """Return a record (`FACT`) for each document of a batch. The fields `file` and `row` are left 0. A quarantined
-    record without an id gets the id 0."""
+    """Return a record (`FACT`) for each document of a batch of rows of the file `info`. `fates` and `sources` give
+    names their numbers. The fields `file` and `row` are left 0. A quarantined record without an id gets the id 0."""
     facts = np.zeros(batch.num_rows, FACT)
     ids = [id or "" for id in batch.column("id").to_pylist()]
     try:
@@ -263,8 +265,9 @@ def _pairs(pair: Iterable[np.ndarray]) -> np.ndarray:
 
 def _join(pair: Iterable[np.ndarray], sides: tuple[Side, Side], moved: MovedDocuments, fates: list[Any],
           sources: list[str], best: dict[str, np.ndarray], limit: int) -> None:
-    """Count the changes of the documents in one pair of files, and keep for each change the `limit` documents nearest
-    to the threshold that decided."""
+    """Count in `moved` the changes of the documents in one pair of files of records (one file per run), and keep in
+    `best`, for each change, the `limit` documents nearest to the threshold that decided. `fates` and `sources` are the
+    names that numbers in the records stand for."""
     rows = _pairs(pair)
     if not len(rows):
         return

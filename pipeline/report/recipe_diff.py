@@ -52,9 +52,12 @@ def _row(key: str, change: str, before: Any, after: Any) -> dict[str, Any]:
 
 
 def _shown(name: str, value: Any) -> Any:
-    """Return a value of a recipe as it may be shown. That it is a secret may be known by its name alone (`api_key`)."""
+    """Return a value of a recipe with secrets masked. `name` is its key, because a name such as `api_key` may be all
+    that shows that the value is a secret."""
     if isinstance(value, dict):
         return {key: _shown(key, below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_shown(name, item) for item in value]
     if isinstance(value, (str, int)) and redact(str(value)) == str(value) and MASK in redact(f"{name}: {value}"):
         return MASK
     return value

@@ -78,8 +78,8 @@ def removal_stats(store: Store, dataset: str, step: str | None = None, *, most: 
 
 
 def compared_with(store: Store, dataset: str) -> tuple[list[str], list[str]]:
-    """Return (the other datasets of the store, the folders) with whose documents those of `dataset` were compared, too
-    (`against`), by the recipe of the latest run."""
+    """Return ([datasets of the store], [folders]) with which the documents of `dataset` were compared by the setting
+    `against` of its deduplications. The setting is read from the recipe of the latest run."""
     run = latest_run(store)
     steps = run_recipe_of(store, run).get("datasets", {}).get(dataset, {}).get("steps", []) if run else []
     settings = [config for step in steps if isinstance(step, dict) for config in step.values()]
@@ -96,7 +96,8 @@ def _domain(domain: str, lost: Counter[str], left: Counter[str]) -> dict[str, An
 
 def _removed(store: Store, dataset: str, step: str | None,
              columns: list[str]) -> Iterator[list[tuple[dict[str, Any], str]]]:
-    """Yield the documents that deduplications removed, in batches of (row, id of the kept document)."""
+    """Yield the documents of `dataset` that deduplications removed, in batches of (row, id of the document that was
+    kept instead). With `step`, only those that this deduplication removed. A row has the given `columns`."""
     for batch in iter_batches(store, f"dropped/{dataset}", columns):
         rows = []
         for row in batch.to_pylist():
@@ -108,8 +109,10 @@ def _removed(store: Store, dataset: str, step: str | None,
 
 def _pairs(db: sqlite3.Connection, store: Store, dataset: str, old: Sequence[str],
            lost: Counter[str]) -> tuple[Counter[tuple[str, str]], int, Counter[str]]:
-    """Return three counts: the removed documents by (their source, source of the kept document), the documents of the
-    dataset, and its documents from each domain in `lost`. Kept documents may also be in the folders `old`."""
+    """Return three counts: the removed documents by (their source, source of the document kept instead), the number of
+    documents of the dataset, and its number of documents from each domain in `lost`. `db` holds the removed documents.
+    The documents kept instead are looked up in the dataset and in the published folders `old`, with which it was
+    compared."""
     pairs: Counter[tuple[str, str]] = Counter()
     left: Counter[str] = Counter()
     docs, own = 0, f"datasets/{dataset}"
@@ -130,8 +133,9 @@ def _pairs(db: sqlite3.Connection, store: Store, dataset: str, old: Sequence[str
 
 def _largest(store: Store, dataset: str, old: Sequence[str], step: str | None,
              groups: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-    """Describe groups of duplicates: the kept document, and the removed documents with the smallest ids, each with its
-    difference from the kept text."""
+    """Describe groups of duplicates for `largest` of `removal_stats`. `groups` lists (id of the kept document, number
+    of documents in the group). A description has the kept document, and the removed documents with the smallest ids,
+    each with the words in which it differs from the kept text."""
     if not groups:
         return []
     wanted = dict(groups)

@@ -59,8 +59,8 @@ def _row(reason: Mapping[str, Any], columns: Sequence[Mapping[str, Any]], of: in
 
 
 def _bar(section: Mapping[str, Any], column: Mapping[str, Any]) -> Element:
-    """Draw a horizontal bar of the documents of a group of sources: the kept ones, then those dropped for each
-    reason."""
+    """Draw a horizontal bar of the documents of `column`, a group of sources, in a dataset: the kept ones, then those
+    dropped for each reason. `section` has the counts of the dataset."""
     members = column["members"]
     kept = sum(section["kept"].get(source, {"docs": 0})["docs"] for source in members)
     parts: list[tuple[str, float, int]] = [("kept", kept, KEPT)]
@@ -114,8 +114,8 @@ def _median(bins: Counts) -> str:
 
 
 def _lengths(kept: Counts, dropped: Counts, name: str) -> Element:
-    """Draw a histogram of documents by log2 of their characters: bars of kept documents, with bars of dropped ones on
-    top of them."""
+    """Draw a histogram of the documents of the dataset `name` by log2 of their characters: bars of kept documents, with
+    bars of dropped ones on top of them."""
     used = sorted(int(b) for b in {**kept, **dropped})
     bins = range(used[0], used[-1] + 1)
     both = [[by.get(str(b), 0) for b in bins] for by in (kept, dropped)]

@@ -39,7 +39,8 @@ class StreamDocuments:
         self.common = self._common_pairs() / pairs if pairs else 0.0
 
     def edges(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of the first and the last document of some windows, each int64 (N,)."""
+        """Return, for each of these windows, the number of its first and of its last document in the stream, as two
+        int64 arrays (N,). `windows` are the numbers of the windows (training samples) in the stream."""
         first = windows * self._length
         return self._shards.document_numbers(first), self._shards.document_numbers(first + self._length - 1)
 
@@ -79,7 +80,8 @@ class Shuffle:
         self._repeats, self._expected_repeats = 0, 0.0
 
     def add(self, located: Located) -> None:
-        """Add a batch. All of its samples must be of one phase."""
+        """Add the next batch to the figures. `located` gives, for each of its samples in order, the stream, the window
+        and the sequence length. All samples of a batch must be of one phase."""
         streams, length, samples = located.stream, int(located.sequence[0]), len(located.stream)
         counts = np.bincount(streams)
         self._mixes.append((samples, counts[counts > 0]))
@@ -101,9 +103,10 @@ class Shuffle:
 
     def _add_documents(self, located: Located, length: int,
                        pairs_of: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        """Count the pairs of windows in a batch that have a document in common. `pairs_of` has the number of pairs of
-        samples of each stream. Returns the number of pairs with a common document that a perfect shuffle would have,
-        and two int64 arrays with the numbers of the first and the last document of each sample."""
+        """Count the pairs of windows (training samples) in the batch `located` that have a document in common. `length`
+        is the tokens of a window, and `pairs_of` has the number of pairs of samples of each stream. Returns the number
+        of pairs with a common document that a perfect shuffle would have, and two int64 arrays with the numbers of the
+        first and the last document of each sample."""
         first, last = np.zeros((2, len(located.stream)), np.int64)
         expected = 0.0
         for stream in np.unique(located.stream).tolist() if self._sets is not None else ():
@@ -125,7 +128,8 @@ class Shuffle:
         return self._documents[stream, length]
 
     def figures(self) -> dict[str, Any]:
-        """Return {lags, run, repeats}, as the schema of the report describes them."""
+        """Return the figures about all batches so far, as {lags, run, repeats}. Their fields are those of the models
+        `Lag`, `LongestRun` and `Repeats` in the schema of the report."""
         known = self._sets is not None
         lags = []
         for lag, (pairs, *sums) in self._lags.items():

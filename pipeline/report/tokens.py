@@ -16,11 +16,13 @@ from tokenizer.mixture.realised import plan, realised
 
 
 def token_counts(store: Store, nodes: list[NodeFigures], curriculum: Curriculum | None = None) -> dict[str, Any]:
-    """Return counts for every entry of `shards:`. They cover the documents, tokens and targets of training data and,
-    with the prefix `val_`, of held-out data. Targets are the tokens that count in the training loss. Further counts are
-    the documents and tokens by source, for training and held-out data together, the documents that could not be
-    encoded, by reason and with samples, the rows and their padding if the documents are packed, and the streams of the
-    curriculum if the entry is split by labels."""
+    """Return counts for every entry of `shards:`, by its name: the documents, tokens and targets of the training data
+    and, with the prefix `val_`, of the held-out data. Targets are the tokens that count in the training loss.
+
+    Each entry also has `sources` (documents and tokens by source, training and held-out data together),
+    `near_held_out`, and `quarantined` and `quarantine_samples` (documents that could not be encoded, by reason). If the
+    documents are packed, `packing` counts the rows and their padding. If the entry is split by labels, `streams` lists
+    its streams in the curriculum."""
     out = {}
     entries = [node.name.removeprefix("shards:") for node in nodes if node.kind == "shards"]
     split = split_streams(entries, curriculum)

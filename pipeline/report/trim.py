@@ -21,8 +21,8 @@ def trimmed(document: Mapping[str, Any], rows: int) -> tuple[dict[str, Any], dic
     rows}.
 
     The rows that stay are the sources, datasets and drop reasons with the most documents, the token streams with the
-    most tokens, and the nodes of the plan and passes that cost most. They keep their order. Sums over a table that was
-    cut must be computed from the whole report.
+    most tokens, and the nodes of the plan and passes that cost most. The order of the rows does not change. Sums over a
+    table that was cut must be computed from the whole report.
     """
     cut: dict[str, int] = {}
 
@@ -80,9 +80,9 @@ def _dataset(section: dict[str, Any], rows: int) -> dict[str, Any]:
 
 
 def _split(section: dict[str, Any], rows: int) -> dict[str, Any]:
-    """Return the section of an entry of `shards:` with at most `rows` of the streams into which it is split, those with
-    the most tokens first. The others are combined into one row, and tokens of streams that no phase reads into another,
-    so that the rows add up to the tokens of the entry."""
+    """Return the section of an entry of `shards:` with at most `rows` of the streams into which it is split: those with
+    the most tokens, largest first. Two rows may be added, so that all rows still add up to the tokens of the entry. One
+    has the sums of the other streams, and one the tokens of streams that no phase reads."""
     if "streams" not in section:
         return section
     ordered = sorted(section["streams"].items(), key=lambda item: (-item[1]["tokens"], item[0]))

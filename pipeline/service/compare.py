@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, Response
 
 from pipeline.base.visible import visible
 from pipeline.cluster.attempts import bad_name
-from pipeline.plan.changes import comparable_run, latest_run
+from pipeline.plan.changes import comparable_run
 from pipeline.report import compare_html
 from pipeline.report.compare import EXAMPLES
 from pipeline.report.html import marked
@@ -22,7 +22,7 @@ from pipeline.service.access import viewer
 from pipeline.service.comparison import Comparisons
 from pipeline.service.datasets import QueriesOf, answer
 from pipeline.service.html import page
-from pipeline.service.latest import finished_runs
+from pipeline.service.latest import NEWEST
 from pipeline.service.pages import linkable, or_problem
 from pipeline.service.problems import SafeJSON
 from pipeline.service.query import Queries
@@ -75,7 +75,8 @@ async def compare_page(request: Request, store: str, at: StoreOf, queries: Queri
                        ) -> HTMLResponse:
     """Show how two runs differ, and a form that chooses the runs. Without `before`, the form proposes the run before
     the run `after`."""
-    runs = await run_in_threadpool(finished_runs, at)
+    finished = await request.app.state.watch.finished(store, at)
+    runs = finished[:NEWEST]
     problems: list[dict[str, Any]] = []
     shown = None
     if before and after:
@@ -83,7 +84,8 @@ async def compare_page(request: Request, store: str, at: StoreOf, queries: Queri
     else:
         before, after = await run_in_threadpool(_proposed, at, runs, before, after)
     # the documents of the later run are published, so that they have pages
-    published = "before" if await run_in_threadpool(latest_run, at) == before else "after"
+    later = next((run for run in finished if run in (before, after)), after)
+    published = "before" if later == before else "after"
     return page(request, "compare.html.j2", problems[0]["status"] if problems else 200, store=store, runs=runs,
                 before=before, after=after, examples=examples, most_examples=MOST_EXAMPLES, problems=problems,
                 d=shown and shown["document"], shown=shown, published=published, linkable=linkable,

@@ -26,10 +26,12 @@ from pipeline.report.compare import FinishedRun, common_datasets, compare_runs, 
 from pipeline.report.schema import Report
 from pipeline.service.answer_memory import AnswerMemory
 from pipeline.service.duck import Cancelled, Stop, TooDear
+from pipeline.service.outward import outward_text
 from pipeline.service.problems import HttpProblem, finite, problem_of
 from pipeline.service.stores import check_run, read_file
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
+from stages.scrub.pii import scrub_value
 
 #: most bytes of a run's files: its report (a comparison takes 70 times as much memory), its recipe, and its plan and
 #: list of tasks
@@ -114,7 +116,10 @@ class Comparisons:
                 self._memory.put(b"", question, answer)
             return answer
 
-        return {**compare_runs(one.run, two.run, examples, section), "problems": problems}
+        document = compare_runs(one.run, two.run, examples, section)
+        # masked like the recipe of a run: it may name addresses within a private network
+        recipe = scrub_value(document["recipe"], lambda text: outward_text(text, []), keys=True)
+        return {**document, "recipe": recipe, "problems": problems}
 
 
 def _made(run: FinishedRun) -> str:

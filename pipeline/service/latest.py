@@ -27,26 +27,26 @@ def runs_with(at: Store, dataset: str) -> Iterator[str]:
     # most callers want only this run, and listing the runs of a large store takes long
     if last is not None and _is_finished(at, last) and dataset in made_datasets(at, last):
         yield last
-    for name in _latest_first(at, last)[:NEWEST - (last is not None)]:
+    for name in [name for name in finished_runs(at, {}) if name != last][:NEWEST - (last is not None)]:
         if dataset in made_datasets(at, name):
             yield name
 
 
-def finished_runs(at: Store) -> list[str]:
-    """Return the names of the latest finished runs of a store, at most NEWEST (a number) of them, the latest first."""
-    last = latest_run(at)
-    first = [last] if last is not None and _is_finished(at, last) else []
-    return [*first, *_latest_first(at, last)][:NEWEST]
+def finished_runs(at: Store, known: Mapping[str, str]) -> dict[str, str]:
+    """Return the finished runs of a store, each with the time of its start, in this order: first the run that finished
+    last, then the others, the latest start first. A run counts as finished when the store has its list of tasks.
 
-
-def _latest_first(at: Store, without: str | None) -> list[str]:
-    """Return the names of all finished runs of a store except the run `without`. The run that was started last comes
-    first."""
-    names = [name for name in run_names(at) if name != without]
-    finished = [name for name, is_finished in zip(names, at.map(lambda name: _is_finished(at, name), names))
+    `known` is the result of an earlier call. Of the runs in it, only the one that finished last is read again, because
+    it may have been run again under the same name.
+    """
+    last, names = latest_run(at), run_names(at)
+    unread = [name for name in names if name == last or name not in known]
+    finished = [name for name, is_finished in zip(unread, at.map(lambda name: _is_finished(at, name), unread))
                 if is_finished]
     begun = at.map(lambda name: str(facts_of(at, name).get("begun") or ""), finished)
-    return [name for _, name in sorted(zip(begun, finished), reverse=True)]
+    runs = {**{name: known[name] for name in set(names).difference(unread)}, **dict(zip(finished, begun))}
+    order = sorted(runs, key=lambda name: (name == last, runs[name], name), reverse=True)
+    return {name: runs[name] for name in order}
 
 
 def _is_finished(at: Store, run: str) -> bool:

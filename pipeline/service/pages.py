@@ -21,7 +21,7 @@ from pipeline.service.browse import CHOSEN, MANY, BrowseView, filter_parameters
 from pipeline.service.datasets import Kind, QueriesOf, filter_of
 from pipeline.service.filters import SORTED_BY, STORED
 from pipeline.service.html import STATIC, own_path, page, static_file
-from pipeline.service.latest import made_datasets, runs_with
+from pipeline.service.latest import NEWEST, made_datasets, runs_with
 from pipeline.service.problems import HttpProblem, problem_of
 from pipeline.service.session import Role
 from pipeline.service.stores import RunOf, StoreOf, check_there
@@ -75,9 +75,8 @@ async def home(request: Request) -> HTMLResponse:
 async def store_page(request: Request, store: str, at: StoreOf, after: runs.After = "") -> HTMLResponse:
     """Show a store with its datasets and a page of its runs."""
     section = await _section(request, store, at, after, RUNS)
-    finished = [row for row in section["runs"]["runs"] if row.get("report")] if section["runs"] else []
-    latest_first = sorted(finished, key=lambda row: (row["latest"], str(row.get("begun") or "")), reverse=True)
-    return page(request, "store.html.j2", section=section, after=after, finished=[row["run"] for row in latest_first])
+    finished = await request.app.state.watch.finished(store, at) if section["runs"] else []
+    return page(request, "store.html.j2", section=section, after=after, finished=finished[:NEWEST])
 
 
 async def _section(request: Request, name: str, at: Store, after: str, most: int) -> dict[str, Any]:

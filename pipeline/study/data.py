@@ -56,10 +56,12 @@ class StudyData:
 def study_data(variants: Sequence[DataVariant], held_out: Sequence[str], *, name: str | None = None,
                tokens: int | None = None, tokenizers: bool = False, added: Sequence[str] = (),
                allow_custom: bool = False) -> StudyData:
-    """Load and check the recipes of a study. All variants get the same total of tokens, `tokens` or that of the first
-    one. Unless `tokenizers` says that each has its own, only the first has the held-out text, because the others take
-    it, and the tokenizer, from there. `added` are assignments to the recipes of all variants. Raises StudyError and
-    RecipeError."""
+    """Load and check the recipes of a study, and return them ready to run. All variants get the same total number of
+    training tokens: `tokens`, or that of the first variant. `held_out` are the words of the option --held-out, which
+    name the text by which the variants are judged. `added` are assignments to the recipes of all variants.
+
+    With `tokenizers`, each variant has its own tokenizer and its own tokens of the held-out text. Otherwise all
+    variants use the tokenizer and the held-out tokens of the first one. Raises StudyError and RecipeError."""
     if len(variants) < 2:
         raise StudyError("one recipe alone is compared with nothing: name another one, or give --vary NAME KEY=VALUE")
     if not held_out:
@@ -86,9 +88,9 @@ def study_data(variants: Sequence[DataVariant], held_out: Sequence[str], *, name
 
 def candidate_data(variants: Sequence[DataVariant], tokenizer: Mapping[str, Any], *, name: str | None = None,
                    allow_custom: bool = False) -> StudyData:
-    """Load and check recipes whose shards are candidates for a training that exists (`tokenmill train anneal`). Their
-    tokens are made with its `tokenizer`, a section of a recipe; they have neither curriculum nor training. Raises
-    StudyError and RecipeError."""
+    """Load and check the recipes of `variants`, whose data may be added to a training that exists (`tokenmill train
+    anneal`), and return them ready to run. Each recipe gets the `tokenizer:` section of this training, `tokenizer`, and
+    loses its own `curriculum:` and `train:`. Raises StudyError and RecipeError."""
     for section in ("tokenizer", "curriculum"):
         refuse_changed(variants, section, f"candidates have the {section} of the run; leave this change out")
     changes = [f"tokenizer={json.dumps(tokenizer)}", "curriculum=null", "train={}"]
@@ -105,7 +107,8 @@ def _name(given: str | None, variants: Sequence[DataVariant], recipes: Sequence[
 
 
 def _same_text(variants: Sequence[DataVariant], recipes: Sequence[Recipe]) -> None:
-    """Raise StudyError unless the held-out text is the same in all variants, whose tokenizers encode it separately."""
+    """Raise StudyError unless all variants make the held-out text in the same way. This is checked if each variant has
+    its own tokenizer and therefore makes its own tokens of this text."""
     for variant, recipe in zip(variants, recipes):
         if _definition(recipe) != _definition(recipes[0]):
             raise StudyError(f"--held-out: this dataset is made in another way in '{variant.name}' than in "

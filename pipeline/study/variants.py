@@ -32,8 +32,8 @@ class StudyError(TokenmillError):
 
 @dataclass(frozen=True)
 class DataVariant:
-    """A recipe whose data is compared with that of others. `file` is the recipe, and `changes` are assignments to its
-    keys, as `--set` takes them."""
+    """A recipe whose data a study compares with the data of other recipes. `name` is its name in the study, `file` the
+    recipe, and `changes` are assignments to its keys, as `--set` takes them."""
 
     name: str
     file: str
@@ -41,11 +41,12 @@ class DataVariant:
 
 
 def named_variants(files: Sequence[str], vary: Sequence[Sequence[str]]) -> list[DataVariant]:
-    """Return the variants that `--data` and `--vary` name: each file (`--data [NAME=]RECIPE`), and the first file with
-    changes. A file without NAME is called by its file name without folder and ending. Without a name, a variant of
-    `--vary` is called by the last word of its first key and the value: `a.min=0.8` is `min-0.8`. Raises StudyError if
-    there is no file, a name cannot be used or is given twice, or a change is none, or one of `train:` or
-    `curriculum.total`."""
+    """Return the variants that the options --data and --vary name. Each file of --data ([NAME=]RECIPE) is a variant.
+    Each --vary ([NAME] KEY=VALUE …) is the recipe of the first file with changed keys.
+
+    A file without NAME is called by its file name without folder and ending. A variant of --vary without NAME is called
+    by the last word of its first key and the value: `a.min=0.8` is `min-0.8`. Raises StudyError if there is no file, if
+    a name cannot be used or is given twice, or if --vary changes nothing, `train:` or `curriculum.total`."""
     if not files:
         raise StudyError("--vary changes a recipe: name it with --data RECIPE")
     variants = []
@@ -83,9 +84,9 @@ def _checked(name: str, option: str) -> str:
 
 def load_variant(variant: DataVariant, added: Sequence[str], allow_custom: bool,
                  needs: Sequence[str] = ("tokenizer", "shards", "curriculum", "train")) -> Recipe:
-    """Load the recipe of a variant, with the assignments `added` after its own changes. A mistake in a change is
-    reported as one of `--vary`. Raises StudyError if the recipe lacks a section of `needs`, or if a change adds a
-    source or dataset that nothing reads."""
+    """Load the recipe of a variant. The assignments `added` are applied after the variant's own changes. An error in
+    one of these changes is reported as an error of the option --vary. Raises StudyError if the recipe lacks a section
+    of `needs`, or if a change adds a source or dataset that nothing reads."""
     try:
         recipe = load_recipe(variant.file, [*variant.changes, *added], allow_custom=allow_custom)
     except RecipeError as e:
@@ -100,9 +101,9 @@ def load_variant(variant: DataVariant, added: Sequence[str], allow_custom: bool,
 
 
 def _refuse_unread(variant: DataVariant, recipe: Recipe, unchanged: Recipe) -> None:
-    """Raise StudyError if a change of `variant` adds a source or dataset to the recipe `unchanged` that no dataset, no
-    entry of `shards:` and no tokenizer in its own `recipe` reads. Such a variant would train on the data of the
-    unchanged recipe."""
+    """Raise StudyError if a change of `variant` adds a source or dataset that nothing reads. A dataset, an entry of
+    `shards:` or the tokenizer may read it. Without a reader, the variant would train on the same data as the recipe
+    `unchanged`. `recipe` is the recipe with the changes."""
     read = {name for dataset in recipe.datasets.values() for name in (*dataset.inputs, *dataset.against)}
     read |= {name for shards in recipe.shards.values() for name in shards.inputs}
     if recipe.tokenizer is not None and recipe.tokenizer.train is not None:
@@ -118,7 +119,8 @@ def _refuse_unread(variant: DataVariant, recipe: Recipe, unchanged: Recipe) -> N
 
 
 def refuse_changed(variants: Iterable[DataVariant], section: str, why: str) -> None:
-    """Raise StudyError if `--vary` changes a section of the recipe that does not count in this study."""
+    """Raise StudyError with the reason `why` if a variant's `--vary` changes the given section of its recipe, because
+    this study sets the section itself."""
     for variant in variants:
         for change in variant.changes:
             if re.match(rf"{section}[.=]", change):
@@ -131,9 +133,10 @@ def _mark(mark: Mark, variant: DataVariant) -> Mark:
 
 
 def held_out_changes(recipe: Recipe, words: Sequence[str]) -> list[str]:
-    """Return the assignments that add the stream `held-out` to a recipe. `words` are those of `--held-out`: the name of
-    one dataset of the recipe, or files or glob patterns. Raises StudyError if they are neither, if no reader of
-    READERS reads all the files, or if the recipe has an entry with one of the names that are added."""
+    """Return the assignments (as for `--set`) that add to a recipe the stream `held-out`, by which the variants of a
+    study are judged. `words` are those of `--held-out`: the name of one dataset of the recipe, or files or glob
+    patterns. Raises StudyError if they are neither, if no reader of READERS reads all the files, or if the recipe
+    already has an entry with one of the added names."""
     for kind, names in (("sources", recipe.sources), ("datasets", recipe.datasets), ("shards", recipe.shards)):
         if taken := {HELD_OUT, HELD_OUT_FILES} & set(names):
             raise StudyError(f"{kind}.{min(taken)}: a study adds an entry of this name; rename it in the recipe")

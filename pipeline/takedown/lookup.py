@@ -27,15 +27,18 @@ from tokenizer.shards.layout import GONE_ROW, MANIFEST, TABLE_ROWS, Manifest, Sh
 
 
 def key_without(key: str, rows: Sequence[int]) -> str:
-    """Return the key of a part after `rows` were removed from it. `key` is the part's key before."""
+    """Return the new key of a part (data file of a dataset) after `rows` were removed from it. `key` is the part's key
+    before the removal."""
     return content_key("takedown", 1, [key, list(rows)])
 
 
 def renumber(store: Store, parts: Sequence[Mapping[str, Any]], check_lease: Callable[[], None]) -> None:
-    """Write the new row numbers of `parts` into the document tables of all shard sets of a store. Each of `parts` is
-    {path, key, rows}: `key` is the part's key before the removal, and `rows` are the removed rows, in ascending order.
-    Parts whose path is not in `datasets/` are passed over. A removed row gets the number GONE_ROW. The old tables are
-    deleted. A set that has the new numbers already is left as it is."""
+    """Correct the document tables of all shard sets of a store after rows were removed from `parts` (data files of
+    datasets). Each of `parts` is {path, key, rows}: `key` is the part's key before the removal, and `rows` are the
+    removed rows, in ascending order. Parts whose path is not in `datasets/` are ignored.
+
+    A row that follows a removed one gets its new number, and a removed row the number GONE_ROW. The old tables are
+    deleted. A set whose tables have the new numbers already is left as it is."""
     removed = {part["key"]: np.array(part["rows"], np.int64) for part in parts if part["path"].startswith("datasets/")}
     replaced: set[str] = set()
     for folder, manifest in list(stored_sets(store)):
@@ -57,9 +60,9 @@ def renumber(store: Store, parts: Sequence[Mapping[str, Any]], check_lease: Call
 
 
 def _renumbered(store: Store, folder: str, shard: Shard, places: Mapping[int, np.ndarray], scratch: Path) -> Shard:
-    """Write the document table of a shard with new row numbers. `places` maps the place of a changed part in the
-    manifest to the rows removed from it. Returns the shard's new entry in the manifest, or the old entry if the shard
-    has no document of these parts."""
+    """Write a new document table of a shard, in which rows have their numbers after the removal. `places` maps the
+    position of a changed part in the manifest's list of parts to the rows removed from it. Returns the shard's new
+    entry in the manifest, or the old entry if the shard has no document of these parts."""
     target, changed = scratch / "new.parquet", False
     with open_parquet(store.fetch(f"{folder}/{shard.table}", str(scratch))) as table, \
             parquet_writer(target, table.schema_arrow, compression_level=3, write_statistics=True) as writer:
@@ -81,8 +84,8 @@ def _renumbered(store: Store, folder: str, shard: Shard, places: Mapping[int, np
 
 
 def _write(store: Store, folder: str, manifest: Manifest) -> None:
-    """Write the new manifest of a set to the file whose name contains the set's sha256. If the set is the current one
-    of its folder, write it to the current manifest, too."""
+    """Write a changed manifest of a shard set to the file whose name contains the set's sha256. If the set is the
+    current one of its folder, write the manifest to the current manifest, too."""
     data = manifest.dumps().encode()
     current = f"{folder}/{MANIFEST}"
     if json.loads(store.read(current))["sha256"] == manifest.sha256:

@@ -26,9 +26,11 @@ _ABOUT = ("id", "kept_id", "kept", "removed")
 
 
 class Quotations:
-    """Recognises which strings of the reports `documents` quote one of the `texts`. A string quotes a text if both
-    share STRETCH characters in a row, or if the string holds the whole of a shorter text. White space does not count.
-    Memory holds all runs of STRETCH characters of the reports, but not those of the texts, which may be many."""
+    """Recognises strings that quote a removed text. A string quotes a text if both share STRETCH characters in a row,
+    or if the string holds the whole of a shorter text. White space does not count.
+
+    `documents` are the reports whose strings will be tested, and `texts` are the removed texts. Memory holds all runs
+    of STRETCH characters of the reports, but not those of the texts, which may be many."""
 
     def __init__(self, documents: Iterable[Any], texts: Iterable[str]) -> None:
         present = {stretch for document in documents for string in _strings(document) for stretch in _stretches(string)}
@@ -59,7 +61,8 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def texts_of(store: Store, log: LogView, ids: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """Yield the texts that the store holds of documents with these ids, each with the document's URL or ""."""
+    """Yield (text, URL or "") for every text that the store holds of documents with these ids. A text that is in
+    several files is yielded several times."""
     for file in document_files(store, log):
         try:
             with store.parquet(file.path) as parquet:
@@ -100,8 +103,8 @@ def redact(store: Store, gone: Tombstones, texts: Iterable[str]) -> list[str]:
 
 
 def _parsed(path: str, data: bytes) -> Any:
-    """Return the content of a file of messages as JSON in which each message is a string of its own. For a driver's log
-    (.txt), this is the list of its lines."""
+    """Return the content of a file of error messages, or of a driver's log, as JSON in which each message is a string
+    of its own. For a driver's log (.txt), this is the list of its lines."""
     if not path.endswith(".txt"):
         try:
             return json.loads(data)
@@ -112,8 +115,8 @@ def _parsed(path: str, data: bytes) -> Any:
 
 def without(value: Any, gone: Tombstones, quotations: Quotations) -> Any:
     """Return `value`, which is a report or a part of one, without the documents that `gone` covers. An entry of a list
-    that is about such a document, or about a duplicate of one, is left out. A string that quotes one is replaced by
-    CUT."""
+    that is about such a document, or about a duplicate of one, is left out. A string that quotes one (`quotations`) is
+    replaced by CUT."""
     if isinstance(value, dict):
         return {key: without(item, gone, quotations) for key, item in value.items()}
     if isinstance(value, list):

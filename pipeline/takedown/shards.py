@@ -67,15 +67,16 @@ def stored_sets(store: Store) -> Iterator[tuple[str, Manifest]]:
 
 
 def curricula(store: Store) -> Iterator[tuple[str, Curriculum]]:
-    """Yield the curricula of all runs of a store, and the earlier versions that `train edit` has kept."""
+    """Yield (path, curriculum) for the curricula of all runs of a store, and for the earlier versions that `train edit`
+    has kept."""
     for path in store.list("runs"):
         if _CURRICULUM.fullmatch(path):
             yield path, Curriculum.loads(store.read(path), store.at(path))
 
 
 def overwrite(store: Store, ids: frozenset[str], number: int, check_lease: Callable[[], None]) -> list[ReplacedSet]:
-    """Overwrite documents in all shard sets of a store, for takedown number `number`. Returns the sets that were
-    replaced, including those that an interrupted attempt had begun to remove."""
+    """Overwrite the tokens of the documents `ids` with EOS in all shard sets of a store, for takedown number `number`.
+    Returns the sets that were replaced, including those whose replacement an interrupted attempt had begun."""
     wanted = pa.array(sorted(ids), pa.string())
     replaced = []
     for folder, manifest in list(stored_sets(store)):
@@ -100,8 +101,8 @@ def overwrite(store: Store, ids: frozenset[str], number: int, check_lease: Calla
 
 def documents_in(store: Store, folder: str, manifest: Manifest,
                  wanted: pa.Array) -> dict[int, list[tuple[int, int, str]]]:
-    """Return where documents with one of the ids `wanted` lie in a shard set: {place of the shard in the set: [(first
-    token, exclusive end, id), …]}, counted in tokens of the shard."""
+    """Return where documents with one of the ids `wanted` lie in the shard set that `manifest` describes: {position of
+    the shard in the set: [(first token, exclusive end, id), …]}, counted in tokens of the shard."""
     result: dict[int, list[tuple[int, int, str]]] = {}
     for place, shard in enumerate(manifest.shards):
         begin = 0
@@ -118,9 +119,10 @@ def documents_in(store: Store, folder: str, manifest: Manifest,
 # -- writing ----------------------------------------------------------------------------------------------------------
 def _rewritten(store: Store, folder: str, manifest: Manifest, wanted: pa.Array,
                scratch: Path) -> tuple[dict[int, Shard], int, int]:
-    """Write new versions of the shards that hold documents with one of the ids `wanted`, into the store. Returns
-    ({place of the shard in the set: its new entry}, number of documents, number of tokens). A document whose tokens are
-    all EOS was overwritten before, and is left as it is."""
+    """Write to the store new versions of those shards of a set that hold documents with one of the ids `wanted`; the
+    tokens of these documents are replaced by EOS. Returns ({position of the shard in the set: its new entry in the
+    manifest}, number of documents, number of tokens). A document whose tokens are all EOS was overwritten before, and
+    is neither written nor counted."""
     rewritten: dict[int, Shard] = {}
     documents = tokens = 0
     dtype = np.dtype(manifest.dtype).newbyteorder("<")
@@ -179,7 +181,8 @@ def _upload(store: Store, folder: str, shard: Shard, scratch: Path, place: int) 
 
 def _publish(store: Store, folder: str, old: Manifest, rewritten: dict[int, Shard], number: int, documents: int,
              tokens: int, check_lease: Callable[[], None]) -> Manifest:
-    """Write the manifest of the new set to a file whose name contains the set's sha256, and return it."""
+    """Make the manifest of the new shard set, in which the entries `rewritten` replace those of the set `old`. Write it
+    to a file whose name contains the set's sha256, and return it."""
     takedowns = [*old.source.get("takedowns", []),
                  {"number": number, "replaces": old.sha256, "documents": documents, "tokens": tokens}]
     shards = tuple(rewritten.get(place, shard) for place, shard in enumerate(old.shards))
@@ -194,14 +197,15 @@ def _publish(store: Store, folder: str, old: Manifest, rewritten: dict[int, Shar
 
 
 def _make_current(store: Store, folder: str, old: Manifest, new: Manifest) -> None:
-    """Make the new set the current one of its folder, if the old one was."""
+    """Make the shard set `new`, which replaces `old`, the current one of its folder if `old` was the current one."""
     if json.loads(store.read(f"{folder}/{MANIFEST}"))["sha256"] == old.sha256:
         store.write(f"{folder}/{MANIFEST}", new.dumps().encode(), durable=True)
 
 
 def _replacement(store: Store, folder: str, old: Manifest, number: int) -> tuple[Manifest, int, int] | None:
-    """Return (new set, documents, tokens) if an interrupted attempt at this takedown has already replaced the set
-    `old`: the set that replaced it, and how many documents and tokens were overwritten. Otherwise return None."""
+    """Return (new set, documents, tokens) if an interrupted attempt at takedown `number` has already replaced the shard
+    set `old`. The new set is the one that replaced it, and the numbers say how much was overwritten. Otherwise return
+    None."""
     for there, manifest in stored_sets(store):
         last = (manifest.source.get("takedowns") or [{}])[-1]
         if there == folder and last.get("replaces") == old.sha256 and last["number"] == number:
@@ -210,8 +214,8 @@ def _replacement(store: Store, folder: str, old: Manifest, number: int) -> tuple
 
 
 def _repack(store: Store, folder: str, old: Manifest, new: Manifest) -> dict[str, str]:
-    """Write manifests for the packed rows of the new set. They name the same files as those of the old set, because
-    overwriting changes no places. Returns {sha256 of the old packed rows: sha256 of the new ones}."""
+    """Write manifests that connect the packed rows of the shard set `old` to the set `new`. They name the same files of
+    rows, because overwriting does not move tokens. Returns {sha256 of the old packed rows: sha256 of the new ones}."""
     packings = {}
     for path in list(store.list(folder)):
         name = path.rpartition("/")[2]
@@ -228,7 +232,7 @@ def _repack(store: Store, folder: str, old: Manifest, new: Manifest) -> dict[str
 
 
 def _point_curricula(store: Store, replaced: ReplacedSet) -> None:
-    """Let the curricula that name the old set name the new one."""
+    """Change the curricula of all runs that name the old shard set, so that they name the new one."""
     for path, curriculum in curricula(store):
         streams = tuple(_pointed(stream, replaced) for stream in curriculum.streams)
         if streams != curriculum.streams:
@@ -246,8 +250,8 @@ def _pointed(stream: Stream, replaced: ReplacedSet) -> Stream:
 
 
 def _remove_old(store: Store, folder: str, old: Manifest, new: Manifest) -> None:
-    """Remove the files that only the old set names. Files with tokens go first. The manifest goes last, because an
-    attempt that was interrupted is recognised by it."""
+    """Remove the files of the shard set `old` that no other set of its folder names. Files with tokens go first. The
+    manifest goes last, because it shows a later attempt that this removal was interrupted."""
     others = [manifest for there, manifest in stored_sets(store) if there == folder and manifest.sha256 != old.sha256]
     named = {name for manifest in others for shard in manifest.shards
              for name in (shard.body, shard.ends, shard.table, shard.blocks, shard.loss)}

@@ -43,9 +43,12 @@ class NothingToTakeDown(TokenmillError):
 
 
 def survey(store: Store, log: LogView, wanted: Tombstones, only: bool) -> tuple[Matches, dict[str, Any]]:
-    """Find the documents that a takedown would remove, and say where the store holds them: {records, parts, shards,
-    labels, exports}. `outside` are the folders outside the store that may hold them, too, which the takedown does not
-    change. Raises NothingToTakeDown when there are no such documents, or when all are gone already."""
+    """Find the documents that a takedown would remove, and where they are. `wanted` is the list of ids, URLs and
+    domains; with `only`, documents similar to these stay.
+
+    Returns the documents and a dict of places: {records, parts, shards, labels, exports, outside}. `outside` are the
+    folders outside the store that may hold the documents, too; a takedown does not change them. Raises
+    NothingToTakeDown when there are no such documents, or when all are gone already."""
     matches = find(store, log, wanted, only)
     if not matches.ids:
         entries = wanted.ids | wanted.urls | wanted.domains
@@ -75,8 +78,8 @@ def survey(store: Store, log: LogView, wanted: Tombstones, only: bool) -> tuple[
 
 
 def begin(store: Store, log: Log, wanted: Tombstones, reason: str, only: bool) -> tuple[Takedown, Matches]:
-    """Find the documents of a takedown, and write its tombstones. From then on, `carry_out` can be repeated until it
-    has finished."""
+    """Find the documents of a new takedown, and write its tombstones (`takedowns/N.json`). After this, `carry_out` can
+    be called, again and again after crashes, until it has finished. Returns the takedown and the documents."""
     matches, holds = survey(store, log, wanted, only)
     number = max((takedown.number for takedown in takedowns(store)), default=0) + 1
     takedown = Takedown(number, reason, utc_now(), tuple(sorted(wanted.ids)), tuple(sorted(wanted.urls)),
@@ -90,7 +93,7 @@ def begin(store: Store, log: Log, wanted: Tombstones, reason: str, only: bool) -
 
 
 def complete(store: Store, log: Log) -> list[Takedown]:
-    """Carry out the takedowns that were interrupted, and return them."""
+    """Carry out all takedowns of the store that were interrupted, and return them."""
     interrupted = unfinished(store)
     for takedown in interrupted:
         carry_out(store, log, takedown)
@@ -122,8 +125,8 @@ def carry_out(store: Store, log: Log, takedown: Takedown) -> dict[str, Any]:
 
 
 def _records(store: Store, log: LogView, ids: Set[str], exports: bool) -> Iterator[PartRecord]:
-    """Yield the commit records of tasks whose files name one of these documents and, with `exports`, of tasks that
-    copied tokens for exports."""
+    """Yield the commit records of those tasks whose files hold one of the documents `ids`. With `exports`, also yield
+    the records of all tasks that copied tokens of shards for an export (`tokenmill materialize`)."""
     for record in log.records():
         files = [info.path for name, info in record.files.items() if name.endswith(".parquet")]
         if ((exports and record.task in EXPORTING) or any(names_one_of(store, path, ids) for path in files)
@@ -132,9 +135,9 @@ def _records(store: Store, log: LogView, ids: Set[str], exports: bool) -> Iterat
 
 
 def _rewrite_published(store: Store, log: Log, ids: frozenset[str]) -> None:
-    """Publish all folders again that have parts with one of these documents. Parts without such a document stay the
-    same files. A part that is written again gets another key (`key_without`), because shards name rows by the key of
-    the part and their number in it, and the numbers change."""
+    """Publish again, without the documents `ids`, all folders that have parts (data files) with one of them. Parts
+    without such a document stay the same files. A part that is written again gets another key (`key_without`), because
+    shards name a row by the key of the part and the row's number, and the numbers change."""
     serial = 0
     for folder in published_folders(store):
         parts, written = [], []
@@ -177,8 +180,8 @@ def _labels(store: Store, ids: frozenset[str] | set[str]) -> Iterator[str]:
 
 
 def _exports(store: Store, sets: list[dict[str, Any]]) -> list[str]:
-    """Return the folders of rows that `tokenmill materialize` has made from one of these shard sets. The command may
-    have written rows to other places, too; the store does not know these."""
+    """Return those folders of training samples under runs/ that `tokenmill materialize` has made from one of the shard
+    sets `sets`. The command may have written samples to other places, too; the store does not know these."""
     named = {(one["folder"], one["sha256"]) for one in sets}
     runs = {path.split("/")[1] for path, curriculum in curricula(store)
             if any({(s.train, s.sha256), (s.val, s.val_sha256)} & named for s in curriculum.streams)}

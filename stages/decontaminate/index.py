@@ -36,14 +36,10 @@ from stages.text.cache import cache_dir, cached
 LENGTHS = {"ngram": 13, "idf": 5}
 #: dialect idf: entries of fewer words have too few n-grams to compare
 SHORT = 8
-#: An entry of fewer words is an everyday phrase inside a sentence. It is found only where it is between two borders. In
-#: 24 MB of books, Wikipedia, web pages and licences, one of the 2,176 questions of up to 12 words of 13 benchmarks is
-#: inside a sentence: "the Moon's gravity", which has four words.
-BORDERED = 5
 #: an n-gram is common if more entries than this have it, or at least this many documents of the sample
 COMMON = 10
 #: increased when `build` gives another result, so that files that older code made are not used
-_VERSION = 5
+_VERSION = 6
 #: unit in which weights (inverse document frequencies) are stored, so that their sums are exact
 _WEIGHT = 1000
 #: ranges of keys, a power of two, that are sorted one after the other
@@ -89,6 +85,12 @@ class EvaluationIndex:
         return [ItemPart(self._names[s], row, parts[part])
                 for s, row, part in self._members[self._firsts[entry]:self._firsts[entry + 1]].tolist()]
 
+    def short_questions(self, words: int) -> dict[str, int]:
+        """Return for each set the number of its questions that have fewer than `words` words."""
+        short = np.repeat(self.words < words, np.diff(self._firsts)) & (self._members[:, 2] == 0)
+        counts = np.bincount(self._members[short, 0], minlength=len(self._names))
+        return dict(zip(self._names, counts.tolist()))
+
     def hits(self, words: ScannedWords) -> np.ndarray:
         """Return the places in a text at which the index has a sequence of words, in the form that `scan.find`
         returns."""
@@ -107,16 +109,16 @@ class EvaluationIndex:
         return int(self.weights[self.offsets[grams + 1] - self.offsets[grams]].sum())
 
 
-def index_file(sets: Mapping[str, str], fields: Mapping[str, Mapping[Part, str]], dialect: str, min_words: int,
-               common: str | None) -> Path:
+def index_file(sets: Mapping[str, str], fields: Mapping[str, Mapping[Part, str]], dialect: str, common: str | None
+               ) -> Path:
     """Return the file of an index. It is built when it is first needed, and cached under a hash of the settings and the
     contents of all files."""
-    about = [_VERSION, python_version(), dialect, min_words, {name: dict(fields[name]) for name in sets},
+    about = [_VERSION, python_version(), dialect, {name: dict(fields[name]) for name in sets},
              {name: file_sha256(path) for name, path in sets.items()}, file_sha256(common) if common else None]
     name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
 
     def write(path: Path) -> None:
-        _save(path, *_Builder(LENGTHS[dialect], dialect == "ngram", min_words).build(sets, fields, common))
+        _save(path, *_Builder(LENGTHS[dialect], dialect == "ngram").build(sets, fields, common))
 
     return cached(cache_dir() / "decontaminate" / f"{name}.npy", write)
 
@@ -128,8 +130,8 @@ class _Builder:
     Sets may have millions of items, so what is known of them is in arrays of numbers.
     """
 
-    def __init__(self, length: int, long_whole: bool, min_words: int) -> None:
-        self.length, self.min_words = length, min_words
+    def __init__(self, length: int, long_whole: bool) -> None:
+        self.length = length
         self.shortest = length if long_whole else SHORT
         #: hash of an entry's keys → its number
         self.numbers: dict[bytes, int] = {}
@@ -142,35 +144,35 @@ class _Builder:
 
     def build(self, sets: Mapping[str, str], fields: Mapping[str, Mapping[Part, str]], common: str | None
               ) -> tuple[dict[str, dict[str, int]], dict[str, np.ndarray]]:
-        """Return ({set: counts}, the arrays of `EvaluationIndex` by name). The counts are `rows`, `short` (questions
-        that are too short to be looked for) and `common` (questions that have only common n-grams)."""
+        """Return ({set: counts}, the arrays of `EvaluationIndex` by name). The counts are `rows` and `common`
+        (questions that have only common n-grams)."""
         about: dict[str, dict[str, int]] = {}
         questions: list[array[int]] = []
         for number, (name, path) in enumerate(sorted(sets.items())):
-            about[name] = {"rows": 0, "short": 0, "common": 0}
+            about[name] = {"rows": 0, "common": 0}
             questions.append(array("q"))
             for text in read_set(Path(path), dict(fields[name])):
                 about[name]["rows"] = text.row + 1
                 entry = self._enter(number, text.row, text.part, text.text, f"{path}: row {text.row}")
-                if text.part == "question":
-                    about[name]["short"] += entry is None
-                    questions[-1].extend([] if entry is None else [entry])
+                if text.part == "question" and entry is not None:
+                    questions[-1].append(entry)
         if not self.sizes:
-            raise SetError("sets", f"no text of the sets has {self.min_words} words; name other fields under `fields`, "
-                                   f"or set min_words: 1")
+            raise SetError("sets", f"the sets have no question, and no answer or passage of {self.shortest} words; "
+                                   f"name other fields under `fields`")
         arrays = self._arrays(self._common_keys(common))
         for name, entries in zip(about, questions):
             about[name]["common"] = int(np.sum(arrays["grams"][entries] == 0))
         return about, arrays
 
     def _enter(self, number: int, row: int, part: Part, text: str, place: str) -> int | None:
-        """Add a text of row `row` of the set with the number `number`. Returns its entry; None if it is too short."""
+        """Add a text of row `row` of the set with the number `number`. Returns its entry; None if it
+        is not looked for."""
         words = words_of(unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass"))
         size = len(words.starts)
         if part == "question" and not words.letters.any():
             raise SetError("fields", f"{place} has a question without words; name another field, or take the row out")
         whole = size < self.shortest
-        if size < (self.min_words if part == "question" else self.shortest) or not words.letters.any():
+        if (whole and part != "question") or not words.letters.any():
             return None                          # a short answer or passage is in many texts that hold no test
         keys, places = keys_of(words, size if whole else self.length), np.array([0])
         if not whole:

@@ -24,6 +24,10 @@ from pipeline.base.compiled import njit
 _ALONE, _DIGIT, _BORDER = 1 << 17, 1 << 18, 1 << 19
 _MARKS = "\n\r\v\f\u0085\u2028\u2029.!?:;。！？：；…"
 _BASE = 0x9E3779B97F4A7C15          # odd, so that no word is lost from the polynomial
+#: A sequence of fewer words is an everyday phrase inside a sentence. It is found only where it is between two borders.
+#: In 24 MB of books, Wikipedia, web pages and licences, one of the 2,176 questions of up to 12 words of 13 benchmarks
+#: is inside a sentence: "the Moon's gravity", which has four words.
+BORDERED = 5
 
 
 class ScannedWords(NamedTuple):
@@ -97,12 +101,13 @@ def key_table(keys: np.ndarray) -> KeyTable:
 
 
 def find(words: ScannedWords, lengths: np.ndarray, table: KeyTable) -> np.ndarray:
-    """Look up all sequences of words with one of the `lengths` in a table. Returns int64 (hits, 3): number of the first
-    word, number of words, number of the key in the table."""
+    """Look up all sequences of words with one of the `lengths` in a table; those of fewer than BORDERED words only
+    where they fill whole sentences or lines. Returns int64 (hits, 3): number of the first word, number of words, number
+    of the key in the table."""
     room = 256
     while True:
         hits = np.empty((room, 3), np.int64)
-        count = _find(words.sums, lengths, *table, hits)
+        count = _find(words.sums, words.borders, lengths, *table, hits)
         if count <= room:
             return hits[:count]
         room = count
@@ -197,14 +202,16 @@ def _keys(sums: Any, length: int, keys: Any) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _find(sums: Any, lengths: Any, filter_bits: Any, starts: Any, table_keys: Any, hits: Any) -> Any:
+def _find(sums: Any, borders: Any, lengths: Any, filter_bits: Any, starts: Any, table_keys: Any, hits: Any) -> Any:
     """Write the hits to `hits` as far as it has room (see `find`). Returns their number."""
     bits, count, shift = np.uint64(len(filter_bits) * 8 - 1), 0, np.uint64(64)
     while np.uint64(1) << (np.uint64(64) - shift) < len(starts) - 1:
         shift -= np.uint64(1)
     for length in lengths:
-        power = _power(length)
+        power, anywhere = _power(length), length >= BORDERED
         for i in range(len(sums) - length):
+            if not (anywhere or (borders[i] and borders[i + length])):
+                continue
             key = _mixed(sums[i + length] - sums[i] * power + np.uint64(length))
             bit = key & bits
             if not (filter_bits[np.int64(bit >> np.uint64(3))] >> np.uint8(bit & np.uint64(7))) & 1:

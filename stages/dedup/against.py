@@ -1,7 +1,8 @@
 """Tasks by which `minhash` compares new documents with indexes of old ones (`stages.dedup.index`).
 
-The documents of an index are kept for good, and nothing is decided about them. So only those are read that share a band
-key with a new document. To the waves of `minhash`, two are added (lookup, routes), and another task verifies:
+The documents of an index stay kept, whatever new documents come. So the tasks read only those old documents that share
+a band key with a new document. Two waves are added to those of `minhash` (lookup, routes), and another task verifies.
+Each entry below names a wave, what one of its tasks reads, and what the task writes:
 
     bands, links  as without an index
     lookup        ranges of band keys      → old documents that have them; edges from new documents to these keys
@@ -10,10 +11,10 @@ key with a new document. To the waves of `minhash`, two are added (lookup, route
     routes        old documents by group   → old documents by cluster
     verify        clusters, old documents  → removed documents, the kept ones, similarities
 
-A key that old documents have is a node of the graph of documents (`stages.dedup.cluster.KEYS`), not each of these
-documents, so a key costs one edge for each group of new documents that has it, even if a million old documents share
-it. Two new documents that resemble the same old one need not be in the same cluster. A document that goes for an old
-one gets the cluster of the old one.
+Clusters are computed from a graph of documents. In this graph, a band key that old documents have is a node
+(`stages.dedup.cluster.KEYS`), and the old documents are not. A key therefore costs one edge for each group of new
+documents that has it, even if a million old documents share it. Two new documents that resemble the same old one need
+not be in the same cluster. A new document that is removed in favour of an old one gets the cluster of the old one.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ _OLD = 2**32 - 1
 
 
 class BandLookup:
-    """Task that looks the band keys of one range up in indexes of old documents.
+    """Task that looks up the band keys of new documents, those in one range of keys, in indexes of old documents.
 
     Arguments: `maps` (references to the files `bands.seg` of the new documents, one per group of parts), `firsts`
-    (number of the first part of each group), `bucket` (number of the range), `indexes` (for each index its files of
-    keys). `$volatile` holds arguments that do not change the task's key; here this is `groups`, the number of groups of
-    each index. The task writes `hits.seg` (HIT records, in buckets by the group of the new document) and `links.seg`
+    (number of the first part of each group), `bucket` (number of the range), `indexes` (the files of keys of each
+    index). `$volatile` holds arguments that do not change the task's key; here this is `groups`, the number of groups
+    of each index. The task writes `hits.seg` (HIT records, in buckets by the group of the new document) and `links.seg`
     (EDGE records, which join new documents with the keys of old ones).
     """
 
@@ -90,8 +91,8 @@ class BandLookup:
 
 
 def _check_groups(inputs: Inputs, keys: Mapping[str, Any], records: NDArray[Any], groups: int) -> None:
-    """Raise an error about a damaged file if one of the KEY records, found in the files of keys `keys` of an index,
-    names a group that the index does not have."""
+    """Raise an error about a damaged file if one of the KEY records `records` names a group that its index does not
+    have. The records were read from the files of keys `keys` of the index, which has `groups` groups."""
     beyond = records[records["document"] >> np.uint64(32) >= groups]
     if len(beyond):
         file = int(bucket_of(beyond["key"][:1], len(keys["files"]))[0])
@@ -100,11 +101,13 @@ def _check_groups(inputs: Inputs, keys: Mapping[str, Any], records: NDArray[Any]
 
 
 class Routes:
-    """Task that sends the old documents which share keys with one group of new ones to the clusters of the latter.
+    """Task that takes the old documents which share band keys with one group of new documents, and sends each to the
+    clusters of these new documents.
 
-    Arguments: `members` (references to files of MEMBER records), `hits` (references to files of HIT records), `group`
-    (number of the group, and of its bucket in both), `buckets` (number of buckets of clusters). The task writes
-    `touched.seg` (TOUCHED records, in buckets of clusters).
+    Arguments: `members` (references to files of MEMBER records, which say in which cluster a new document is), `hits`
+    (references to files of HIT records, which pair new with old documents), `group` (number of the group of new
+    documents, and of its bucket in both kinds of files), `buckets` (number of buckets of clusters). The task writes
+    `touched.seg` (TOUCHED records, which name the old documents for each cluster, in buckets of clusters).
     """
 
     name = "minhash_routes"
@@ -127,12 +130,12 @@ class Routes:
 
 
 class VerifyAgainst:
-    """Task that decides, for one bucket of clusters, which of the new documents are removed. Old documents are taken as
-    kept; otherwise it is `stages.dedup.verify:Verify`.
+    """Task that decides, for one bucket of clusters, which of the new documents are removed. Old documents count as
+    kept. Apart from that, the task decides as `stages.dedup.verify:Verify` does.
 
-    It has the arguments of that task, and `touched` (references to files of TOUCHED records), `indexes` (for each index
-    the priority of its first documents, and its groups), `signature` and `signature_key` (config and key of the stage
-    that made the signatures). It writes the same files.
+    Its arguments are those of `Verify`, and `touched` (references to files of TOUCHED records), `indexes` (for each
+    index the priority of its first documents, and its groups), `signature` and `signature_key` (config and key of the
+    stage that made the signatures). It writes the same files as `Verify`.
     """
 
     name = "minhash_verify_against"
@@ -176,11 +179,12 @@ class VerifyAgainst:
 
 
 class OldDocuments:
-    """The old documents that share band keys with the documents of some clusters.
+    """The old documents that share band keys with the new documents of some clusters.
 
-    `documents` holds a DOCUMENT record for each pair of such a document and such a cluster. For each record, `root` is
-    the cluster, `rank` the priority of the document, and `file` the reference to the file with its text. `touched` are
-    the TOUCHED records, sorted; record i is about the document number `of[i]`.
+    `documents` holds one DOCUMENT record for each pair of a cluster and an old document that shares a key with it. For
+    each record, `root` is the cluster, `rank` the priority of the document, and `file` the reference to the file with
+    its text. `touched` holds the TOUCHED records, sorted. TOUCHED record i is about the record number `of[i]` of
+    `documents`.
     """
 
     def __init__(self, inputs: Inputs, indexes: Sequence[Mapping[str, Any]], touched: NDArray[Any],
@@ -214,7 +218,8 @@ class OldDocuments:
                 self.file[number] = about["texts"]
 
     def candidates(self, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return a record of a candidate for each document, without band keys and shingle set."""
+        """Return a record of type `dtype` for each old document, in the form of the candidates with which `Verify`
+        compares texts. The fields for band keys and the shingle set stay empty."""
         records = np.zeros(len(self.documents), dtype)
         records["root"], records["source"] = self.root, _OLD
         for field in ("id_hi", "id_lo", "chars", *(["order"] if "order" in (dtype.names or ()) else [])):
@@ -223,9 +228,9 @@ class OldDocuments:
 
 
 class JudgeAgainst(ClusterJudge):
-    """Decides which new documents of a cluster are removed, if old documents are kept. The candidates of a cluster
-    begin with its old documents. `number` holds for each candidate the number of its old document in `old`; it is
-    negative for new documents."""
+    """Decides which new documents of each cluster are removed, when old documents are always kept. Among the candidates
+    of a cluster, the old documents come first. `number` holds for each candidate its number among the old documents
+    `old`, or a negative number if the candidate is a new document."""
 
     def __init__(self, candidates: NDArray[Any], rank: NDArray[Any], args: dict[str, Any], sets: ShingleSetReader,
                  counters: dict[str, int], old: OldDocuments, number: NDArray[np.int64], old_sets: OldSets) -> None:
@@ -263,8 +268,8 @@ class JudgeAgainst(ClusterJudge):
 
 
 class _Sizes(list[int]):
-    """The size of the shingle set of each candidate. That of an old document is found by reading its text, because an
-    index does not hold it: most old documents are never compared."""
+    """List of the size of the shingle set of each candidate. The size for an old document is found by reading the
+    document's text, because an index does not hold it: most old documents are never compared."""
 
     def __init__(self, judge: JudgeAgainst) -> None:
         super().__init__(judge.candidates["count"].tolist())

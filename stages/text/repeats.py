@@ -1,8 +1,8 @@
 """Counts repeated word n-grams as DCLM and RedPajama-v2 do: every copy counts, the first one included.
 
-The module `ngrams` counts as datatrove does, without the first copy. Words are compared, not only their hashes, so
-results are equal on every machine. Both modules contain the code of the search, because a shared function takes 3 to 5
-times as long, inlined or not (numba 0.68, web pages).
+The module `ngrams`, in contrast, counts as datatrove does, without the first copy. Words are compared, not only their
+hashes, so results are equal on every machine. The code of the search stands in both modules, because a shared function
+takes 3 to 5 times as long, inlined or not (numba 0.68, web pages).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def number(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 @njit(cache=True, nogil=True)
 def repeated(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.ndarray:
-    """Count repeated word n-grams. `ids` are the word numbers of a text, and `lengths[i]` is the number of characters
-    of the word with number i.
+    """Measure the repeated word n-grams of a text. `ids` holds the word numbers of the text, and `lengths[i]` is the
+    number of characters of the word with number i.
 
     Returns a row of four int64 for every n from `low` to `high`: the count of the most frequent n-gram; the characters
     of the first n-gram with that count; the characters of the longest n-gram with that count; and the characters of all

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def trie_pattern(strings: Iterable[str]) -> str:
-    """Return a pattern that matches any of the strings, and the longest of them where several match.
+    """Return a pattern that matches any of the strings, and, where several match, the longest of them.
 
     Raises:
         ValueError: there is no string, or a string is empty.

@@ -319,6 +319,10 @@ def test_secrets_in_recipes_are_masked():
     assert [row["key"] for row in rows] == ["train.api_key", "sources.s.path", "hub", "password"]
     assert not any(secret in str(rows) for secret in ("hunter", "sesame", "12345678")), rows
     assert rows[1]["after"] == "s3://b/x" and rows[2]["after"] == {"password": "***"}
+    rows = compare_recipes({"hubs": []}, {"hubs": [{"url": "https://h", "password": "sesame3"}, [{"a": "b"}]],
+                                          "api_key": ["hunter24", ["hunter25"]]})
+    assert rows[0]["after"] == [{"url": "https://h", "password": "***"}, [{"a": "b"}]]
+    assert rows[1]["after"] == ["***", ["***"]]
 
 
 def test_a_recipe_compares_as_equal_to_itself():

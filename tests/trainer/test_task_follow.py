@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -473,3 +474,46 @@ def test_the_seed_counts_only_where_there_are_examples():
                for shots, seed, name in ((0, 0, "a.jsonl"), (0, 5, "b.jsonl"), (1, 0, "a.jsonl"), (1, 5, "a.jsonl"))]
     origins = [score_rows.origin_of_row(score_rows.rows_of(result)[0]) for result in results]
     assert origins[0] == origins[1] and len(set(origins)) == 3
+
+
+OWN = score_rows.origin("quiz", "x", 2, 0, {"quiz.jsonl": "aa"})
+ROW = {"measure": "bpb", "value": 1.0, **OWN._asdict()}
+
+
+def test_rows_that_are_added_are_read_without_those_before(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(score_rows, "write_task_plot", lambda *_: None)
+    parsed, real = [], score_rows._row
+    monkeypatch.setattr(score_rows, "_row", lambda line: parsed.append(line) or real(line))
+    reader = score_rows.RowReader(tmp_path, [OWN])
+    assert reader.read() == []
+    with open(tmp_path / "tasks.jsonl", "wb", buffering=0) as file:
+        line = json.dumps({**ROW, "step": 0}).encode() + b"\n"
+        file.write(line[:20])
+        assert reader.read() == []
+        file.write(line[20:])
+        assert reader.read() == [{**ROW, "step": 0}]
+    many = [{**ROW, "step": step} for step in range(200)]
+    score_rows.write_rows(tmp_path, many)
+    assert reader.read() == many
+    for step in range(200, 204):
+        parsed.clear()
+        many.append({**ROW, "step": step})
+        score_rows.write_rows(tmp_path, many)
+        assert reader.read() == many[-2:] and len(parsed) == 2
+    score_rows.write_rows(tmp_path, many[:50])
+    assert reader.read() == many[:50]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_row_stays_unread_in_whatever_order_checkpoints_are_scored(tmp_path: Path, seed: int, monkeypatch):
+    monkeypatch.setattr(score_rows, "write_task_plot", lambda *_: None)
+    choice, reader, seen = random.Random(seed), score_rows.RowReader(tmp_path, [OWN]), set()
+    rows: dict[tuple[int, str], dict[str, Any]] = {}
+    for _ in range(60):
+        for _ in range(choice.randrange(3)):
+            step, task, data = choice.randrange(12), choice.choice(["quiz", "piqa"]), choice.choice([OWN.data, "older"])
+            if rows.get((step, task), {}).get("data") != OWN.data:     # as `--follow`, which scores nothing twice
+                rows[step, task] = {**ROW, "step": step, "task": task, "data": data.ljust(64)[:64]}
+        score_rows.write_rows(tmp_path, rows.values())
+        seen |= {row["step"] for row in reader.read()}
+        assert seen == {step for (step, task), row in rows.items() if (task, row["data"]) == ("quiz", OWN.data)}

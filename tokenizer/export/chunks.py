@@ -36,7 +36,8 @@ def pack(samples: Iterable[Sample], fixed: int, limit: int) -> Iterator[list[Sam
 
 
 def write_chunk(file: BinaryIO, samples: Sequence[bytes | memoryview], config: bytes = b"") -> int:
-    """Write a file of samples. Returns its size."""
+    """Write a file of samples, in the layout that the docstring of this module gives. Returns the file's size in
+    bytes."""
     offsets = offsets_of([len(sample) for sample in samples], len(config))
     file.write(len(samples).to_bytes(4, "little") + offsets.astype("<u4").tobytes() + config)
     file.writelines(samples)

@@ -29,7 +29,8 @@ from tokenizer.shards.layout import ENDS
 
 
 class DsWriter:
-    """Writes .ds files, as hard links where possible."""
+    """Writes a shard set, or the samples of a training, in the format of datatrove and nanotron. The files are hard
+    links to those of the set where possible."""
 
     holds_loss = True
 

@@ -39,7 +39,8 @@ LIMIT = 1 << 31
 
 
 class MegatronWriter:
-    """Writes .bin and .idx files; .bin files as hard links where possible."""
+    """Writes a shard set, or the samples of a training, in the format of Megatron-LM, as pairs of a .bin and an .idx
+    file. A .bin file is a hard link to a file of the set where possible."""
 
     holds_loss = False
 

@@ -32,7 +32,8 @@ LIMIT = 1 << 31
 
 
 class NanoGptWriter:
-    """Writes .bin files with a header."""
+    """Writes a shard set, or the samples of a training, in the format of llm.c and modded-nanogpt: .bin files that
+    begin with a header."""
 
     holds_loss = False
 

@@ -32,7 +32,7 @@ class ShardDocuments(NamedTuple):
 
 
 class TableRows(NamedTuple):
-    """Consecutive rows of a shard's document table."""
+    """Consecutive rows of a shard's document table, which has a row for each document."""
 
     ids: list[str]
     ends: np.ndarray              # exclusive end of each document in the shard, int64
@@ -112,8 +112,8 @@ class ExportSource:
             yield start, min(start + BLOCK_TOKENS, tokens)
 
     def _read(self, number: int, start: int, stop: int) -> np.ndarray:
-        """Return tokens [start, stop) of a shard. Raises ShardError when one is outside the vocabulary: formats with
-        signed tokens would hold another id."""
+        """Return tokens [start, stop) of a shard. Raises ShardError when a token is outside the vocabulary, because
+        formats with signed tokens would store another id."""
         offset = self.shards.offsets[number]
         tokens = self.shards.read(offset + start, offset + stop)
         if int(tokens.max()) >= self.shards.vocab_size:
@@ -129,6 +129,7 @@ class ExportSource:
         return np.ones(stop - start, np.uint8) if counts is None else counts.view(np.uint8)
 
     def _ends(self, number: int, start: int, stop: int) -> np.ndarray:
-        """Return the ends e of documents of a shard with start < e <= stop, counted in tokens of the shard."""
+        """Return the ends of those documents of a shard that end after token `start` and at `stop` at the latest,
+        counted in tokens of the shard."""
         offset = self.shards.offsets[number]
         return self.shards.ends(offset + start + 1, offset + stop + 1) - offset

@@ -1,4 +1,6 @@
-"""Reads files of several samples and the index.json beside them; `tokenizer.export.chunks` gives their layout."""
+"""Reads files of several samples and the index.json beside them, in the formats of MosaicML streaming and litdata;
+`tokenizer.export.chunks` gives their layout.
+"""
 
 from __future__ import annotations
 

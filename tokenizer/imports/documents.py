@@ -121,8 +121,9 @@ def cut_flat_rows(source: ImportSource, name: str, body: TokenFile, dtype: np.dt
 
 
 def row_pieces(ends: np.ndarray | None, tokens: np.ndarray, width: int, eos: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return of rows of `width` tokens: (length of each piece, number of pieces of each row). `ends` are the positions
-    in `tokens` at which pieces end, int64; None: a piece ends at each EOS. A row ends a piece in any case."""
+    """Divide rows of `width` tokens into pieces of documents. Returns (length of each piece, number of pieces of each
+    row). `ends` are the exclusive ends of pieces in `tokens`, int64; if it is None, each EOS ends a piece. The end of a
+    row always ends a piece."""
     is_end = tokens == eos if ends is None else np.zeros(len(tokens), bool)
     if ends is not None:
         is_end[ends - 1] = True
@@ -131,7 +132,7 @@ def row_pieces(ends: np.ndarray | None, tokens: np.ndarray, width: int, eos: int
 
 
 def targets_of(loss: TokenFile, begin: int, stop: int) -> np.ndarray:
-    """Read the flags of tokens [begin, stop) from a loss mask."""
+    """Read the flags of tokens [begin, stop) from the file of a loss mask: whether each token counts in the loss."""
     flags = loss.array(begin, stop - begin, np.dtype("u1"))
     if int(flags.max()) > 1:
         wrong = int(np.flatnonzero(flags > 1)[0])
@@ -181,8 +182,9 @@ def cut_at_eos(source: ImportSource, pieces: Iterable[TokenRange]) -> Iterator[I
 
 
 def endless(source: ImportSource, piece: TokenRange, tokens: int, seen: bool) -> TokenFileError:
-    """Return the error for a document that does not end in EOS after `tokens` tokens. `piece` holds the beginning of
-    the document. If no EOS was `seen` in so many tokens, the tokenizer has another one."""
+    """Return the error for a document without EOS among its first `tokens` tokens. `piece` holds the beginning of the
+    document. If no EOS was `seen` before it and the document is long, the error is a WrongTokenizer, because the
+    tokenizer of the files then probably has another EOS. Otherwise it is a TokenFileError."""
     kind = WrongTokenizer if not seen and tokens >= TELLING else TokenFileError
     return kind(f"{source.folder / piece.file}: no EOS (token id {source.coding.eos}) after byte {piece.byte:,}, so "
                 f"the end of the document there cannot be found; {OTHER}, or see that no file is missing or truncated")

@@ -33,7 +33,7 @@ TELLING = 32
 
 
 class OlmoReader:
-    """Reads raw .npy files in the order of their names."""
+    """Reads files in the format of OLMo-core and dolma, in the order of their names."""
 
     continues = False
     keeps_rows = False
@@ -96,7 +96,7 @@ def table_of(name: str) -> str:
 
 
 def pieces(source: ImportSource, name: str, body: TokenFile, dtype: np.dtype) -> Iterator[TokenRange]:
-    """Yield the tokens of a file."""
+    """Yield the tokens of a file, block by block."""
     tokens = body.count(dtype)
     for start in range(0, tokens, source.limits.block_tokens):
         byte = start * dtype.itemsize

@@ -1,11 +1,12 @@
-"""Turns rows of one length (training samples of another project, or of an export in training order) into documents of a
-shard set and into packed rows of it (`tokenizer.shards.packed`).
+"""Turns rows of one length into documents of a shard set and into packed rows of it (`tokenizer.shards.packed`). The
+rows are training samples of another project, or of an export in training order.
 
-A row has L + 1 tokens, or L in the formats that leave out the last one: pieces of documents, back to back, and perhaps
-padding. Each piece becomes a document. In a shard set every document ends in EOS, so a piece that ends elsewhere,
-because its row cut it, gets an EOS behind it. This EOS is no target and belongs to no row. Padding, which only a loss
-mask tells from documents, becomes no document: a packed row that has fewer tokens is padded when it is read. So the
-packed rows of the set are the rows of the files, token by token.
+A row has L + 1 tokens, or L in formats that leave out the last one. It consists of pieces of documents, back to back,
+and perhaps padding. Each piece becomes a document. In a shard set every document must end in EOS. So a piece that was
+cut at the end of its row, and does not end in EOS, gets an EOS behind it. This EOS is no target and belongs to no row.
+
+Padding becomes no document, because a packed row with fewer tokens is padded again when it is read. Padding can be
+recognised only by a loss mask. So the packed rows of the set are equal to the rows of the files, token by token.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from tokenizer.shards.rows import RowOrigin
 
 
 class RowPieces(NamedTuple):
-    """The pieces of consecutive whole rows of a file, as documents."""
+    """Consecutive whole rows (training samples) of a file: the pieces in them as documents that end in EOS, and which
+    documents belong to which row."""
 
     documents: ImportedDocuments
     sizes: np.ndarray             # tokens of each document that belong to its row: all, or all but an added EOS
@@ -31,7 +33,8 @@ class RowPieces(NamedTuple):
 
 
 def piece_ids(origins: Iterable[RowOrigin], counts: np.ndarray) -> list[str]:
-    """Return the ids of the pieces of rows. `counts` is the number of pieces of each row."""
+    """Make ids for the pieces of rows from the origins of the rows, and return them. `counts` has the number of pieces
+    of each row."""
     return [origin.id(piece) for origin, count in zip(origins, counts.tolist()) for piece in range(count)]
 
 
@@ -94,7 +97,7 @@ def join(blocks: list[ImportedDocuments]) -> ImportedDocuments:
 
 
 def part_of(documents: ImportedDocuments, first: int, stop: int) -> ImportedDocuments:
-    """Return documents [first, stop) of a block."""
+    """Return those documents of a block whose indices are in [first, stop)."""
     ends = np.concatenate(([0], np.cumsum(documents.lengths)))
     tokens = slice(int(ends[first]), int(ends[stop]))
     return documents._replace(
@@ -104,8 +107,8 @@ def part_of(documents: ImportedDocuments, first: int, stop: int) -> ImportedDocu
 
 
 def as_documents(pieces: ImportedDocuments, counts: np.ndarray, eos: int) -> RowPieces:
-    """Return the pieces of rows as documents that end in EOS, without padding. `counts` is the number of pieces of each
-    row."""
+    """Turn the pieces of rows into documents that end in EOS, without padding. `counts` has the number of pieces of
+    each row."""
     is_padding, masked = padding_in(pieces, counts, eos), pieces.targets is not None
     if is_padding.any():
         kept = np.repeat(~is_padding, pieces.lengths)

@@ -209,9 +209,9 @@ class Apportionment:
 
 
 def _extreme(dues: np.ndarray, weights: np.ndarray, latest: bool) -> np.ndarray:
-    """Return for each column the row whose draw is due last (with `latest`) or first (without), int64 (N,). `dues` and
-    `weights` are int64 (rows, N); the draw of a row is due at the time dues / weights. If several rows are due at the
-    same time, the last of them is returned with `latest`, and the first without. Rows of weight 0 are ignored."""
+    """Return for each column the row whose draw is due last if `latest`, else the row whose draw is due first, as int64
+    (N,). `dues` and `weights` are int64 (rows, N); the draw of a row is due at the time dues / weights. Of several rows
+    due at the same time, the last row is returned if `latest`, else the first. Rows of weight 0 are ignored."""
     best = np.zeros(dues.shape[1], np.int64)
     columns = np.arange(dues.shape[1])
     for k in range(1, len(dues)):

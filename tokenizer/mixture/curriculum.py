@@ -65,8 +65,8 @@ class Curriculum:
 
     @property
     def splits(self) -> dict[str, list[str]]:
-        """Return for the split shards (streams made by labels, such as language) that a phase reads: {name of the
-        shards: names of the labels}."""
+        """Return the labels of those split shards (shards divided into streams by labels, such as language) that a
+        phase reads, as {name of the shards: names of the labels}."""
         return {name: entry["labels"] for phase in self.phases for name, entry in (phase.made or {}).items()}
 
     @property

@@ -49,7 +49,7 @@ class KeyedPermutations:
         return self._walk(which, numbers, backward=False)
 
     def unpermute(self, which: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Map numbers back: the inverse of `permute`."""
+        """Map numbers back by several permutations: the inverse of `permute`."""
         return self._walk(which, numbers, backward=True)
 
     def _walk(self, which: np.ndarray, numbers: np.ndarray, backward: bool) -> np.ndarray:
@@ -67,8 +67,8 @@ class KeyedPermutations:
         return mapped
 
     def _walked(self, which: np.ndarray, numbers: np.ndarray, backward: bool) -> tuple[np.ndarray, int]:
-        """Do what `kernels.walk` does, with numpy: return the mapped numbers, and the index of the first one outside
-        its permutation, or -1."""
+        """Map numbers by keyed permutations, or back, with numpy, exactly as the compiled `kernels.walk` does. Returns
+        (mapped numbers, index of the first number outside its permutation, or -1)."""
         sizes, mapped = self._sizes.take(which), numbers.astype(np.uint64)
         if not (mapped < sizes).all():
             return numbers, int(np.argmin(mapped < sizes))

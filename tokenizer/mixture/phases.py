@@ -42,9 +42,9 @@ TOLERANCE = 0.01
 
 
 def epochs_allowed(limit: float) -> float:
-    """Return how often a stream may be read if `max_epochs` is `limit`. A limit above 1 may be exceeded by 1 %: rules
-    such as `unimax: 4` read a stream just as often as they may, but weights are integers, and samples whole windows.
-    With a limit of up to 1, no token is read twice."""
+    """Return how often a stream may be read if `max_epochs` is `limit`. A limit above 1 may be exceeded by 1 %. The
+    reason is that rules such as `unimax: 4` use up the limit, and that rounding to integer weights and whole windows
+    may then exceed it. With a limit of up to 1, no token is read twice."""
     return limit * (1 + TOLERANCE) if limit > 1 else limit
 
 
@@ -104,8 +104,8 @@ class Phase:
         return all((stop - first) % batch == 0 for first, stop, batch in self.stretches)
 
     def batch_at(self, sample: float) -> int:
-        """Return how many samples the step has that reads sample number `sample`, counted from the start of the
-        phase."""
+        """Return the batch size, in samples, of the step that reads sample number `sample`. Samples are counted from
+        the start of the phase."""
         return next((batch for _, stop, batch in self.stretches if sample < stop), self.batch)
 
     @property

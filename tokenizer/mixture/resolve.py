@@ -169,9 +169,9 @@ def _batches(value: Any, sequence: int, tokens: int, key: str,
 
     `value` is a number of tokens per step such as '0.5M'. If the batch size grows within the phase, it is a mapping
     such as {0: 64k, 100M: 128k, 1B: 0.5M}; a key says after how many tokens of the phase the batch size applies. This
-    point is rounded to whole steps. If each batch size is a multiple of the one before it, the larger batches start at
-    a sample number of the phase that is a multiple of their size. The number of samples in the phase is then a multiple
-    of its last batch size, as with this size from the beginning, and none is left over."""
+    point is rounded to whole steps. If each batch size is a multiple of the one before it, it is rounded so that every
+    batch size starts at a sample number of the phase that is a multiple of this size. The phase then has a whole number
+    of steps, as it would have with the last batch size from the beginning."""
     table = value if isinstance(value, Mapping) else {0: value}
     try:
         rows = sorted((quantities.parse_count(begin, least=0), begin) for begin in table)

@@ -232,17 +232,17 @@ _FITS: dict[object, Callable[[Any], bool]] = {
 
 
 def wrong_type(kind: type[Any], doc: Mapping[str, Any], key: str = "") -> str:
-    """Return which value of the JSON object `doc` has another type than the field of the dataclass `kind`, as "KEY is
-    VALUE", or "" if none has. `key` stands before the name of the field. A sha256 proves no types, because whoever
-    writes a manifest can compute it, too."""
+    """Return the first value of the JSON object `doc` that has another type than the field of the dataclass `kind`, as
+    "KEY is VALUE"; "" if there is none. `key` is put before the name of the field. Types must be checked even if a
+    manifest has the right sha256, because anyone who writes one can compute its sha256."""
     return next((f"{key}{spec.name} is {str(doc[spec.name])[:80]!r}" for spec in fields(kind)
                  if spec.name in doc and not _FITS[spec.type](doc[spec.name])), "")
 
 
 def _check_fields(kind: type[Manifest | Shard], doc: Mapping[str, Any], where: str, key: str = "") -> None:
-    """Raise ShardError when the mapping `doc`, a manifest or the entry of a shard in it, does not have the fields that
-    this version of the format defines, or when a value has another type. `key` stands before the name of a field in
-    the message."""
+    """Raise ShardError when the mapping `doc` does not have exactly the fields of the dataclass `kind`, or when a value
+    has another type. `doc` is a manifest, or the entry of a shard in it. In the message, `where` names the file, and
+    `key` is put before the name of a field."""
     required = {spec.name: spec.default is MISSING and spec.default_factory is MISSING for spec in fields(kind)}
     differences = [f"lacks {name!r}" for name, needed in required.items() if needed and name not in doc]
     differences += [f"has {name!r}" for name in doc if name not in required]

@@ -53,13 +53,13 @@ class PackedShard:
 
     @property
     def numbers(self) -> int:
-        """How many numbers the file holds."""
+        """How many integers the file of packed rows has (see the docstring of this module)."""
         return 2 * self.pieces + self.rows + 1
 
 
 @dataclass(frozen=True)
 class Packing:
-    """The contents of a manifest of packed rows."""
+    """The contents of a manifest of packed rows, which says how the documents of a shard set are packed into rows."""
 
     shards: str                   # sha256 of the shard set
     longest: int                  # L, targets per row
@@ -80,7 +80,8 @@ class Packing:
         return 1 - self.filled / (self.rows * self.longest) if self.rows else 0.0
 
     def facts(self) -> dict[str, Any]:
-        """Return what a curriculum needs to know of the packed rows."""
+        """Return what a curriculum records about the packed rows of a stream: their sha256, targets per row, number of
+        rows, and number of targets that are not padding."""
         return {"sha256": self.sha256, "longest": self.longest, "rows": self.rows, "filled": self.filled}
 
     @property
@@ -131,10 +132,10 @@ def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest) ->
 
 def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest,
                  sha256: str | None = None) -> Packing | None:
-    """Read a manifest of packed rows, which lies in `folder` beside the shard set `manifest`: the one whose own sha256
-    is `sha256`; without `sha256`, the one published last, or None if none was published. Raises ShardError if the
-    manifest with this `sha256` is missing, or if the manifest cannot be read, is damaged, or belongs to another shard
-    set."""
+    """Read a manifest of packed rows of the shard set `manifest` from the set's folder, `folder`. Of several manifests,
+    it is the one with the sha256 `sha256`. If `sha256` is None, it is the one published last, and None is returned if
+    none was published. Raises ShardError if the manifest with this `sha256` is missing, or if the manifest cannot be
+    read, is damaged, or belongs to another shard set."""
     path = folder / (MANIFEST if sha256 is None else f"packed-{sha256[:16]}.json")
     try:
         with filesystem.open_input_stream(str(path)) as file:
@@ -151,8 +152,8 @@ def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest,
 
 
 def read_numbers(filesystem: fs.FileSystem, path: Path, first: int, stop: int) -> np.ndarray:
-    """Read numbers [first, stop) of a file of packed rows in object storage. Raises ShardError if it is missing or too
-    short."""
+    """Read integers [first, stop) of a file of packed rows in object storage. Raises ShardError if the file is missing
+    or too short."""
     size = (stop - first) * NUMBERS.itemsize
     try:
         with filesystem.open_input_file(str(path)) as file:
@@ -193,9 +194,9 @@ class PackedRows:
         return bisect.bisect_right(self.firsts, row) - 1
 
     def row(self, row: int) -> list[tuple[int, int]]:
-        """Return the pieces of row number `row`, in order: the first token and the exclusive end of each, counted over
-        all shards. Raises ShardError if they are impossible, and IndexError if there is no such row. It is
-        `pieces` for one row, in a fraction of the time."""
+        """Return the pieces of documents in row number `row`, in order, as (first token, exclusive end), counted over
+        all shards. Raises ShardError if the pieces are impossible, and IndexError if there is no such row. For a single
+        row, this is much faster than `pieces`."""
         shard = self.shard_of(row)
         file, offset = self.packing.files[shard], self._offsets[shard]
         index = 2 * file.pieces + row - self.firsts[shard]
@@ -236,8 +237,9 @@ class PackedRows:
                           f"{REMEDY}")
 
     def rows_with(self, start: int, stop: int) -> np.ndarray:
-        """Return the numbers of the rows that hold one of the tokens [start, stop), int64, increasing. The pieces of
-        the shard that was asked for last are kept, because documents are often looked up shard by shard."""
+        """Return the numbers of the packed rows that hold one of the tokens [start, stop), int64, increasing. The
+        sorted pieces of one shard are kept in memory for the next call, because documents are often looked up shard by
+        shard."""
         found = [np.empty(0, np.int64)]
         for shard, file in enumerate(self.packing.files):
             if file.rows and self._offsets[shard] < stop and self._offsets[shard + 1] > start:

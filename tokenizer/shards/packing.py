@@ -32,12 +32,12 @@ BLOCK_DOCUMENTS = 1 << 20
 
 def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
     """Assign pieces of the given `sizes` to bins of `capacity` by best-fit decreasing. Returns the number of the bin of
-    each piece, int64. Among bins with equal room, the one into which a piece was put last is taken.
+    each piece, int64. Among bins with equally much room left, the one into which a piece was put last is taken.
 
-    Pieces of equal size are placed together, as many into one bin as fit. This gives the same result as one by one:
-    after the first of them, the bin has less room than before and still enough, so it is the best fit for the next.
-    Room is an integer, so a bit mask can say for which amounts of room there are bins, and its lowest set bit from
-    `size` on is the best fit."""
+    Pieces of equal size are placed together, as many into one bin as fit. Placing them one by one would give the same
+    result: after the first piece, the bin has less room than before and still enough, so it is the best fit for the
+    next. Room is an integer, so a bit mask can say for which amounts of room there are bins. The lowest set bit of the
+    mask from `size` on is the best fit."""
     bins = np.empty(len(sizes), np.int64)
     order = np.argsort(-sizes, kind="stable")
     firsts = np.flatnonzero(np.diff(sizes[order], prepend=0))
@@ -70,8 +70,9 @@ def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
 
 
 def pieces_of(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pieces, as (first tokens, exclusive ends), of documents that have the tokens [start, end). A document
-    of one token has no piece, and one of 2 to `longest` + 1 tokens is one piece."""
+    """Cut documents into pieces that fit into rows of `longest` targets. Document i has the tokens [starts[i],
+    ends[i]). Returns the pieces as (first tokens, exclusive ends). A document of one token has no piece, and one of 2
+    to `longest` + 1 tokens is one piece."""
     whole, rest = np.divmod(ends - starts - 1, longest)
     counts = whole + (rest > 0)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -80,9 +81,9 @@ def pieces_of(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.nd
 
 
 def rows_of_block(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pack the documents [start, end) of a block into rows. Returns the pieces of all rows, one row after the other, as
-    int64 (pieces, 2), and the number of pieces of each row. Pieces of a row are in the order of the stream, and rows
-    are in the order of their first pieces."""
+    """Pack the documents of a block into rows. Document i has the tokens [starts[i], ends[i]). Returns the pieces of
+    all rows, one row after the other, as int64 (pieces, 2), and the number of pieces of each row. The pieces of a row
+    are in the order of the stream, and rows are in the order of their first pieces."""
     begins, stops = pieces_of(starts, ends, longest)
     bins = best_fit(stops - begins, longest + 1)
     _, firsts, bins, counts = np.unique(bins, return_index=True, return_inverse=True, return_counts=True)
@@ -113,7 +114,8 @@ class PackedWriter:
         self._digest.update(data)
 
     def close(self) -> dict[str, Any]:
-        """Finish the file. Returns the fields of `PackedShard` that it determines."""
+        """Finish the file. Returns those fields of its `PackedShard` that are known here: numbers of pieces, rows and
+        tokens, and sha256."""
         self._write(np.cumsum(np.concatenate(self._counts)))
         self._file.close()
         return {"pieces": self.pieces, "rows": self.rows, "tokens": self.tokens, "sha256": self._digest.hexdigest()}

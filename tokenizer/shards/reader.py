@@ -39,7 +39,7 @@ def loss_mask(bounds: np.ndarray, length: int) -> np.ndarray:
 
 
 class WindowBounds(NamedTuple):
-    """The bounds of some windows."""
+    """The positions in some windows (training samples) at which documents begin."""
 
     rows: np.ndarray              # row of each window in the array with the tokens
     counts: np.ndarray            # number of positions of each window
@@ -100,11 +100,11 @@ class ShardSet(SetFiles):
 
     def samples(self, windows: Sequence[int], length: int, tokens: np.ndarray, rows: np.ndarray,
                 compiled: bool = False) -> list[WindowBounds]:
-        """Read many windows of L = `length` targets into rows `rows` of the array `tokens`, which has L + 1 columns.
-        With `compiled`, which needs numba, TOGETHER or more windows are read together, in less time. Returns the bounds
-        of all windows; each window is in one of the WindowBounds. Raises IndexError when the set has no such window,
-        and ShardError when what is read is damaged."""
-        if not compiled or len(windows) < TOGETHER:
+        """Read many windows (samples) of L = `length` targets. Window windows[i] goes to row rows[i] of the array
+        `tokens`, which has L + 1 columns. With `compiled`, which needs numba, TOGETHER or more windows are read faster.
+        Returns the positions at which documents begin in the windows, in one or two WindowBounds; each window is in one
+        of these. Raises IndexError when the set has no such window, and ShardError when what is read is damaged."""
+        if not compiled or len(windows) < TOGETHER or not self.has_local_tokens:
             return [self._one_by_one(windows, length, tokens, rows)]
         starts = np.array(windows, np.int64) * length
         shards = np.searchsorted(self._starts[1:], starts, side="right")
@@ -118,14 +118,15 @@ class ShardSet(SetFiles):
         return [*parts, self._gathered(shards, starts - self._starts[shards], tokens, rows)]
 
     def _one_by_one(self, windows: Sequence[int], length: int, tokens: np.ndarray, rows: np.ndarray) -> WindowBounds:
-        """Read windows as `samples` does, but one at a time. A window may lie in several shards."""
+        """Read windows as `samples` does, but one at a time. A window may reach over the end of a shard."""
         last, size, offsets = self.windows(length) - 1, self.dtype.itemsize, self.offsets
+        is_remote = not self.has_local_tokens
         places: list[int] = []
         counts: list[int] = []
         for row, w in zip(rows.tolist(), windows):
             start = w * length
             shard = bisect.bisect_right(offsets, start) - 1
-            if not 0 <= w <= last or start + length >= offsets[shard + 1]:           # no window, or of several shards
+            if not 0 <= w <= last or start + length >= offsets[shard + 1] or is_remote:    # of no shard, or of several
                 tokens[row], ends = self.window(w, length), self.bounds(w, length).tolist()
             else:
                 first = start - offsets[shard]
@@ -158,9 +159,9 @@ class ShardSet(SetFiles):
         return WindowBounds(rows, counts, bounds)
 
     def _addresses(self, shard: int) -> tuple[int, int, int, int]:
-        """Map the files of a shard into memory, where they stay mapped, and return what `gather` needs: the addresses,
-        relative to MEMORY, of the tokens, of the document ends, and of the record of which parts were checked; and the
-        number of documents."""
+        """Map the files of a shard into memory, where they stay mapped, and return what `gather` needs: (address of the
+        tokens, address of the document ends, address of the record of which blocks of ends were checked, number of
+        documents). Addresses are relative to MEMORY."""
         ends = self._ends.get(shard) or self._open_ends(shard)
         arrays = (self._tokens.get(shard) or self._open_tokens(shard))[0], ends.array, ends.file.known
         body, of_ends, known = (int(array.ctypes.data) - int(MEMORY.ctypes.data) for array in arrays)
@@ -286,8 +287,8 @@ class ShardSet(SetFiles):
         return read_packing(self.filesystem, self.folder, self.manifest)
 
     def _packed_numbers(self, file: PackedShard, first: int, stop: int) -> np.ndarray:
-        """Return numbers [first, stop) of a file of packed rows. A local file is compared with its sha256 when it is
-        read for the first time. Raises ShardError if it is missing, or damaged."""
+        """Return integers [first, stop) of a file of packed rows. A local file is compared with its sha256 when it is
+        read for the first time. Raises ShardError if the file is missing or damaged."""
         if not isinstance(self.filesystem, fs.LocalFileSystem):
             return read_numbers(self.filesystem, self.folder / file.file, first, stop)
         is_checked = file.file in self._maps

@@ -114,8 +114,8 @@ class SetFiles(ShardIndex):
                     memory.madvise(willneed, first, end * size - first)
 
     def size_now(self, name: str) -> int:
-        """Return the present size of a file of the set. Raises OSError when it is gone. A file that is mapped is asked
-        by its descriptor, a quarter of the time of a look-up by its path; removed, it can be read on."""
+        """Return the present size of a file of the set. Raises OSError when the file is gone. A file that is mapped
+        into memory is asked by its descriptor, which is faster and works even if the file has been removed."""
         memory = self._maps[name][1] if name in self._maps else None
         if memory is not None and HAS_DESCRIPTOR:
             return memory.size()
@@ -160,9 +160,9 @@ class SetFiles(ShardIndex):
         return first, last
 
     def _file(self, shard: int, kind: str) -> CheckedFile:
-        """Return one of a shard's files with the checksums of its blocks; `kind` is body (tokens), ends (of documents)
-        or loss (mask). The file is mapped already. A block of ends serves hundreds of windows, so it is checked once;
-        the others are checked whenever they are read."""
+        """Return one of a shard's files with the checksums of its blocks. `kind` is body (tokens), ends (of documents)
+        or loss (mask). The file must already be mapped into memory. A block of ends serves hundreds of windows, so it
+        is checked only once. Blocks of the other files are checked whenever they are read."""
         if (shard, kind) not in self._with_sums:
             name = getattr(self.manifest.shards[shard], kind)
             self._with_sums[shard, kind] = CheckedFile(self.folder / name, memoryview(self._maps[name][1] or b""),

@@ -18,7 +18,8 @@ BATCH = 1 << 14
 
 
 def paths_of(datasets: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str]:
-    """Return {key of a part: its path} for the parts of all published datasets. Datasets may share parts."""
+    """Return {key of a part: its path} for the parts (files) of all published datasets. A part may belong to several
+    datasets."""
     return {key: path for _, parts in datasets for key, path in parts.items()}
 
 
@@ -36,8 +37,9 @@ def documents(shards: ShardIndex, paths: Mapping[str, str] | None,
 
 
 class _PartReader:
-    """Reads the URLs of documents from the parts (files) of published datasets. One row group is in memory. Documents
-    come in the order of parts and rows, so each row group is read once for each shard that has documents of it."""
+    """Reads the URLs of documents from the parts (files) of published datasets. Only one row group is in memory at a
+    time. Documents of a shard come in the order of parts and rows, so for each shard a row group is read at most
+    once."""
 
     def __init__(self, shards: ShardIndex, paths: Mapping[str, str], open_part: OpenPart) -> None:
         self._keys, self._paths, self._open = shards.manifest.parts, paths, open_part

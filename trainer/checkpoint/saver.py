@@ -46,7 +46,7 @@ from trainer.parallel.world import World, reshard
 
 @dataclass
 class Writing:
-    """A checkpoint that is being written."""
+    """A checkpoint that a rank is writing, perhaps in the background."""
 
     attempt: Path
     meta: dict[str, Any]

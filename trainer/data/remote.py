@@ -279,7 +279,8 @@ def _complete(file: Path, size: int | None) -> bool:
 
 
 def _fetch(remote: fs.FileSystem, path: str, to: Path, sha256: str | None) -> None:
-    """Copy one file, whole or not at all. If `sha256` is given, raise ConfigError unless it is that of the file."""
+    """Copy one file from object storage to the path `to`, whole or not at all. Raises ConfigError if the file has
+    another sha256 than `sha256` (None: not checked)."""
     digest = hashlib.sha256()
     to.parent.mkdir(parents=True, exist_ok=True)
     with replacing(to) as part:

@@ -128,10 +128,11 @@ class Heldout:
     def gap(self, heldout: dict[str, Any], model: Transformer, samples: int, windows: int, micro_rows: int,
             dtype: torch.dtype, chunk: int, world: World) -> dict[str, Any]:
         """Compare the held-out loss with the loss of the same model on data that it was trained on. `heldout` is the
-        result of `evaluate`. The training data is a selection of the first `samples` samples of the training: of up to
-        `windows`, evenly spaced, those with the sequence length of this object (also from skipped steps). Its loss is
-        weighted so that streams (data sources) have the same proportions as in the held-out data. Returns {"train",
-        "heldout", "gap"} in nats per token, or {} when no stream has both losses or no sample was selected."""
+        result of `evaluate`. The training data are up to `windows` samples, evenly spaced over the first `samples`
+        samples of the training, those of skipped steps included. Only samples with the sequence length of this object
+        are used. The training loss is weighted so that streams (data sources) have the same proportions as in the
+        held-out data. Returns {"train", "heldout", "gap"} in nats per token, or {} when no stream has both losses or no
+        sample was selected."""
         curriculum = self.data.curriculum
         spread = sorted({i * samples // windows for i in range(windows)}) if samples else []
         numbers = [n for n in spread if curriculum.phases[curriculum.phase_at(n)].sequence == self.length]

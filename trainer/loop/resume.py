@@ -112,10 +112,10 @@ def restore(checkpoint: ckpt.Checkpoint | None, run: Run, data: Data, model: Tra
 
 
 def overwritten(checkpoint: ckpt.Checkpoint, run: Run, data: Data) -> bool:
-    """Return whether `tokenmill takedown` may have overwritten a document in a sample whose loss the checkpoint has
-    noted. This is so if the shard set of any stream was replaced since, and one of the samples has two EOS in a row. A
-    document that was overwritten consists of EOS. The padding of packed rows does, too, so the answer may be true
-    without a takedown in this sample."""
+    """Return whether `tokenmill takedown` may have overwritten a document in one of the samples whose losses the
+    checkpoint stores. This is so if the shard set of any stream was replaced since, and one of these samples has two
+    EOS in a row. An overwritten document consists of EOS. Padding of packed rows also consists of EOS, so the answer
+    may be true without a takedown."""
     was = [stream["sha256"] for stream in checkpoint.meta["curriculum"]["streams"]]
     if was == [stream.sha256 for stream in run.curriculum.streams[:len(was)]]:
         return False

@@ -85,8 +85,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
 
 
 class Trainer:
-    """A training on one rank, with all its state, from the point where this process continues it. The position in the
-    training is `number` (steps), `samples` and `tokens` (targets); all three count skipped steps, too."""
+    """The state of a training on one rank, with methods that perform it. The position in the training is `number`
+    (steps), `samples` and `tokens` (targets); all three count skipped steps, too."""
 
     def __init__(self, run: Run, world: World, ledger: Ledger, checkpoint: ckpt.Checkpoint | None, goodput: Goodput,
                  say: Callable[[str], None]) -> None:
@@ -213,8 +213,8 @@ class Trainer:
         return None
 
     def watch(self, shape: tuple[int, int]) -> None:
-        """Record what the process that scores checkpoints has written, and let it run or pause it. `shape` is that of
-        the last steps."""
+        """Pause the process that scores checkpoints, or let it run, depending on how long the last steps took. Also
+        record the scores that it has written. `shape` is the shape (sequence length, batch size) of the last steps."""
         if self.watcher is not None:
             if self.buffer.took is not None:
                 self.watcher.stepped(shape, *self.buffer.took)

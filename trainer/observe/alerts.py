@@ -97,8 +97,8 @@ class Alerts:
 
     @property
     def spike_score(self) -> float:
-        """Return the share of steps with an outlier in loss or gradient norm: their number among the last SCORED steps,
-        divided by SCORED. The divisor is SCORED even if the training has performed fewer steps."""
+        """Return how many of the last SCORED steps had an outlier in loss or gradient norm, divided by SCORED. The
+        divisor is SCORED even if the training has performed fewer steps."""
         return sum(self.outliers) / SCORED
 
     def interval(self, phase: str, speed: float, data_share: float, since_checkpoint: float) -> list[Alert]:
@@ -125,8 +125,8 @@ class Alerts:
 
     def evaluation(self, streams: Mapping[str, Mapping[str, Any]]) -> list[Alert]:
         """Check the rule about rising held-out loss. Called at every evaluation; `streams` has the results for each
-        stream (data source). The alert begins when the loss of a stream exceeds its lowest value so far by more than
-        the limit, and ends when no stream's loss does. Returns the alerts that begin or end."""
+        stream (data source). The alert begins when the loss of a stream is above its lowest value so far by more than
+        the limit. It ends when this is the case for no stream. Returns the alerts that begin or end."""
         for name, values in streams.items():
             loss = values["loss"]
             best = min(loss, self.best.get(name, math.inf))
@@ -139,10 +139,10 @@ class Alerts:
                            + ("; ".join(self.regressed.values()) or "no more"))
 
     def tasks(self, step: int, scores: Mapping[str, Mapping[str, Any]]) -> list[Alert]:
-        """Check the rule about falling scores on tasks. Called for each checkpoint that was scored, with its `step`;
-        `scores` has "measure", "value" and "stderr" for each task. The alert begins when the score of a task is worse
-        than its best so far by more than the limit, and ends when no task's latest score is. Returns the alerts that
-        begin or end."""
+        """Check the rule about falling scores on benchmark tasks. Called for each checkpoint that was scored, with its
+        `step`; `scores` has "measure", "value" and "stderr" for each task. The alert begins when the score of a task is
+        worse than its best score so far by more than the limit. It ends when this is the case for no task. Returns the
+        alerts that begin or end."""
         for name, row in scores.items():
             at, best = self.best_scores.get(name, (step, row))
             if best["measure"] != row["measure"]:            # the task has changed

@@ -47,8 +47,8 @@ class OptimizerKind:
 
 @dataclass(frozen=True)
 class Override:
-    """Settings that override the optimiser's for parameters whose name matches the regular expression `match`. `lr` is
-    a factor on the learning rate; `weight_decay` replaces the weight decay (null: unchanged)."""
+    """Settings for the parameters whose name matches the regular expression `match`, in place of those of the
+    optimiser. `lr` is a factor on the learning rate; `weight_decay` replaces the weight decay (null: unchanged)."""
 
     match: str
     lr: float = 1.0

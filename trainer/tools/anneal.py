@@ -1,16 +1,17 @@
 """`tokenmill train anneal RUN --from STEP --mixes a.yaml b.yaml --tokens 1B --seeds 2`: which data helps?
 
-Instead of mixtures, `--candidates [NAME=]STREAM …` names streams (data sources) of the store. Each of them gets the
-share `--share` of the tokens, and the mixture of the run gets the rest. They are compared with the mixture of the run
-alone. A candidate may have several streams with weights, `clean=web:3,code:1`. `--data RECIPE …` makes the candidates
-from recipes; this needs the pipeline (`pipeline.study`). The held-out text of the run decides.
-
 Several short trainings (arms) continue from one checkpoint, each with another data mixture and with a learning rate
 that decays to 0. Then the held-out loss of every source is compared (micro-anneals: OLMo 2, arXiv 2501.00656; Llama 3,
 arXiv 2407.21783 §3.1.3). The checkpoint should be from before the learning rate has fallen. A mixture is a YAML file:
 streams (data sources) and weights, or the keys of a phase (`mix`, `max_epochs`, `on_exhausted`). Streams that the run
 does not have yet are taken from the store's shards/NAME. The first file's mixture is the one with which the other
 mixtures are compared.
+
+Instead of mixtures, `--candidates [NAME=]STREAM …` names streams of the store. Each candidate gets an arm of its own.
+In its mixture, the candidate has the share `--share` of the tokens, and the mixture of the run has the rest. All are
+compared with an arm that has the mixture of the run alone. A candidate may consist of several streams with weights,
+`clean=web:3,code:1`. The held-out text of the run decides. `--data RECIPE …` makes the candidates from recipes; this
+needs the pipeline (`pipeline.study`).
 
 All arms continue from the same position in the data. An arm with another seed reads the same part of the data in
 another order. The order depends on the number of the phase (stretch of the training) that reads the data. So, to get
@@ -80,9 +81,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def sources_of(base: Run, arm: Run) -> dict[str, list[str]]:
-    """Return the sources of the table: the streams of the run `base` together, then all streams of the arms, of which
-    `arm` is one. The held-out text of a candidate decides nothing, because it is as bad as the candidate itself. Raises
-    ConfigError when the run has no held-out data."""
+    """Return the sources (rows of the table that compares arms), each with its streams. The first source is all streams
+    of the run `base` taken together, and decides about the arms. Then comes a source for each stream that the arms
+    have; `arm` is one of the arms. A candidate's own held-out text decides nothing, because it is of the same quality
+    as the candidate. Raises ConfigError when the run has no held-out data."""
     from trainer.base.config import ConfigError
 
     names = experiment_arms.held_out(arm.curriculum)
@@ -94,9 +96,9 @@ def sources_of(base: Run, arm: Run) -> dict[str, list[str]]:
 
 
 def check_before_data(options: argparse.Namespace, known: tuple[str, Sequence[str]]) -> None:
-    """Check the options of `anneal --data` before the data is made. `known` is the folder of the run, and the names of
-    the candidates. Raises ConfigError. The arm of the run's own mixture needs no candidate, so it is made and checked
-    as it will be in the study."""
+    """Check the options of `anneal --data` before the candidates' data is made. `known` is (folder of the run, names of
+    the candidates). Raises ConfigError. To check as much as possible, the short training that needs no candidate, with
+    the run's own mixture, is prepared as in the study."""
     folder, names = known
     base, checkpoint = opened(folder, options)
     mixes = with_candidates(base, checkpoint.meta["samples"], [f"{name}={name}" for name in names], options.share)
@@ -129,10 +131,10 @@ def opened(run: str, options: argparse.Namespace) -> tuple[Run, Checkpoint]:
 
 
 def with_candidates(base: Run, sample: int, candidates: Sequence[str], share: str) -> dict[str, dict[str, Any]]:
-    """Return the mixtures that are compared with `--candidates`: that of the run just before sample number `sample`,
-    called `base`, and for each candidate one in which it has the share `share` and `base` the rest. In a mixture with a
-    candidate, streams may be read more often than the run allows. Raises ConfigError when a share or a name cannot be
-    used."""
+    """Return the mixtures that `--candidates` compares, by name. The mixture `base` is that of the run just before
+    sample number `sample`. The other mixtures are named after the candidates: a candidate has the share `share`, and
+    `base` the rest. Streams of these may be read more often than the run allows. Raises ConfigError when a share or a
+    name cannot be used."""
     from pipeline.base.quantities import parse_share
     from trainer.base.config import ConfigError
 

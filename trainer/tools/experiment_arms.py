@@ -53,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_data_arguments(parser: argparse.ArgumentParser, purpose: str) -> Any:
-    """Add the options that name variants of recipes, which `pipeline.study` reads. Returns their group."""
+    """Add the options by which `pipeline.study` makes the data of a study from recipes and variants of them. `purpose`
+    is the help text of `--data`. Returns the group of these options."""
     data = parser.add_argument_group("data (with the pipeline installed)")
     data.add_argument("--data", nargs="+", metavar="[NAME=]RECIPE", help=purpose)
     data.add_argument("--vary", nargs="+", action="append", default=[], metavar=("NAME", "KEY=VALUE"),
@@ -67,9 +68,10 @@ def add_data_arguments(parser: argparse.ArgumentParser, purpose: str) -> Any:
 
 def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[[Arm], None] = lambda _arm: None,
             sources: Sources | None = None, unit: str = NATS) -> int:
-    """Train all arms, write the results to the folder that holds the arms' folders, and print their table, in the unit
-    `unit`. Returns the exit code. `prepare` is called for each arm before the first is trained. The first of `sources`
-    decides about the arms; by default, that is the held-out data that is the same in all arms."""
+    """Train all arms of a study (the trainings that it compares), write the results, and print the table of losses in
+    `unit`. The results go to the folder that holds the arms' folders. `prepare` is called for every arm before any arm
+    is trained. The first of `sources` (named groups of streams) decides about the arms; by default, it is all held-out
+    data that the arms have in common. Returns the exit code."""
     from trainer.base.files import alone, replace
     from trainer.data.remote import fetch_shards
     from trainer.tools.arm_plot import write_plots
@@ -132,14 +134,15 @@ def refuse_contradictions(options: argparse.Namespace) -> None:
 
 
 def held_out(curriculum: Curriculum) -> dict[str, str | None]:
-    """Return {name: sha256 of the held-out data} of the streams that have some."""
+    """Return {name of a stream: sha256 of its held-out data} for those streams of a curriculum that have held-out
+    data."""
     return {s.name: s.val_sha256 for s in curriculum.streams if s.val and s.val_tokens > 1}
 
 
 def common_sources(arms: Sequence[Arm]) -> dict[str, list[str]]:
-    """Return the sources of a table: the streams whose held-out data is the same in all arms, before them ALL, if there
-    are several. The loss on other data would differ because the data does. Raises ConfigError when there is no such
-    stream."""
+    """Return the sources (rows of the table that compares arms), each with its streams. There is one for each stream
+    whose held-out data is the same in all arms; losses on different data could not be compared. If there are several, a
+    source ALL with all these streams comes first. Raises ConfigError when there is no such stream."""
     from trainer.base.config import ConfigError
 
     first, *others = [held_out(arm.run.curriculum) for arm in arms]
@@ -155,8 +158,9 @@ def common_sources(arms: Sequence[Arm]) -> dict[str, list[str]]:
 
 
 def refuse_masked(arms: Sequence[Arm], sources: Sources) -> None:
-    """Raise ConfigError if the held-out data of a stream of `sources` has loss masks. Its bits per byte are then not
-    known, because the bytes of single spans are not recorded."""
+    """Raise ConfigError if the held-out data of a stream in `sources` has loss masks, so that only spans of documents
+    count in the loss. The bits per byte of such data are not known, because the bytes of single spans are not
+    recorded."""
     from tokenizer.shards.reader import ShardSet
     from trainer.base.config import ConfigError
 
@@ -169,10 +173,11 @@ def refuse_masked(arms: Sequence[Arm], sources: Sources) -> None:
 
 
 def results(arms: Sequence[Arm], sources: Sources, unit: str, by: str, scored: bool) -> dict[str, Any]:
-    """Read the results of trained arms. Returns the content of table.json: the `table` of the arms (with several
-    widths, of the widest models), `costs` by arm (tokens, FLOPs and wall time are sums over its seeds), and, with
-    several widths, `widths`: {width: table}. If the arms are `scored` on tasks, each table also has `tasks` (see
-    `task_results`) and `by`, which says what decides."""
+    """Read the results of the trained arms of a study. Returns the content of table.json. It has the keys of
+    `arm_table.table` and "costs": {arm: its tokens, FLOPs and wall time (sums over seeds), parameters, and epochs}. If
+    the models have several widths, the table is that of the widest, and "widths" has a table for each width. If the
+    arms are `scored` on benchmark tasks, each table also has "tasks" (see `task_results`), and "by", which is `by`:
+    what decides about the arms."""
     losses: dict[int | None, dict[str, list[dict[str, float]]]] = {}
     costs: dict[str, dict[str, Any]] = {}
     for arm in arms:
@@ -195,7 +200,7 @@ def results(arms: Sequence[Arm], sources: Sources, unit: str, by: str, scored: b
 
 
 def epochs(curriculum: Curriculum) -> float:
-    """Return how often a training reads its data: the largest number over its streams."""
+    """Return how often a training reads its data: the number of epochs of the stream that is read most often."""
     from tokenizer.mixture.order import Order
 
     order = Order(curriculum)
@@ -203,7 +208,7 @@ def epochs(curriculum: Curriculum) -> float:
 
 
 def report(result: Mapping[str, Any]) -> str:
-    """Format the content of table.json as text."""
+    """Format the content of table.json, the result of a study, as text."""
     tables = {f"models of width {width}": one for width, one in result.get("widths", {}).items()} or {"": result}
     out: list[str] = []
     for title, one in tables.items():
@@ -216,7 +221,9 @@ def report(result: Mapping[str, Any]) -> str:
 
 
 def agreement(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each arm but the first: whether it is on the same side of the first arm at every width."""
+    """Return lines that say whether results agree between models of different widths. For each arm after the first, the
+    line says whether it is better than the first arm at all widths, or worse at all widths. `tables` has a table of
+    arms for each width."""
     decisive = [one["tasks"]["mean"] if one.get("by") == TASKS else next(iter(one["sources"].values()))
                 for one in tables]
     out = []

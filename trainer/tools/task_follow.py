@@ -1,10 +1,11 @@
 """`tokenmill train eval RUN --follow`: scores the checkpoints of a training on benchmark tasks as they appear, and ends
 when the training is at its end and everything is scored.
 
-A training with `evaluate.tasks` starts this command as a process beside it. It can as well be a job of its own, on
-another machine that shares the folder. What is scored already is not scored again, so it may be killed and started at
-any time. While a checkpoint is scored, the training does not delete it. A training with `evaluate.tasks` also keeps
-the checkpoints that are still to be scored (`checkpoints.retain`). One that is deleted before is left out with a line.
+A training with `evaluate.tasks` starts this command as a process beside it. The command can also run as a job of its
+own, on another machine that shares the folder. It may be killed and started at any time, because it does not repeat
+scores that exist. While a checkpoint is scored, the training does not delete it. A training with `evaluate.tasks` also
+keeps the checkpoints that are still to be scored (`checkpoints.retain`). If a checkpoint is deleted before it is
+scored, a line says so.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def settings(options: argparse.Namespace) -> None:
-    """Without --data, take it and the options that are not given (--tasks, --every, --shots) from the recipe's
-    `evaluate.tasks`. Raises ConfigError if the recipe has no such section."""
+    """Complete the options from the recipe's section `evaluate.tasks`, if --data is not given. The data comes from
+    there, and so do --tasks, --every and --shots if they are not given. Raises ConfigError if the recipe has no such
+    section."""
     from trainer.base.config import ConfigError
     from trainer.loop.run import open_run
 
@@ -74,7 +76,8 @@ def settings(options: argparse.Namespace) -> None:
 
 
 def follow(options: argparse.Namespace, tasks: Sequence[EvalTask], data: Path, clock: Clock = SYSTEM) -> int:
-    """Score checkpoints until the training is at the end of its curriculum. Returns the exit code."""
+    """Score checkpoints as they appear, until the training is at the end of its curriculum and everything is scored.
+    Returns the exit code 0."""
     from trainer.base.config import CheckpointError, ConfigError, TrainingError
     from trainer.checkpoint.checkpoints import survey
     from trainer.evaluation import score_rows
@@ -127,8 +130,8 @@ def follow(options: argparse.Namespace, tasks: Sequence[EvalTask], data: Path, c
 
 
 class Heartbeat(EvaluationProgress):
-    """Keeps the mark of the checkpoint that is scored fresh, but shows no progress. Ends the process when the
-    process `pid` has ended."""
+    """Renews the mark by which the checkpoint that is being scored is protected from deletion. Shows no progress. Each
+    call of `show` also ends this process if the process `pid` (the training) has ended."""
 
     def __init__(self, pid: int | None) -> None:
         super().__init__()
@@ -146,9 +149,9 @@ def due(checkpoint: Checkpoint, every: int | None) -> bool:
 
 def absent(checkpoints: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpoint], every: int | None, after: int,
            out: Path, tasks: Sequence[EvalTask]) -> str:
-    """Return the steps after step `after` and before the latest checkpoint that are due and have neither a checkpoint
-    nor results of all tasks, with commas between them; at most ten are named, and further ones counted. Without `every`
-    it is not known which are due, and the result is empty."""
+    """Return, as text, steps whose checkpoints should be scored but do not exist. These are the multiples of `every`
+    after step `after` and before the latest checkpoint that have neither a checkpoint nor results of all tasks. At most
+    ten steps are named, with commas between them; the others are counted. Returns "" if `every` is None."""
     from trainer.evaluation.score_rows import step_folder
 
     there = {c.step for c in checkpoints} | {c.step for c in damaged}
@@ -161,16 +164,17 @@ def absent(checkpoints: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpoin
 
 
 def samples(run: Path) -> int:
-    """Return how many samples the curriculum of the run has now; it may be prolonged while a training goes on."""
+    """Return how many samples the curriculum of the run has. The file is read at each call, because a curriculum may be
+    prolonged while the training goes on."""
     from tokenizer.mixture.curriculum import Curriculum
 
     return Curriculum.load(run / "curriculum.json").samples
 
 
 def unscored(prepared: Sequence[PreparedTask], checkpoint: Checkpoint, folder: Path, seed: int) -> list[PreparedTask]:
-    """Return the tasks that have no result for this checkpoint in `folder`. A result of another attempt to write the
-    checkpoint or of another origin (`ScoreOrigin`) does not count, nor one without --allow-code if programs are now to
-    be run."""
+    """Return those prepared tasks that have no result in `folder` for this checkpoint. A result does not count if it is
+    from another attempt to write the checkpoint, or from another version of the task, other data, other examples or
+    another seed. Nor does a result without scores of programs, if the task is now to run programs (--allow-code)."""
     from trainer.evaluation import score_rows
 
     missing = []

@@ -234,8 +234,8 @@ def shards(run: Run, deep: bool) -> tuple[list[str], str]:
 
 # -- data that the model has seen ------------------------------------------------------------------------------------
 def passed(ledger: Ledger, step: int) -> list[tuple[int, int, str]]:
-    """Return which of the steps up to `step` were skipped, as disjoint ranges (first, stop, reason), in order; `stop`
-    is exclusive."""
+    """Return which of the steps up to `step` were skipped, and why, as disjoint ranges (first, stop, reason), in order;
+    `stop` is exclusive."""
     result: list[tuple[int, int, str]] = []
     for first, stop, why in sorted(ledger.passed):
         first, stop = max(first, result[-1][1] if result else 1), min(stop, step + 1)
