@@ -59,9 +59,9 @@ class CheckRoom:
             DIRECT: "1", "PYTHONPATH": import_path()}
 
     async def check(self, client: Request, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Run `check` on this request in a new process and return its result. Raises HttpProblem when it takes too
-        long, when the recipe cannot be planned, and when too many checks wait. Raises ClientDisconnect, and kills the
-        process, when the client disconnects."""
+        """Check or plan a recipe in a new process: call the module's function `check` on `request` there, and return
+        its result. Raises HttpProblem when it takes too long, when the recipe cannot be planned, and when too many
+        checks wait. Raises ClientDisconnect, and kills the process, when the client disconnects."""
         async def gone() -> None:
             while (await client.receive())["type"] != "http.disconnect":
                 pass
@@ -110,9 +110,9 @@ class CheckRoom:
 
 # -- in the separate process -----------------------------------------------------------------------------------------
 def check(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Load a recipe and, if the request names a `store`, plan it there. The inputs of the recipe must lie in the
-    request's `roots`. If the request names no store but sets `find_files`, a source without a file is reported as a
-    warning.
+    """Load a recipe and, if the request names a `store`, plan the recipe in that store. The inputs of the recipe must
+    lie in the request's `roots`. If the request names no store but sets `find_files`, a source without a file is
+    reported as a warning.
 
     If the recipe is a changed one and is planned, the request has the recipe `before` the changes. Warnings that it
     gets as well are left out, because nothing was changed about them; `as_before` is their number.
@@ -209,8 +209,8 @@ def _document(problem: RecipeProblem, severity: str = "error") -> dict[str, Any]
 
 
 def _warning(text: str) -> dict[str, Any]:
-    """Turn a warning of the linter or the planner into JSON. The warning begins with a place (file:line:column), with a
-    key, or with neither."""
+    """Return a warning of the linter or the planner as a problem in JSON. The text of the warning begins with a place
+    (file:line:column), with a key of the recipe, or with neither."""
     if (placed := _PLACED.fullmatch(text)) is not None:
         return _parts("warning", placed["file"], int(placed["line"]), int(placed["column"]), placed["key"] or "",
                       placed["message"])
@@ -219,8 +219,8 @@ def _warning(text: str) -> dict[str, Any]:
 
 
 def _parts(severity: str, file: str, line: int, column: int, key: str, message: str) -> dict[str, Any]:
-    """Return a problem of a recipe as JSON. Its message has the form `what is wrong; what to do`; the second part
-    becomes the remedy."""
+    """Return a problem of a recipe as JSON. `message` has the form `what is wrong; what to do`: the part after the
+    semicolon becomes the field `remedy`."""
     what, _, remedy = message.partition("; ")
     return {"severity": severity, "file": file, "line": line, "column": column, "key": key, "message": what,
             "remedy": remedy}
