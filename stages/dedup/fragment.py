@@ -269,21 +269,28 @@ def joined(rows: NDArray[Any]) -> NDArray[np.bytes_]:
 
 
 # -- removal slices --------------------------------------------------------------------------------------------------
+def most_similar(documents: NDArray[Any], near: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the numbers of those of the NEAR records `near` that name, for each of the documents, the _MOST_NEAR most
+    similar others (the first ones by id if several are equally similar), by document and in this order. Record n is
+    about the document documents[n]."""
+    order = np.lexsort((near["id_lo"], near["id_hi"], -near["similarity"], documents))
+    starts = np.searchsorted(documents[order], documents[order])              # where the records of its document begin
+    return order[np.arange(len(order)) - starts < _MOST_NEAR]
+
+
 def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: str | Sequence[str],
                 verdicts: NDArray[Any], near: NDArray[Any] | None = None) -> pa.Table:
     """Return a removal slice (a list of documents to drop, with SLICE_SCHEMA) from the verdicts on the documents of one
     part. For each document, `rows` holds its row, `removed` whether it is dropped, and `verdicts` its VERDICT record.
     All three are sorted by row. `reason` is one text for all documents, or a list with one for each. `near` holds the
     part's NEAR records, each of which names a kept document that resembles a document of the part. For each document,
-    the slice names the most similar ones, at most _MOST_NEAR."""
+    the slice names the `most_similar` ones."""
     beside: dict[int, list[dict[str, Any]]] = {}
     if near is not None and len(near):
+        near = near[most_similar(near["row"], near)]
         resembled = zip(near["row"].tolist(), id_texts(near["id_hi"], near["id_lo"]), near["similarity"].tolist())
         for row, id, similar in resembled:
             beside.setdefault(row, []).append({"id": id, "similarity": similar})
-    for others in beside.values():
-        others.sort(key=lambda record: (-record["similarity"], record["id"]))
-        del others[_MOST_NEAR:]
     reasons = [reason] * len(rows) if isinstance(reason, str) else list(reason)
     similarity = verdicts["similarity"]
     return pa.table({

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stages.dedup.boilerplate import Boilerplate, Remainders
-from stages.dedup.fragment import CONTAINED, NEAR, SIMILAR, VERDICT, id_text
+from stages.dedup.fragment import CONTAINED, NEAR, SIMILAR, VERDICT, id_text, most_similar
 from stages.dedup.hashing import mix
 from stages.dedup.sets import jaccard, judge_clusters
 from stages.dedup.shingle_sets import ShingleSetReader
@@ -28,6 +28,8 @@ RESEMBLING = 0.5
 _REMOVAL = np.dtype([("removed", "<i8"), ("code", "<u4"), ("similarity", "<f8"), ("kept", "<i8")])
 #: two kept candidates that resemble each other: their numbers and their similarity
 _PAIR = np.dtype([("candidate", "<i8"), ("other", "<i8"), ("similarity", "<f8")])
+#: pairs of resembling documents that are held before they are written, Python tuples of up to 240 bytes
+HELD = 1 << 16
 #: most documents of a cluster about which a kernel decides; the pairs of its documents must fit into memory
 SMALL = 32
 
@@ -42,10 +44,12 @@ def contained(similarity: float, size: int, other_size: int) -> float:
 class ClusterJudge:
     """Decides which documents of clusters of near-duplicates are removed, one cluster after another. The methods name a
     document by its row number in the array `candidates`, which is sorted by cluster, and within a cluster by the order
-    in which documents are decided."""
+    in which documents are decided. Kept documents that resemble each other are given to `write_near`, as (number of the
+    group of each document, NEAR record of it); no more than HELD pairs of them are held."""
 
     def __init__(self, candidates: NDArray[Any], file: NDArray[Any], rank: NDArray[Any], args: dict[str, Any],
-                 sets: ShingleSetReader, counters: dict[str, int]) -> None:
+                 sets: ShingleSetReader, counters: dict[str, int],
+                 write_near: Callable[[NDArray[Any], NDArray[Any]], None]) -> None:
         self.candidates, self.sets, self.counters = candidates, sets, counters
         self.threshold, self.cap = float(args["verify"]), int(args["max_comparisons"])
         self.containment, self.record = float(args.get("containment", 0.0)), bool(args.get("record"))
@@ -61,7 +65,8 @@ class ClusterJudge:
         self.small = min(SMALL, self.cap + 1, self.boilerplate.smallest_limit if self.boilerplate else SMALL)
         if not self.threshold:
             self.small = 0
-        self.near: list[tuple[int, int, float]] = []                   # values of _PAIR
+        self._write_near = write_near
+        self._near: list[tuple[int, int, float]] = []                  # values of _PAIR
         self.removals: list[tuple[int, int, float, int]] = []          # values of _REMOVAL
         #: what the kernel decided: _PAIR and _REMOVAL records
         self._small_near, self._small_removals = [np.zeros(0, _PAIR)], [np.zeros(0, _REMOVAL)]
@@ -94,6 +99,7 @@ class ClusterJudge:
             self._judge_small(*chunk)
         for start, size in zip(starts[~is_small].tolist(), sizes[~is_small].tolist()):
             self.judge_cluster(start, start + size)
+        self._flush_near()
         removals = np.concatenate([*self._small_removals, np.array(self.removals, _REMOVAL)])
         removed = removals["removed"]
         verdicts = np.zeros(len(candidates), VERDICT)
@@ -137,6 +143,8 @@ class ClusterJudge:
         pairs["similarity"] = decided.near_similarities
         self._small_removals.append(removals)
         self._small_near.append(pairs)
+        if sum(map(len, self._small_near)) >= HELD:
+            self._flush_near()
         self._count(len(members) - len(gone), len(gone), decided.most_kept)
         self.counters["comparisons"] += decided.comparisons
 
@@ -160,7 +168,9 @@ class ClusterJudge:
                 self.removals.append((i, SIMILAR if is_similar else CONTAINED, similarity, twin))
                 continue
             survivors += 1
-            self.near += ((i, j, s) for j, s in near)
+            self._near += ((i, j, s) for j, s in near)
+            if len(self._near) >= HELD:
+                self._flush_near()
             if self.threshold and i + 1 < stop:
                 for key in self.bands[i].tolist():
                     if self.by_place:
@@ -169,11 +179,12 @@ class ClusterJudge:
                         insort(index.setdefault(key, []), i, key=self.place.__getitem__)
         self._count(survivors, stop - start - survivors, survivors)
 
-    def near_records(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the pairs of kept documents that resemble each other, as two arrays with an entry for each document of
-        each pair: (the number of the document's group, a NEAR record that names the document and the other one)."""
-        pairs = np.concatenate([*self._small_near, np.array(self.near, _PAIR)])
-        pairs = pairs[np.argsort(pairs["candidate"], kind="stable")]
+    def _flush_near(self) -> None:
+        """Write the pairs of kept documents that resemble each other, as a record for each document of each pair, and
+        forget them. A template's pages have many such pairs, of which a slice names few, so only the most similar ones
+        are written."""
+        pairs = np.concatenate([*self._small_near, np.array(self._near, _PAIR)])
+        self._near, self._small_near = [], [np.zeros(0, _PAIR)]
         i, j = pairs["candidate"], pairs["other"]
         own, resembled = np.r_[i, j], np.r_[j, i]
         records = np.zeros(len(own), NEAR)
@@ -182,7 +193,8 @@ class ClusterJudge:
         for field in ("id_hi", "id_lo"):
             records[field] = self.candidates[field][resembled]
         records["similarity"] = np.tile(pairs["similarity"], 2)
-        return self.candidates["source"][own], records
+        written = most_similar(own, records)
+        self._write_near(self.candidates["source"][own[written]], records[written])
 
     def _twin(self, i: int, start: int,
               index: dict[int, list[int]]) -> tuple[int | None, float, list[tuple[int, float]]]:

@@ -40,7 +40,7 @@ LIMIT = 1 << 31
 
 class MegatronWriter:
     """Writes a shard set, or the samples of a training, in the format of Megatron-LM, as pairs of a .bin and an .idx
-    file. A .bin file is a hard link to a file of the set where possible."""
+    file. Where an existing file has the same bytes, the .bin file is a hard link to it, if possible."""
 
     holds_loss = False
 

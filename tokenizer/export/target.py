@@ -65,7 +65,8 @@ class Target(ABC):
         """Open a file that was written to this target, for reading."""
 
 
-#: opens the place of an export or import. The argument identifies the contents of its files: equal ones, equal files
+#: opens the place for the files of an export or import. The argument is the result of `contents_of`: if it is equal,
+#: so are the files
 OpenTarget = Callable[[str], AbstractContextManager[Target]]
 
 

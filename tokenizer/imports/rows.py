@@ -97,7 +97,7 @@ def join(blocks: list[ImportedDocuments]) -> ImportedDocuments:
 
 
 def part_of(documents: ImportedDocuments, first: int, stop: int) -> ImportedDocuments:
-    """Return those documents of a block whose indices are in [first, stop)."""
+    """Return a slice of consecutive documents: those with indices in [first, stop)."""
     ends = np.concatenate(([0], np.cumsum(documents.lengths)))
     tokens = slice(int(ends[first]), int(ends[stop]))
     return documents._replace(

@@ -45,7 +45,7 @@ class CurriculumError(TokenmillError, ValueError):
 
 
 def check_weights(weights: Sequence[int]) -> None:
-    """Raise CurriculumError if `weights` (of streams) are not integers >= 0 with a positive sum."""
+    """Raise CurriculumError if `weights` (of data sources) are not integers >= 0 with a positive sum."""
     if not weights or min(weights) < 0 or sum(weights) <= 0 or any(weight != int(weight) for weight in weights):
         raise CurriculumError(f"weights must be integers >= 0 with a positive sum, not {list(weights)}")
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from pipeline.base.compiled import has_numba, njit
 
-#: numbers that a process computes with numpy before it imports numba; the import takes about as long
+#: how many numbers a process computes with numpy before it imports numba; the import takes about as long
 ENOUGH = 1 << 21
-#: numbers that are permuted at a time, so that they stay in the processor's cache
+#: how many numbers are permuted at a time, so that they stay in the processor's cache
 BLOCK = 1024
 
 _computed = 0

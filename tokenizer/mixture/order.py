@@ -9,8 +9,8 @@ order) defines the order; it rests on three ideas:
   bounds), whatever the batch size and the number of ranks or workers.
 * **Which window** draw j of a stream reads is determined by a keyed permutation (`tokenizer.mixture.permutation`).
 * **The sequence length may change** between phases (stretches of the training) without reading a token twice. An epoch
-  of a stream is a permuted sequence of super-windows of `longest` tokens. A phase reserves the next super-windows that
-  it needs, and permutes windows of its own length inside its reservation.
+  of a stream is a permuted sequence of super-windows, i.e. blocks of `longest` tokens. A phase reserves the next
+  super-windows that it needs, and permutes windows of its own length inside its reservation.
 
 This module needs only the standard library and numpy, because the trainer imports it on machines where nothing else is
 installed.
@@ -32,8 +32,8 @@ from tokenizer.mixture.phases import Phase, Stream
 
 #: number of samples that the order hash covers (docs/contracts.md: Identity)
 HASHED = 10**6
-#: most epochs of a stream in a phase. An order keeps a few numbers for each epoch, so without this limit a typing error
-#: in a weight or a size could fill the memory
+#: largest number of epochs of a stream in a phase. An order keeps a few numbers for each epoch, so without this limit a
+#: typing error in a weight or a size could fill the memory
 MOST_EPOCHS = 10**5
 
 
@@ -67,8 +67,8 @@ class Extent:
 
 class Located(NamedTuple):
     """What a range of samples reads: which window (range of consecutive tokens; in a packed stream, a packed row) of
-    which stream, in which phase and epoch. The fields are int64 arrays of equal length, with an entry per sample, in
-    the order of the samples."""
+    which stream, in which phase (stretch of the training) and epoch (reading of the stream). The fields are int64
+    arrays of equal length, with an entry per sample, in the order of the samples."""
 
     phase: np.ndarray
     stream: np.ndarray
@@ -259,9 +259,10 @@ class _Reads:
             permutation_key(seed, names[piece.stream], piece.epoch, "super") for piece in pieces])
 
     def windows(self, streams: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return which windows some draws read, as (epochs, numbers of windows). Entry i is about draw number
-        `draws[i]` of stream number `streams[i]`; draws are counted from 0 in each phase and stream. Window w is tokens
-        [w·L, w·L + L] of the stream, where L is the sequence length of the phase. All arrays are int64 (N,)."""
+        """Return which windows (training samples) some draws read, as (epochs, numbers of windows). Entry i is about
+        draw number `draws[i]` of stream number `streams[i]`; draws are counted from 0 in each phase and stream. Window
+        w is tokens [w·L, w·L + L] of the stream, where L is the sequence length of the phase. All arrays are int64
+        (N,)."""
         drawn = self._before[streams] + draws
         extents = np.searchsorted(self._starts, drawn, side="right") - 1
         place = self._inside.permute(extents, drawn - self._starts[extents] + self._offsets[extents])

@@ -39,11 +39,11 @@ Sizes = Mapping[str, float]
 
 def divide(name: str, spec: Mapping[str, Any], labels: list[str], key: str, sizes: Sizes, budget: float,
            warnings: list[str]) -> dict[str, Fraction]:
-    """Return the share of each stream in what a phase reads from the shards `name`. The shares sum to 1, but for
-    rounding to multiples of 2^-GRID_BITS if their common denominator is larger. `spec` is the entry of the mix.
-    `labels` are the names of the labels by which the shards are split into streams, such as language. `budget` is the
-    number of tokens that the phase reads from these shards. Streams without tokens are left out. Warnings are appended
-    to `warnings`. A CurriculumError names `key`, the path of the entry in the recipe."""
+    """Return the share of each stream in what a phase (stretch of the training) reads from the split shards `name`. The
+    shares sum to 1, but for rounding to multiples of 2^-GRID_BITS if their common denominator is larger. `spec` is the
+    entry of the mix. `labels` are the names of the labels by which the shards are split into streams, such as language.
+    `budget` is the number of tokens that the phase reads from these shards. Streams without tokens are left out.
+    Warnings are appended to `warnings`. A CurriculumError names `key`, the path of the entry in the recipe."""
     members = {stream: size for stream, size in sizes.items() if stream.startswith(f"{name}.") and size > 0}
     if not members:
         raise CurriculumError(f"{key}: no stream of '{name}' has enough tokens for a training sample; lower "
@@ -141,8 +141,9 @@ def unimax_parts(sizes: Sizes, budget: float, epochs: float) -> dict[str, Fracti
 
 
 def _check_tables(spec: Mapping[str, Any], members: Sizes, prefix: int, key: str, notes: dict[str, None]) -> None:
-    """Warn, in `notes`, about labels in the tables of `spec` that no stream has. This is no error: a rare label has no
-    stream of its own, and which labels are rare is only known when all documents have been encoded."""
+    """Warn, in `notes`, about labels in the tables of `spec` that no stream (part of the split shards) has. This is no
+    error: a rare label has no stream of its own, and which labels are rare is only known when all documents have been
+    encoded."""
     names = {stream[prefix:] for stream in members}
     known = names | {part for name in names for part in name.split(".")}
     for rule in ("weights", "upsample"):
@@ -169,8 +170,8 @@ def _table(value: Any, sizes: Sizes, key: str) -> dict[str, Fraction]:
 
 
 def _curve(sizes: Sizes, value: Any, key: str, budget: float, notes: dict[str, None]) -> dict[str, Fraction]:
-    """Return how many tokens a phase of `budget` tokens reads of each quality bucket, as OLMo 3 mixes its vigintiles
-    (twentieths of a source by quality).
+    """Return how many tokens a phase (stretch of the training) of `budget` tokens reads of each quality bucket, as OLMo
+    3 mixes its vigintiles (twentieths of a source by quality).
 
     A bucket is read f times, where f is the mean of C·x^power·e^(rate·x) over the bucket, and x rises from 0 (worst
     text) to 1 (best). C is the number with which the tokens read sum to `budget`. The curve is 0 for x below `drop`, so

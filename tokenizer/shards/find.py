@@ -15,7 +15,7 @@ from tokenizer.shards.index import ShardIndex
 from tokenizer.shards.layout import TABLE_ROWS
 from tokenizer.shards.packed import PackedRows
 
-#: rows of a document table that are compared at a time
+#: number of rows of a document table that are compared at a time
 ROWS = 1 << 16
 
 

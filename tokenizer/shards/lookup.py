@@ -36,9 +36,9 @@ from tokenizer.shards.layout import Manifest, ShardError
 MAGIC = "tokenmill-lookup"
 VERSION = 1
 HEADER = 4096
-#: entries of a page, unless a test asks for fewer
+#: number of entries in a page, unless a test asks for fewer
 PAGE = 1 << 14
-#: bytes of an entry
+#: size of an entry in bytes
 ENTRY = 16
 U64 = np.dtype("<u8")
 COLUMNS = ("id", "url", "domain")

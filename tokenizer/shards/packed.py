@@ -40,7 +40,8 @@ NUMBERS = ENDS
 
 @dataclass(frozen=True)
 class PackedShard:
-    """The counts and the file of the packed rows of one shard. A row has documents of one shard only."""
+    """Counts of the packed rows (training samples of whole documents) of one shard, and the file that lists them. A row
+    has documents of one shard only."""
 
     index: int                    # of the shard in its set
     rows: int
@@ -53,13 +54,14 @@ class PackedShard:
 
     @property
     def numbers(self) -> int:
-        """How many integers the file of packed rows has (see the docstring of this module)."""
+        """How many integers are in the file that lists the shard's packed rows (see the docstring of this module)."""
         return 2 * self.pieces + self.rows + 1
 
 
 @dataclass(frozen=True)
 class Packing:
-    """The contents of a manifest of packed rows, which says how the documents of a shard set are packed into rows."""
+    """The contents of a manifest of packed rows (training samples of whole documents), which says how the documents of
+    a shard set are packed into rows."""
 
     shards: str                   # sha256 of the shard set
     longest: int                  # L, targets per row
@@ -80,8 +82,8 @@ class Packing:
         return 1 - self.filled / (self.rows * self.longest) if self.rows else 0.0
 
     def facts(self) -> dict[str, Any]:
-        """Return what a curriculum records about the packed rows of a stream: their sha256, targets per row, number of
-        rows, and number of targets that are not padding."""
+        """Return what a curriculum records about the packed rows (training samples of whole documents) of a stream:
+        their sha256, targets per row, number of rows, and number of targets that are not padding."""
         return {"sha256": self.sha256, "longest": self.longest, "rows": self.rows, "filled": self.filled}
 
     @property
@@ -90,7 +92,7 @@ class Packing:
 
     @property
     def name(self) -> str:
-        """Name of the file that holds this manifest."""
+        """Name of the file of this manifest of packed rows."""
         return f"packed-{self.sha256[:16]}.json"
 
     def dumps(self) -> str:
@@ -103,7 +105,8 @@ class Packing:
 
     @classmethod
     def loads(cls, text: bytes, where: str) -> Packing:
-        """Parse a manifest of packed rows. Raises a ShardError that names the file `where` if it is not one."""
+        """Parse a manifest of packed rows (training samples of whole documents). Raises a ShardError that names the
+        file `where` if it is not one."""
         try:
             doc = json.loads(text)
             if (doc.pop("magic", None), doc.pop("version", None)) != (MAGIC, VERSION):
@@ -152,8 +155,8 @@ def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest,
 
 
 def read_numbers(filesystem: fs.FileSystem, path: Path, first: int, stop: int) -> np.ndarray:
-    """Read integers [first, stop) of a file of packed rows in object storage. Raises ShardError if the file is missing
-    or too short."""
+    """Read integers [first, stop) of a file of packed rows (training samples of whole documents) in object storage.
+    Raises ShardError if the file is missing or too short."""
     size = (stop - first) * NUMBERS.itemsize
     try:
         with filesystem.open_input_file(str(path)) as file:
@@ -170,8 +173,9 @@ ReadNumbers = Callable[[PackedShard, int, int], np.ndarray]
 
 
 class PackedRows:
-    """The packed rows of a shard set. `offsets` are the starts of the set's shards in the stream, and the end of the
-    last (`ShardIndex.offsets`). `read` reads the files, and `where` is their folder."""
+    """The packed rows (training samples of whole documents) of a shard set. `offsets` are the starts of the set's
+    shards in the stream, and the end of the last (`ShardIndex.offsets`). `read` reads the files, and `where` is their
+    folder."""
 
     def __init__(self, packing: Packing, offsets: list[int], read: ReadNumbers, where: str) -> None:
         self.packing, self.longest, self.where = packing, packing.longest, where
@@ -237,9 +241,9 @@ class PackedRows:
                           f"{REMEDY}")
 
     def rows_with(self, start: int, stop: int) -> np.ndarray:
-        """Return the numbers of the packed rows that hold one of the tokens [start, stop), int64, increasing. The
-        sorted pieces of one shard are kept in memory for the next call, because documents are often looked up shard by
-        shard."""
+        """Return the numbers of the packed rows (training samples of whole documents) that hold one of the tokens
+        [start, stop), int64, increasing. The sorted pieces of one shard are kept in memory for the next call, because
+        documents are often looked up shard by shard."""
         found = [np.empty(0, np.int64)]
         for shard, file in enumerate(self.packing.files):
             if file.rows and self._offsets[shard] < stop and self._offsets[shard + 1] > start:

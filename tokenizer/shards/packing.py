@@ -26,13 +26,14 @@ from tokenizer.shards.packed import NUMBERS
 #: these are more; a longer document is a block of its own. The last rows of a block are partly empty, which is
 #: noticeable only if a block makes few rows
 BLOCK_TOKENS, BLOCK_ROWS = 1 << 22, 256
-#: most documents that are packed together, which bounds memory where documents are very short
+#: largest number of documents that are packed together; it bounds memory where documents are very short
 BLOCK_DOCUMENTS = 1 << 20
 
 
 def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
-    """Assign pieces of the given `sizes` to bins of `capacity` by best-fit decreasing. Returns the number of the bin of
-    each piece, int64. Among bins with equally much room left, the one into which a piece was put last is taken.
+    """Assign pieces of documents, of the given `sizes`, to bins of `capacity` by best-fit decreasing. Returns the
+    number of the bin of each piece, int64. Among bins with equally much room left, the one into which a piece was put
+    last is taken.
 
     Pieces of equal size are placed together, as many into one bin as fit. Placing them one by one would give the same
     result: after the first piece, the bin has less room than before and still enough, so it is the best fit for the
@@ -92,7 +93,8 @@ def rows_of_block(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[n
 
 
 class PackedWriter:
-    """Writes the packed rows of one shard to the file `path` (`tokenizer.shards.packed` describes it)."""
+    """Writes the packed rows of one shard to the file `path`. `tokenizer.shards.packed` describes the file. A row is a
+    training sample of whole documents."""
 
     def __init__(self, path: str) -> None:
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115  closed by `close`

@@ -1,10 +1,11 @@
 """Writes the checkpoints of a training (`trainer.checkpoint.checkpoints`).
 
 With the setting `async`, the state is first copied to the CPU (into pinned memory, on CUDA). A thread of each rank then
-writes the copy while training goes on. The files and the commit are those of a synchronous checkpoint. Only one
-checkpoint is written at a time: the next one waits until it is finished, and the wait is reported. No checkpoint is
-left out to avoid the wait, so that the set of checkpoints does not depend on the speed of a disk. When a checkpoint
-cannot be written, training ends with the error at the next step at which ranks communicate anyway.
+writes the copy while training goes on. The checkpoint has the same files as one that is written without `async`, and is
+committed in the same way. Only one checkpoint is written at a time: the next one waits until it is finished, and the
+wait is reported. No checkpoint is left out to avoid the wait, so that the set of checkpoints does not depend on the
+speed of a disk. When a checkpoint cannot be written, training ends with the error at the next step at which ranks
+communicate anyway.
 """
 
 from __future__ import annotations

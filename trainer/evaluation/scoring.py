@@ -1,6 +1,6 @@
 """Computes log-likelihoods of texts by a model. Rows of similar length form a batch. The number of tokens in a batch is
-limited, so the model needs the same memory for any number of items. Logits are computed only at the places that predict
-a token of a continuation.
+limited, so the model needs the same memory for any number of benchmark items. Logits are computed only at the places
+that predict a token of a continuation.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class Likelihoods:
         return Likelihood(float(self.nats[number]), int(self.tokens[number]), bool(self.greedy[number]))
 
     def add(self, numbers: np.ndarray, nats: np.ndarray, greedy: np.ndarray) -> None:
-        """Add the results of single tokens to those of their queries. The three arrays have an entry per token:
-        `numbers` the number of its query, `nats` its log-likelihood, `greedy` whether it is the likeliest token."""
+        """Add the results of single tokens to those of their queries (contexts with continuations). The three arrays
+        have an entry per token: `numbers` the number of its query, `nats` its log-likelihood, `greedy` whether it is
+        the likeliest token."""
         np.add.at(self.nats, numbers, nats)
         np.add.at(self.tokens, numbers, 1)
         np.logical_and.at(self.greedy, numbers, greedy)

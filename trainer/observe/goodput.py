@@ -59,8 +59,8 @@ class Goodput:
             self.enter(before)
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """Move `seconds` from the cause `source` to the cause `target`. If fewer seconds are counted under `source`,
-        only these are moved."""
+        """Move `seconds` of wall time from the cause `source`, under which they were counted, to the cause `target`. If
+        fewer seconds are counted under `source`, only these are moved."""
         seconds = min(max(0.0, seconds), self.seconds[source])
         self.seconds[source] -= seconds
         self.seconds[target] += seconds

@@ -16,7 +16,7 @@ from trainer.observe.metrics import read
 from trainer.observe.plot import STREAMS, STYLE, WIDTH, curve, label, legend, ticks
 from trainer.tools.arm_table import Sources, loss_of
 
-#: distance of two arms, place of the axes, and height of the curves
+#: distance between two arms, places of the axes, and height of the curves
 ROW, TOP, LEFT, RIGHT, HEIGHT = 28, 52, 160, 40, 300
 
 

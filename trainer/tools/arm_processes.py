@@ -122,9 +122,9 @@ def wait_for_earlier(folder: Path, clock: Clock) -> None:
 
 @contextmanager
 def signals(running: dict[int, tuple[Arm, subprocess.Popen[bytes]]]) -> Iterator[list[int]]:
-    """Within this context, a signal that asks this process to end is noted, and every arm in `running` is sent SIGTERM.
-    Yields the list of the numbers of the signals that have arrived so far. On leaving the context, arms that still run
-    are killed."""
+    """Within this context, a signal that asks this process to end is noted, and every arm (training of a study) in
+    `running` is sent SIGTERM. Yields the list of the numbers of the signals that have arrived so far. On leaving the
+    context, arms that still run are killed."""
     caught: list[int] = []
 
     def note(number: int, _frame: Any) -> None:

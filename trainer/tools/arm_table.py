@@ -109,9 +109,9 @@ def cell(arm: Mapping[str, Any]) -> str:
 
 
 def verdicts(arms: Sequence[str], of: Mapping[str, Any], where: str, unit: str) -> list[str]:
-    """Return lines that say in words how the arms after the first of `arms` compare with it: better, worse, or not told
-    apart. A last line says how many seeds would show differences of given sizes. `of` is the entry of the table about
-    the data by which the arms are judged, and `where` names the data."""
+    """Return lines that say in words how the arms (trainings of a study) after the first of `arms` compare with it:
+    better, worse, or not told apart. A last line says how many seeds would show differences of given sizes. `of` is the
+    entry of the table about the data by which the arms are judged, and `where` names the data."""
     first, *others = arms
     out = [""]
     for name in others:

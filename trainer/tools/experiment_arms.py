@@ -134,15 +134,15 @@ def refuse_contradictions(options: argparse.Namespace) -> None:
 
 
 def held_out(curriculum: Curriculum) -> dict[str, str | None]:
-    """Return {name of a stream: sha256 of its held-out data} for those streams of a curriculum that have held-out
-    data."""
+    """Return {name of a stream (data source): sha256 of its held-out data} for those streams of a curriculum that have
+    held-out data."""
     return {s.name: s.val_sha256 for s in curriculum.streams if s.val and s.val_tokens > 1}
 
 
 def common_sources(arms: Sequence[Arm]) -> dict[str, list[str]]:
-    """Return the sources (rows of the table that compares arms), each with its streams. There is one for each stream
-    whose held-out data is the same in all arms; losses on different data could not be compared. If there are several, a
-    source ALL with all these streams comes first. Raises ConfigError when there is no such stream."""
+    """Return the sources (rows of the table that compares the arms of a study), each with its streams. There is one for
+    each stream whose held-out data is the same in all arms; losses on different data could not be compared. If there
+    are several, a source ALL with all these streams comes first. Raises ConfigError when there is no such stream."""
     from trainer.base.config import ConfigError
 
     first, *others = [held_out(arm.run.curriculum) for arm in arms]
@@ -176,8 +176,8 @@ def results(arms: Sequence[Arm], sources: Sources, unit: str, by: str, scored: b
     """Read the results of the trained arms of a study. Returns the content of table.json. It has the keys of
     `arm_table.table` and "costs": {arm: its tokens, FLOPs and wall time (sums over seeds), parameters, and epochs}. If
     the models have several widths, the table is that of the widest, and "widths" has a table for each width. If the
-    arms are `scored` on benchmark tasks, each table also has "tasks" (see `task_results`), and "by", which is `by`:
-    what decides about the arms."""
+    arms are `scored` on benchmark tasks, each table also has "tasks" (see `task_results`) and "by" (what decides about
+    the arms)."""
     losses: dict[int | None, dict[str, list[dict[str, float]]]] = {}
     costs: dict[str, dict[str, Any]] = {}
     for arm in arms:
@@ -200,7 +200,8 @@ def results(arms: Sequence[Arm], sources: Sources, unit: str, by: str, scored: b
 
 
 def epochs(curriculum: Curriculum) -> float:
-    """Return how often a training reads its data: the number of epochs of the stream that is read most often."""
+    """Return how often a training reads its data: the number of epochs of the stream (data source) that is read most
+    often."""
     from tokenizer.mixture.order import Order
 
     order = Order(curriculum)
@@ -221,9 +222,9 @@ def report(result: Mapping[str, Any]) -> str:
 
 
 def agreement(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return lines that say whether results agree between models of different widths. For each arm after the first, the
-    line says whether it is better than the first arm at all widths, or worse at all widths. `tables` has a table of
-    arms for each width."""
+    """Return lines that say whether results agree between models of different widths. There is a line for each arm
+    (training of a study) after the first. It says whether it is better than the first arm at all widths, or worse at
+    all widths. `tables` has a table of arms for each width."""
     decisive = [one["tasks"]["mean"] if one.get("by") == TASKS else next(iter(one["sources"].values()))
                 for one in tables]
     out = []

@@ -127,8 +127,8 @@ def cost(run: Run, ranks: int, machine: Machine) -> list[str]:
 
 
 def batches(phase: Phase) -> str:
-    """Return the tokens of a step in a phase as text: '512k', or '64k→512k' when the batch size grows within the
-    phase."""
+    """Return the number of tokens of a step in a phase (stretch of the training) as text: '512k', or '64k→512k' when
+    the batch size grows within the phase."""
     sizes = [count(batch * phase.sequence) for *_, batch in phase.stretches]
     return sizes[0] if len(sizes) == 1 else f"{sizes[0]}→{sizes[-1]}"
 

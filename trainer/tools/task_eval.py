@@ -284,7 +284,7 @@ def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[
     for task in prepared:
         name = task.task.name + (f", step {model.step:,}" if model.step is not None else "")
         scores = score(network, task, reader, contaminated[task.task.name], progress.of(name, task.work))
-        result = {"format": 1, "model": model.about, "context": model.context, "seed": options.seed,
+        result = {"format": 1, "model": model.about, "context": model.context,
                   "dtype": str(dtype).removeprefix("torch."), "device": device.type,
                   **scores.to_json()}
         write_results(where, result, scores)
@@ -323,7 +323,8 @@ def contaminated_rows(options: argparse.Namespace, folder: Path, task: PreparedT
 
 
 def write_results(folder: Path, result: dict[str, Any], scores: TaskScores) -> None:
-    """Write the results of a task into `folder`: TASK.items.jsonl, then TASK.json. Earlier results are replaced."""
+    """Write the results of a task into `folder`: TASK.items.jsonl (a line for each question), then TASK.json. Earlier
+    results are replaced."""
     from trainer.base.files import replace
 
     lines = []
