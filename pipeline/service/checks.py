@@ -146,7 +146,8 @@ def check(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _planned(recipe: Recipe, request: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Plan a recipe in the request's store. Returns the plan, and the causes that the request asks for."""
+    """Plan a recipe in the request's store. Returns the plan, and the reasons why nodes of the plan are stale, for as
+    many nodes as the request asks for."""
     from pipeline.plan.estimate import describe_plan, open_plan
     from pipeline.plan.survey import survey
     from pipeline.plan.why import stale_causes
