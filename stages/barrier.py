@@ -92,7 +92,7 @@ class TaskDraft:
 
     task: str
     args: dict[str, Any]
-    weight: int = 1               # bytes it will read
+    weight: int = 1               # bytes that the task will read
     label: str = ""
     memory_mb: int = 500
 
@@ -112,8 +112,8 @@ WaveTasks = Callable[[Done], Iterable[TaskDraft]]
 
 @dataclass(frozen=True)
 class Wave:
-    """Tasks of a barrier (a deduplication) that may run at the same time, and one step of its work. The function
-    `tasks` makes the tasks from the results of the earlier waves.
+    """One stage of the work of a barrier (a deduplication): tasks that may run at the same time. The function `tasks`
+    makes the tasks from the results of the earlier waves.
 
     If `again` returns True after all tasks of the wave have ended, the wave runs another round. In that round, the
     function `tasks` also gets the results of the previous round, under the wave's own `name`.

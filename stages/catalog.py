@@ -61,7 +61,7 @@ STAGES: dict[str, str] = {
     "rehydrate": "stages.filter.rehydrate:Rehydrate",
     # scrubbing
     "pii": "stages.scrub.pii:Pii",
-    # test items
+    # items of evaluation sets
     "decontaminate": "stages.decontaminate.step:Decontaminate",
     # barriers
     "exact": "stages.dedup.exact:Exact",

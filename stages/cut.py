@@ -2,7 +2,7 @@
 
 A barrier is a step that needs all documents at once, such as deduplication. The tasks of a barrier write no documents.
 They write removal slices, which name the bytes to cut (`stages.barrier`). The pass after the barrier reads these
-slices, and this stage is the first of its steps.
+slices, and this stage runs first in the pass.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ TOO_SHORT = "too_short"
 
 
 class CutConfig(StageConfig):
-    """The settings of every barrier that cuts passages (`Barrier.edits`). They decide about a document after passages
-    were cut from it."""
+    """The settings of every barrier that cuts passages (`Barrier.edits`). They decide whether a document from which
+    passages were cut is too short to keep."""
 
-    min_chars: int = decision(200, "a cut document with fewer characters left is dropped; one without text always is",
-                              ge=0)
-    min_words: int = decision(0, "a cut document with fewer words left is dropped; English words, as datatrove's",
-                              ge=0)
+    min_chars: int = decision(200, "fewest characters that must be left of a document from which passages were cut, or "
+                                   "it is dropped; without any text it always is", ge=0)
+    min_words: int = decision(0, "fewest words that must be left of a document from which passages were cut, or it is "
+                                 "dropped; words by English rules, as in datatrove", ge=0)
 
 
 def cut_name(step: str) -> str:
-    """Return the name of the stage that carries out the cuts of a barrier, in the pass after it. Reports and `dropped/`
-    name the stage so, and it is the stage's key in `meta`. `step` is the name of the barrier's step."""
+    """Return the name of the stage that carries out the cuts of a barrier, in the pass after it. The name stands in
+    reports and in `dropped/`, and it is the key under which the stage writes to `meta`. `step` is the name of the
+    barrier's step."""
     return f"{step}_cut"
 
 

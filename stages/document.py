@@ -23,8 +23,8 @@ def document_id(source: str, path: str, member: str, ordinal: int) -> str:
 
 @lru_cache(maxsize=64)
 def _before_ordinal(source: str, path: str, member: str) -> bytes:
-    """Return the first of the bytes whose hash `document_id` computes: those that are the same for all records of a
-    file."""
+    """Return the beginning of the byte string that `document_id` hashes: the bytes that are the same for all records of
+    a file."""
     return _field(source) + _field(path) + _field(member)
 
 

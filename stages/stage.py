@@ -284,9 +284,9 @@ class Stage:
 
     def matches(self, doc: Document, reason: str) -> list[tuple[int, int]]:
         """Return the places in a dropped text that show why it was dropped, in order, as (first character, one past the
-        last). Reports mark these places in examples. `doc` has only the beginning of the stored text, from which
-        personal data has been removed, and the language. `setup` has not been called. The list is empty if no single
-        place in the text is the reason."""
+        last). Reports mark these places in examples. `doc` holds only the language and the beginning of the stored
+        text, from which personal data has been removed. The method `setup` has not been called before. The list is
+        empty if no single place in the text is the reason."""
         return []
 
     def reads(self) -> dict[str, str]:
@@ -380,6 +380,6 @@ def library_versions(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def python_version() -> str:
-    """Return the major and minor version of Python, e.g. '3.11'. Results may depend on it, because its Unicode tables
-    decide which characters are letters, digits or spaces."""
+    """Return the major and minor version of Python, e.g. '3.11'. Results may depend on the version, because Python's
+    Unicode tables decide which characters are letters, digits or spaces."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"

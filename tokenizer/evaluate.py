@@ -21,7 +21,7 @@ _LETTERS = r"(?:[\p{L}\p{Nl}\p{No}][\p{M}\u200c\u200d]*)+"
 #: pattern of a word: letters with inner apostrophes or hyphens, or digits. In scripts without spaces, a "word" reaches
 #: to the next space or punctuation mark, so it may be a clause. Compare tokenizers there by bytes per token instead
 WORD = regex.compile(rf"{_LETTERS}(?:['’-]{_LETTERS})*|\d+")
-#: order of the Rényi entropy: the one of best correlation with BLEU (Zouhar et al., arXiv 2306.16842)
+#: order of the Rényi entropy: that with the best correlation with BLEU (Zouhar et al., arXiv 2306.16842)
 ALPHA = 2.5
 #: names of the group of English texts, against which parity is measured
 ENGLISH = ("en", "eng", "eng_Latn", "English")
@@ -50,7 +50,7 @@ class Score:
 
     @property
     def fertility(self) -> float:
-        """Tokens per word (Rust et al., arXiv 2012.15613)."""
+        """Mean number of tokens per word, called fertility (Rust et al., arXiv 2012.15613)."""
         return self.word_tokens / self.words if self.words else 0.0
 
     @property

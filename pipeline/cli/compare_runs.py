@@ -51,7 +51,7 @@ def compare(before: str, after: str, root: str, examples: int, html: Path | None
 def summary(document: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of a summary of how two runs differ, about 30 of them: changed keys of the recipe, the numbers of
     documents that ended differently, and totals. `document` is the comparison of the runs as JSON."""
-    from pipeline.report.compare_html import by_difference, datasets, fate, overview
+    from pipeline.report.compare_html import by_difference, datasets, fate, overview, without_retokenised
 
     yield from _head(document, NOTES)
     if document["equal"]:
@@ -77,6 +77,7 @@ def summary(document: dict[str, Any]) -> Iterator[str]:
     if same:
         yield f"  none of {', '.join(same)}"
     different, _ = by_difference([row for row in overview(document) if " · " not in row["name"]])
+    different, _ = without_retokenised(document, different)
     yield from _table("totals", different, TOTALS, more=False)
     yield "\n--full shows examples and all figures that differ; --html FILE makes a page of them"
 
@@ -95,14 +96,17 @@ def _head(document: dict[str, Any], most: int) -> Iterator[str]:
 def lines(document: dict[str, Any]) -> Iterator[str]:
     """Yield all lines about how two runs differ, as `tokenmill report --compare --full` prints them. `document` is the
     comparison of the runs as JSON."""
-    from pipeline.report.compare_html import by_difference, datasets, overview, sections
+    from pipeline.report.compare_html import by_difference, datasets, overview, sections, without_retokenised
 
     yield from _head(document, len(document["notes"]))
     if document["equal"]:
         return
     yield from _recipe(document["recipe"], len(document["recipe"]))
     different, equal = by_difference(overview(document))
+    different, retokenised = without_retokenised(document, different)
     yield from _table("documents and tokens", different, 4 * ROWS)
+    if retokenised:
+        yield from _table("tokens of as many documents, by another tokenizer", retokenised, 4 * ROWS)
     yield f"  {len(equal):,} are equal"
     for name, section in datasets(document):
         yield from _documents(name, section)

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.mixture.phases import Phase
 
 
-def ablate_data(options: Namespace, check: Callable[[tuple[Any, Sequence[Phase]]], None]) -> list[str]:
+def ablate_data(options: Namespace, check: Callable[[Mapping[str, Any], Sequence[Phase]], None]) -> list[str]:
     """Run the recipes (variants) of a study, and return the arguments of `train ablate` that compare their runs. Before
     that, `check` is called with the section `train:` of the recipe and the phases of its curriculum; it raises an error
     when the options do not fit them."""
@@ -41,14 +41,14 @@ def ablate_data(options: Namespace, check: Callable[[tuple[Any, Sequence[Phase]]
     study = study_data(named_variants(options.data or [], options.vary), options.held_out or [], name=options.name,
                        tokens=options.tokens, tokenizers=options.tokenizers, allow_custom=options.allow_custom_stages)
     first = check_settings(study.variants[0], options)
-    check((first.train, phases(first)))
+    check(first.train, phases(first))
     summaries = made_runs(study, root, options)
     return ["ablate", *(f"{summary.store}/runs/{summary.run}" for summary in summaries), "--on", HELD_OUT,
             "--out", options.out or f"{summaries[0].store}/studies/{study.name}",
             *passed_on(options, ("widths",))]        # the curricula of the runs have the number of tokens already
 
 
-def anneal_data(options: Namespace, check: Callable[[tuple[str, list[str]]], None]) -> list[str]:
+def anneal_data(options: Namespace, check: Callable[[str, Sequence[str]], None]) -> list[str]:
     """Make the shards of several recipes (variants) with the tokenizer of a run. Returns the arguments of `train
     anneal` that mix the shards of each variant with what the run reads. Before that, `check` is called with the folder
     of the run and the names of the variants; it raises an error when the options do not fit them."""
@@ -60,7 +60,7 @@ def anneal_data(options: Namespace, check: Callable[[tuple[str, list[str]]], Non
                        f"object storage")
     study = candidate_data(named_variants(options.data or [], options.vary), tokenizer_of(store, store.local, name),
                            name=options.name, allow_custom=options.allow_custom_stages)
-    check((f"{store.root}/runs/{name}", [variant.name for variant in study.variants]))
+    check(f"{store.root}/runs/{name}", [variant.name for variant in study.variants])
     summaries = made_runs(study, store.root, options)
     candidates = []
     for variant, summary in zip(study.variants, summaries):

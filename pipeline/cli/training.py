@@ -74,9 +74,8 @@ def with_data(arguments: list[str]) -> list[str]:
 
     The options about the trainings are checked before the data is made, as far as they can be. An error in them, or in
     making the data, is printed as one line; then SystemExit is raised with the exit code of the command. Raises
-    ModuleNotFoundError when torch is not installed.
-    """
-    from trainer.__main__ import check_before_data, parser
+    ModuleNotFoundError when torch is not installed."""
+    from trainer.__main__ import check_candidates, check_recipe, parser
 
     if arguments[:1] not in (["ablate"], ["anneal"]) or {"-h", "--help"} & set(arguments):
         return arguments
@@ -87,8 +86,9 @@ def with_data(arguments: list[str]) -> list[str]:
     from pipeline.cli.studies import ablate_data, anneal_data
 
     try:
-        make = ablate_data if arguments[0] == "ablate" else anneal_data
-        return make(options, partial(check_before_data, options))
+        if arguments[0] == "ablate":
+            return ablate_data(options, partial(check_recipe, options))
+        return anneal_data(options, partial(check_candidates, options))
     except Exception as e:
         if isinstance(e, ModuleNotFoundError) and e.name == "torch":
             raise

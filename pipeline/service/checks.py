@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -42,7 +42,7 @@ CHECK_S, CHECK_BYTES = 50.0, 4 << 30
 FILES_S = 5.0
 ELSEWHERE = "or plan it with tokenmill plan on the server's machine"
 #: the result for a recipe that cannot be run, except its `problems`
-NOTHING: dict[str, Any] = {"run": None, "digest": None, "plan": None, "causes": {}}
+NOTHING: dict[str, Any] = {"run": None, "digest": None, "plan": None, "causes": {}, "as_before": 0}
 _PLACED = re.compile(r"(?P<file>[^:\n]*):(?P<line>\d+):(?P<column>\d+): (?:(?P<key>[\w.\[\]-]+): )?(?P<message>.*)",
                      re.DOTALL)
 _KEYED = re.compile(r"(?P<key>[\w-]+[.\[][\w.\[\]-]+): (?P<message>.*)", re.DOTALL)
@@ -114,9 +114,12 @@ def check(request: Mapping[str, Any]) -> dict[str, Any]:
     lie in the request's `roots`. If the request names no store but sets `find_files`, a source without a file is
     reported as a warning.
 
-    Returns {"problems", "run", "digest", "plan", "causes"}. Each problem has severity (error, warning), file, line,
-    column, key, message and remedy. `run` is None when the recipe cannot be run. `causes` says why nodes of the plan
-    are stale (`pipeline.plan.why.stale_causes`), for as many nodes as the request's `causes` asks for.
+    If a changed recipe is planned, the request has the recipe `before` the changes. Warnings about both recipes are
+    left out, because they have nothing to do with the changes; `as_before` is their number.
+
+    Returns {"problems", "run", "digest", "plan", "causes", "as_before"}. Each problem has severity (error, warning),
+    file, line, column, key, message and remedy. `run` is None when the recipe cannot be run. `causes` says why nodes of
+    the plan are stale (`pipeline.plan.why.stale_causes`), for as many nodes as the request's `causes` asks for.
     """
     from pipeline.plan.lint import findings
     from pipeline.recipe.confine import refusals
@@ -124,37 +127,56 @@ def check(request: Mapping[str, Any]) -> dict[str, Any]:
     from pipeline.run import run_name
 
     name, base = request["name"], request["base"]
+    load = partial(load_text, file=f"{name}.yaml", name=name, base=base, overrides=request["overrides"],
+                   inputs=request["inputs"], inputs_from=base, allow_custom=request["allow_code"],
+                   confine=partial(refusals, base=base, roots=request["roots"]))
     try:
-        recipe = load_text(request["text"], f"{name}.yaml", name=name, base=base, overrides=request["overrides"],
-                           inputs=request["inputs"], inputs_from=base, allow_custom=request["allow_code"],
-                           confine=partial(refusals, base=base, roots=request["roots"]))
+        recipe = load(request["text"])
     except RecipeError as e:
         return {**NOTHING, "problems": [_document(p) for p in e.problems]}
     warnings, texts = [_document(p, "warning") for p in findings(recipe)], list(recipe.warnings)
     plan: dict[str, Any] | None = None
     causes: dict[str, Any] = {}
+    as_before = 0
     if request["store"] is not None:
-        plan, causes = _planned(recipe, request)
-        warnings, texts = [], plan["warnings"]
+        plan, causes, known = _planned(recipe, request, load)
+        warnings, texts = [], [text for text in plan["warnings"] if _gist(text) not in known]
+        as_before = len(plan["warnings"]) - len(texts)
     elif request["find_files"]:
         warnings += [_document(p, "warning") for p in without_files(recipe)]
     run = request["run"] or run_name(recipe)
     if (why := bad_name(run)) is not None:
         return {**NOTHING, "problems": [_parts("error", "", 0, 0, "run", why)]}
     return {"problems": [*warnings, *map(_warning, texts)], "run": run, "digest": recipe.digest(), "plan": plan,
-            "causes": causes}
+            "causes": causes, "as_before": as_before}
 
 
-def _planned(recipe: Recipe, request: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Plan a recipe in the request's store. Returns the plan, and the reasons why nodes of the plan are stale, for as
-    many nodes as the request asks for."""
-    from pipeline.plan.estimate import describe_plan, open_plan
+def _planned(recipe: Recipe, request: Mapping[str, Any],
+             load: Callable[[str], Recipe]) -> tuple[dict[str, Any], dict[str, Any], set[tuple[str, str]]]:
+    """Plan a recipe in the request's store. Returns the plan, the reasons why nodes of the plan are stale (for as many
+    nodes as the request asks for), and the warnings about the recipe `before` its changes, each as `_gist` identifies
+    it. `load` makes a Recipe from the text of `before`."""
+    from pipeline.plan.estimate import MEASURED, describe_plan, measured, open_plan
+    from pipeline.plan.lint import lint
     from pipeline.plan.survey import survey
     from pipeline.plan.why import stale_causes
 
     plan, most = open_plan(recipe, request["store"], verify_inputs=request["verify_inputs"]), request["causes"]
     states = survey(plan.nodes, plan.log.get_all, plan.fresh, keep=most > 0)
-    return describe_plan(recipe, plan, states), stale_causes(plan, states, most)
+    known: set[tuple[str, str]] = set()
+    if request["before"]:
+        with contextlib.suppress(RecipeError):
+            before = load(request["before"])
+            speeds = measured(plan.log.sample(MEASURED))
+            known = {_gist(text) for text in (*before.warnings, *lint(before, speeds.stages))}
+    return describe_plan(recipe, plan, states), stale_causes(plan, states, most), known
+
+
+def _gist(text: str) -> tuple[str, str]:
+    """Return (key, message) of a warning about a recipe. Without line numbers and numbers of steps, it identifies the
+    same warning about a recipe from which a step was taken out."""
+    warning = _warning(text)
+    return re.sub(r"\[\d+\]", "", warning["key"]), f"{warning['message']}; {warning['remedy']}"
 
 
 def without_files(recipe: Recipe) -> list[RecipeProblem]:

@@ -108,9 +108,10 @@ def _shown(document: dict[str, Any]) -> dict[str, Any]:
     """Return the values from which the template makes the page of a comparison. The rows of its tables are chosen as
     for the page of `tokenmill report --compare --html`."""
     differ, equal = compare_html.by_difference(compare_html.overview(document))
+    differ, retokenised = compare_html.without_retokenised(document, differ)
     most = compare_html.ROWS
     return {"document": document, "totals": compare_html.cut(differ, most),
-            "totals_left_out": max(0, len(differ) - most), "equal": equal,
+            "totals_left_out": max(0, len(differ) - most), "equal": equal, "retokenised": retokenised,
             "datasets": compare_html.datasets(document), "sections": compare_html.sections(document, most)}
 
 

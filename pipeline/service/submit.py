@@ -219,16 +219,17 @@ def kept_submission(request: Request, at: Store, run: str, by: str, entries: lis
 
 
 async def check_submission(request: Request, submission: Submission, plan_in: Store | None,
-                           causes: int = 0, find_files: bool = False) -> dict[str, Any]:
+                           causes: int = 0, find_files: bool = False, before: str = "") -> dict[str, Any]:
     """Check a submission (a recipe to run) in a separate process. With `plan_in`, also plan the recipe in that store,
-    and say why up to `causes` nodes of the plan are stale. With `find_files`, also check whether the sources of the
-    recipe have files. Returns the result of `pipeline.service.checks.check`."""
+    and say why up to `causes` nodes of the plan are stale; then `before` may be the recipe before changes, whose
+    warnings are not repeated. With `find_files`, also check whether the sources of the recipe have files. Returns the
+    result of `pipeline.service.checks.check`."""
     options = driver_options(request.app.state.settings)
     result: dict[str, Any] = await request.app.state.checks.check(request, {
         "text": submission.text, "name": submission.name, "base": submission.base, "run": submission.run,
         "overrides": submission.overrides, "inputs": submission.inputs, "verify_inputs": submission.verify_inputs,
         "roots": options.roots, "allow_code": options.allow_code, "store": plan_in.root if plan_in else None,
-        "causes": causes, "find_files": find_files})
+        "causes": causes, "find_files": find_files, "before": before})
     return result
 
 

@@ -25,6 +25,7 @@ from pipeline.service.pages import linkable
 from pipeline.service.plan_page import plan_page, planned
 from pipeline.service.playground import MOST, Changes, Playground
 from pipeline.service.problems import HttpProblem
+from pipeline.service.runs import RECIPE, run_file
 from pipeline.service.session import Role
 from pipeline.service.stores import RunOf, StoreOf
 from pipeline.service.submit import base_of, enqueue, request_id
@@ -82,9 +83,10 @@ async def plan(request: Request, store: str, at: StoreOf, run: RunOf, dataset: s
     """Show the plan of the run's recipe with the user's changes (thresholds, steps left out) put into it."""
     asked, submission = await _submission(request, at, run, dataset, role)
     way = path("stores", store, "runs", run, "datasets", dataset, "tune", "run")
-    return plan_page(request, store, submission, await planned(request, submission, at), action=way,
+    before = await run_in_threadpool(lambda: run_file(at, run, "recipe.yaml", RECIPE).decode("utf-8", "replace"))
+    return plan_page(request, store, submission, await planned(request, submission, at, before), action=way,
                      fields={"changes": _written(asked), **({"signals": "all"} if submission.overrides else {})},
-                     back=("Back to the thresholds", address(store, run, dataset, asked)), ask_name=True)
+                     back=("Back to the thresholds", address(store, run, dataset, asked)), changed_run=run)
 
 
 @run_router.post("/run")

@@ -116,12 +116,12 @@ class Datatrove(Stage):
     """Run one of datatrove's filters, formatters or extractors (called blocks), on one document at a time.
 
     A document that a filter drops gets the reason that the filter gives, or else the filter's class name in snake_case.
-    Metadata that a filter sets goes to `meta` (`language` to the document's language). Formatters start with a fresh
-    state for each document, and Trafilatura runs without `deduplicate`. With datatrove's defaults, the text of a
-    document would depend on other documents. If an extractor finds no text, the document is dropped as `no_text`. If a
-    package that a block needs is missing, set-up fails with a message that names the package. Blocks that decide by the
-    unrounded floats of a model are refused. The steps `language` and `quality` replace these blocks: they round their
-    scores and store them.
+    Metadata that a filter sets goes to `meta` (`language` to the document's language). Two defaults of datatrove are
+    changed, because they make the text of a document depend on other documents: formatters start with a fresh state for
+    each document, and Trafilatura runs without `deduplicate`. If an extractor finds no text, the document is dropped as
+    `no_text`. If a package that a block needs is missing, set-up fails with a message that names the package. Blocks
+    that decide by the unrounded floats of a model are refused. The steps `language` and `quality` replace these blocks:
+    they round their scores and store them.
     """
 
     name = "datatrove"

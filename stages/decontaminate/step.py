@@ -1,4 +1,4 @@
-"""Drops documents that hold items of evaluation sets, or cuts the items out of them."""
+"""The step `decontaminate`: drops documents that hold items of evaluation sets, or cuts the items out of them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ NOTED = 50
 
 
 class Hit(NamedTuple):
-    """An entry of the index, of `words` words, that was found in a text: in bytes [start, end) of the text, with the
-    share of the entry's n-grams (dialect idf: of their weight) that the text has."""
+    """A text of an evaluation set, found in a document. `entry` is the number of the text in the index, and `words` its
+    number of words. It was found in bytes [start, end) of the document's text. `share` is the share of its n-grams that
+    were found there (dialect idf: the share of their weight)."""
 
     start: int
     end: int
@@ -41,29 +42,33 @@ class Hit(NamedTuple):
 class Decontaminate(Stage):
     """Drop documents that hold items of evaluation sets, or cut the items out of their text.
 
-    `sets` names files or folders (JSON Lines or Parquet), and `fields` the fields of their rows, for example `{piqa:
-    {question: goal, answer: sol1}}`; without an entry, the questions of a set are in `question`. Case, white space and
-    punctuation make no difference, and all numbers are equal (`stages.decontaminate.scan`).
+    The setting `sets` names files or folders (JSON Lines or Parquet). The setting `fields` says which fields of their
+    rows to use, for example `{piqa: {question: goal, answer: sol1}}`; for a set without an entry there, the questions
+    in the field `question` are used. Case, white space and punctuation make no difference, and all numbers are equal
+    (`stages.decontaminate.scan`).
 
     In dialect `ngram`, a sequence of 13 words that a document shares with a question, answer or passage is a hit, as
-    for GPT-3 (arXiv 2005.14165, appendix C). Dialect `idf` compares sequences of 5 words, of which rare ones weigh
-    more. A stretch of text is a hit if it has 80 % of the weight of an item's 5-grams (all of it for items of up to 20
-    words, and for up to 50 words a share in between); at most 11 words in a row may begin none of these 5-grams. The
-    numbers are those of AllenAI's tool decon, but the results are not: docs/filters.md lists what differs.
+    for GPT-3 (arXiv 2005.14165, appendix C). Dialect `idf` compares sequences of 5 words (5-grams), and rare ones weigh
+    more. A stretch of text is a hit if the 5-grams that it shares with an item have 80 % of the weight of all the
+    item's 5-grams (100 % for items of up to 20 words, and between 100 and 80 % for those of 21 to 50 words). Within the
+    stretch, at most 11 words in a row may begin none of the shared 5-grams. These numbers are taken from AllenAI's tool
+    decon, but the results differ from decon's, as docs/filters.md explains.
 
-    A question too short for n-grams (fewer than 13 words; idf: fewer than 8) must be in the document as a whole. One of
-    fewer than 5 words must also fill whole sentences or lines. Items of fewer than `min_words` words, such as "Fire",
-    are only noted: they neither drop nor cut a document. Answers and passages too short for n-grams are never looked
-    for. N-grams that occur in many items do not count, and with `common` (a file that samples the corpus, with texts in
-    the field `text`) neither do those that occur in 10 or more of its documents.
+    A question too short for n-grams (fewer than 13 words; idf: fewer than 8) is a hit only if the document has all of
+    it. A question of fewer than 5 words must also fill whole sentences or lines. Items of fewer than `min_words` words,
+    such as "Fire", are only noted: no document is dropped or cut because of them. Answers and passages too short for
+    n-grams are never looked for. N-grams that occur in many items do not count. With `common` (a file with a sample of
+    the corpus, with texts in the field `text`), n-grams that occur in 10 or more documents of the sample do not count
+    either.
 
     `meta.contamination` lists up to 50 hits: the set, the row's number in it (from 0), the part of the row, the item's
-    number of words, the bytes in the text before the cut, and the matched share. If an item that was found is not in
-    this list, `meta.contaminated_rows` has the rows of all items found, by set and part. Signals: `contaminated_items`,
-    the number of different texts (questions, answers, passages) found; `contaminated_words`, the number of words of the
-    longest of them, 0 if there is none; `contaminated_share`, the share of the text's bytes in hits (action cut: in
-    those that are cut; 1 if only white space would be left). Reasons: `contaminated` (action drop), `contaminated_all`
-    (action cut, when nothing is left).
+    number of words, the position of the hit in bytes of the text before any cut, and the matched share. If an item that
+    was found is not in this list, `meta.contaminated_rows` has the rows of all items found, by set and part. Three
+    signals (numbers stored with the document) are written. `contaminated_items` is the number of different texts
+    (questions, answers, passages) found. `contaminated_words` is the number of words of the longest of these texts, or
+    0. `contaminated_share` is the share of the document's bytes in hits; with action `cut`, it is the share that is
+    cut, or 1 if only white space would be left. Reasons: `contaminated` (action drop), `contaminated_all` (action cut,
+    when nothing is left).
     """
 
     name = "decontaminate"
@@ -149,7 +154,8 @@ class Decontaminate(Stage):
         return None
 
     def _note(self, doc: Document, hits: list[Hit]) -> None:
-        """Write the items of the hits into the meta of a document."""
+        """Write the hits of a document, and the items of evaluation sets to which they belong, to `meta.contamination`
+        and `meta.contaminated_rows` of the document."""
         members = {entry: self._loaded.members(entry) for entry in {hit.entry for hit in hits}}
         noted: list[dict[str, Any]] = [
             {"set": member.set, "row": member.row, "part": member.part, "words": hit.words, "start": hit.start,
@@ -190,8 +196,9 @@ class Decontaminate(Stage):
         return spans
 
     def counts(self, doc: Document) -> dict[str, Any] | None:
-        """Count, for each set, the documents with items of it that were dropped, that were cut, and that stayed whole
-        (`noted`). Count also, by part and row, the documents that hold an item."""
+        """Return numbers for the report about one document, by evaluation set: whether it was dropped, cut or stayed
+        whole (`noted`) because of items of the set, and 1 for each item that it holds, by part and row. The report sums
+        these numbers over documents."""
         outcome = ("noted" if doc.signals["contaminated_words"] < self.config.min_words else
                    "dropped" if self.config.action == "drop" or doc.signals["contaminated_share"] == 1.0 else "cut")
         rows_of: dict[str, dict[str, list[int]]] = doc.meta.get("contaminated_rows") or {}
@@ -203,7 +210,8 @@ class Decontaminate(Stage):
                 for name, parts in sorted(rows_of.items())} or None
 
     def find(self, data: bytes) -> list[Hit]:
-        """Return all hits in a text (UTF-8), in the order of the text."""
+        """Return all hits in a text (UTF-8), that is, the items of evaluation sets that it holds, in the order of the
+        text."""
         index, words = self._loaded, words_of(data)
         matches = index.hits(words)
         if not len(matches):
@@ -225,7 +233,9 @@ class Decontaminate(Stage):
 
     def _hit(self, entry: int, first: np.ndarray, length: int, gram: np.ndarray, starts: np.ndarray, ends: np.ndarray
              ) -> Hit | None:
-        """Return the hit of a match, which is a run of n-grams of one entry; None if the match is too weak."""
+        """Return the hit for a run of n-grams of one entry (a text of an evaluation set) that was found in a document,
+        or None if the match is too weak. `first` holds the number of the first word of each n-gram, and `length` is the
+        number of words of an n-gram."""
         index, different = self._loaded, np.unique(gram)
         if self.config.dialect == "ngram":
             share = len(different) / int(index.grams[entry])
@@ -238,5 +248,6 @@ class Decontaminate(Stage):
 
 
 def needed(words: int) -> float:
-    """Return the least share of an item's weight that must match (dialect idf), for an item of `words` words."""
+    """Return the smallest share of an item's weight that a document must have for a hit, in dialect idf. `words` is the
+    item's number of words."""
     return 1 - (1 - SHARE) * min(max((words - STRICT) / (EASY - STRICT), 0.0), 1.0)

@@ -19,7 +19,7 @@ not be in the same cluster. A new document that is removed in favour of an old o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -101,8 +101,8 @@ def _check_groups(inputs: Inputs, keys: Mapping[str, Any], records: NDArray[Any]
 
 
 class Routes:
-    """Task that takes the old documents which share band keys with one group of new documents, and sends each to the
-    clusters of these new documents.
+    """Task that assigns old documents (those of an index) to clusters of new documents. It processes one group of new
+    documents. An old document that shares a band key with a new one is assigned to the cluster of the new one.
 
     Arguments: `members` (references to files of MEMBER records, which say in which cluster a new document is), `hits`
     (references to files of HIT records, which pair new with old documents), `group` (number of the group of new
@@ -139,7 +139,7 @@ class VerifyAgainst:
     """
 
     name = "minhash_verify_against"
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
@@ -154,6 +154,10 @@ class VerifyAgainst:
         touched = np.concatenate(read_segments(inputs, args["touched"], args["bucket"], TOUCHED))
         touched = touched[np.lexsort([touched[field] for field in reversed(TOUCHED.names or ())])]
         removed_for_old = documents_read = 0
+
+        def write_near(source: NDArray[Any], near: NDArray[Any]) -> None:
+            near_writer.write(source[source != _OLD], near[source != _OLD])
+
         with (out.segments("verdicts.seg", VERDICT, len(ranks)) as verdict_writer,
               out.segments("near.seg", NEAR, len(ranks)) as near_writer):
             for block in inputs.segments(args["candidates"], args["bucket"], whole=("root",), numbered=True):
@@ -165,13 +169,12 @@ class VerifyAgainst:
                 together = np.concatenate([block, old.candidates(block.dtype)])
                 order = in_order((together["root"],), preference(together, rank, prefer))
                 together, rank = together[order], rank[order]
-                judge = JudgeAgainst(together, rank, args, sets, counters, old, order - len(block), old_sets)
+                judge = JudgeAgainst(together, rank, args, sets, counters, write_near, old,
+                                     order - len(block), old_sets)
                 verdicts = judge.verdicts()
                 removed_for_old += judge.removed_for_old
                 new = together["source"] != _OLD
                 verdict_writer.write(together["source"][new], verdicts[new])
-                source, near = judge.near_records()
-                near_writer.write(source[source != _OLD], near[source != _OLD])
                 judged += int(new.sum())
         sets.close()
         return {"judged": judged, **counters, "removed_for_old": removed_for_old, "old_documents": documents_read,
@@ -179,12 +182,12 @@ class VerifyAgainst:
 
 
 class OldDocuments:
-    """The old documents that share band keys with the new documents of some clusters.
+    """The old documents (those of an index) that share band keys with the new documents of some clusters.
 
     `documents` holds one DOCUMENT record for each pair of a cluster and an old document that shares a key with it. For
     each record, `root` is the cluster, `rank` the priority of the document, and `file` the reference to the file with
-    its text. `touched` holds the TOUCHED records, sorted. TOUCHED record i is about the record number `of[i]` of
-    `documents`.
+    its text. `touched` holds TOUCHED records, sorted. A TOUCHED record names a cluster, an old document, and a band key
+    by which they are connected. TOUCHED record i is about the record number `of[i]` of `documents`.
     """
 
     def __init__(self, inputs: Inputs, indexes: Sequence[Mapping[str, Any]], touched: NDArray[Any],
@@ -228,15 +231,16 @@ class OldDocuments:
 
 
 class JudgeAgainst(ClusterJudge):
-    """Decides which new documents of each cluster are removed, when old documents are always kept. Among the candidates
-    of a cluster, the old documents come first. `number` holds for each candidate its number among the old documents
-    `old`, or a negative number if the candidate is a new document."""
+    """Decides which new documents of each cluster are removed. The old documents of a cluster (those of an index) are
+    always kept. Among the candidates of a cluster, the old documents come first. `number` holds for each candidate its
+    number among the old documents `old`, or a negative number if the candidate is a new document."""
 
     def __init__(self, candidates: NDArray[Any], rank: NDArray[Any], args: dict[str, Any], sets: ShingleSetReader,
-                 counters: dict[str, int], old: OldDocuments, number: NDArray[np.int64], old_sets: OldSets) -> None:
-        super().__init__(candidates, candidates["source"], rank, args, sets, counters)
+                 counters: dict[str, int], write_near: Callable[[NDArray[Any], NDArray[Any]], None],
+                 old: OldDocuments, number: NDArray[np.int64], old_sets: OldSets) -> None:
+        super().__init__(candidates, candidates["source"], rank, args, sets, counters, write_near)
         self.old, self.number, self.old_sets = old, number, old_sets
-        self.removed_for_old = self.small = 0      # old documents are read as they are needed, which a kernel cannot
+        self.removed_for_old = self.small = 0      # no kernel decides: it cannot read old documents
         self.counts = _Sizes(self)
         self.position = np.empty(len(old.documents), np.int64)             # of each old document among the candidates
         is_old = number >= 0

@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 #: With n = 0: a document (its id, part and row), and if it was removed, the id of the document that was kept instead.
-#: With n > 0: the document with this id gets n on top of its count.
+#: With n > 0: n is to be added to the count of the document with this id.
 COUNTED = np.dtype([*ID, ("kept_hi", "<u8"), ("kept_lo", "<u8"), ("part", "<u4"), ("row", "<u4"), ("removed", "<u4"),
                     ("n", "<u8")])
-#: what a kept document (its part and row within its group) gets on top of its count
+#: a number to add to the count of a kept document (given by its part and row within its group)
 ADDED = np.dtype([("part", "<u4"), ("row", "<u4"), ("n", "<u8")])
 _KEY = ("id_hi", "id_lo")
 
@@ -220,7 +220,8 @@ class CountSlices:
 
 
 def _write(out: Out, name: str, records: NDArray[Any], buckets: int) -> None:
-    """Write COUNTED records into buckets by id, as an exchange file (by which a task passes records to later ones)."""
+    """Write COUNTED records as an exchange file (by which a task passes records to later ones), in buckets by document
+    id. Each record adds a number to the count of one document."""
     write_segments(out, name, records, bucket_of(mix(records["id_hi"]), buckets), buckets, _KEY)
 
 

@@ -84,11 +84,11 @@ class ExactConfig(StageConfig):
     by: str | tuple[str, ...] = signal(
         "text", f"what makes two documents equal: one or several of {_PROPERTIES}; documents are compared by the first "
                 "of a list, and those that stay by the next; both: [url, text]")
-    normalise: bool = signal(True, "with by: text, texts that differ only in white space and case are equal; false: "
-                                   "only texts with the same bytes are")
+    normalise: bool = signal(True, "with by: text, texts that differ only in white space and case count as equal; "
+                                   "false: only texts of the same bytes do")
     prefer: tuple[str, ...] = signal(
         DEFAULT, "which of equal documents is kept: priority, newest, signal:NAME (largest value), longest; the first "
-                 "that sees a difference decides, at last the smallest id", added=True)
+                 "by which the documents differ decides, and at last the smallest id", added=True)
 
     @field_validator("by")
     @classmethod

@@ -1,5 +1,5 @@
-"""Tasks by which `exact` makes an index of the documents that it keeps, and compares documents with indexes
-(`stages.dedup.index`)."""
+"""Tasks by which `exact` makes an index of the documents that it keeps, and compares new documents with the indexes of
+earlier runs (`stages.dedup.index`)."""
 
 from __future__ import annotations
 

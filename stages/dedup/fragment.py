@@ -56,7 +56,7 @@ class Sizes:
     #: Bytes of edge files that one task of the first round reads.
     spread_bytes: int = 1 << 30
     #: Bytes of shingles that a task collects before it orders them by cluster and writes them, and bytes of shingles
-    #: that a judging task holds.
+    #: that a task `Verify` holds.
     shingle_chunk_bytes: int = 128 << 20
     shingle_cache_bytes: int = 256 << 20
 
@@ -158,8 +158,8 @@ def places(part: int, rows: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def split_place(place: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return (numbers of the parts, numbers of the rows) of documents' places. A place is part << 32 | row, where a
-    part is a file of documents."""
+    """Return (the number of the part, the number of the row) of each document in `places`. A document is given by its
+    place, part << 32 | row, where a part is a file of documents."""
     return (place >> np.uint64(32)).astype(np.uint32), (place & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 
 
@@ -269,21 +269,28 @@ def joined(rows: NDArray[Any]) -> NDArray[np.bytes_]:
 
 
 # -- removal slices --------------------------------------------------------------------------------------------------
+def most_similar(documents: NDArray[Any], near: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the numbers of those of the NEAR records `near` that name, for each of the documents, the _MOST_NEAR most
+    similar others (the first ones by id if several are equally similar), by document and in this order. Record n is
+    about the document documents[n]."""
+    order = np.lexsort((near["id_lo"], near["id_hi"], -near["similarity"], documents))
+    starts = np.searchsorted(documents[order], documents[order])              # where the records of its document begin
+    return order[np.arange(len(order)) - starts < _MOST_NEAR]
+
+
 def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: str | Sequence[str],
                 verdicts: NDArray[Any], near: NDArray[Any] | None = None) -> pa.Table:
     """Return a removal slice (a list of documents to drop, with SLICE_SCHEMA) from the verdicts on the documents of one
     part. For each document, `rows` holds its row, `removed` whether it is dropped, and `verdicts` its VERDICT record.
     All three are sorted by row. `reason` is one text for all documents, or a list with one for each. `near` holds the
     part's NEAR records, each of which names a kept document that resembles a document of the part. For each document,
-    the slice names the most similar ones, at most _MOST_NEAR."""
+    the slice names the `most_similar` ones."""
     beside: dict[int, list[dict[str, Any]]] = {}
     if near is not None and len(near):
+        near = near[most_similar(near["row"], near)]
         resembled = zip(near["row"].tolist(), id_texts(near["id_hi"], near["id_lo"]), near["similarity"].tolist())
         for row, id, similar in resembled:
             beside.setdefault(row, []).append({"id": id, "similarity": similar})
-    for others in beside.values():
-        others.sort(key=lambda record: (-record["similarity"], record["id"]))
-        del others[_MOST_NEAR:]
     reasons = [reason] * len(rows) if isinstance(reason, str) else list(reason)
     similarity = verdicts["similarity"]
     return pa.table({

@@ -92,8 +92,8 @@ class DedupIndex:
 
 
 def as_list(given: Any) -> Any:
-    """Return [name] for a single name, and any other value unchanged. A setting may so be one name or a list of
-    names."""
+    """Return [name] for a single name, and any other value unchanged. With this function, a setting may be one name or
+    a list of names."""
     return [given] if isinstance(given, str) else given
 
 
@@ -106,8 +106,8 @@ def check_preference(against: Sequence[str], prefer: Sequence[str]) -> None:
 
 
 def against_setting() -> Any:
-    return signal((), "datasets of the recipe, or folders of `tokenmill dedup index`, with whose documents these are "
-                      "compared, too; the old documents stay", added=True)
+    return signal((), "datasets of the recipe, or folders made by `tokenmill dedup index`, with whose documents these "
+                      "are also compared; those old documents always stay", added=True)
 
 
 class IndexedBarrier(Barrier):
@@ -116,8 +116,8 @@ class IndexedBarrier(Barrier):
 
     @property
     def no_index(self) -> str:
-        """The reason why the step can make no index (what it keeps depends on later documents), and which setting to
-        change. It is "" if the step can make one."""
+        """Return the reason why the step can make no index (what it keeps depends on later documents), and which
+        setting to change. The result is "" if the step can make one."""
         return ""
 
     def waves(self, parts: Sequence[PartRef], against: Sequence[DedupIndex] = ()) -> list[Wave]:

@@ -205,7 +205,7 @@ class OldSets:
         self._inputs, self._stage, self._cache_bytes = inputs, stage, cache_bytes
         self._sets: OrderedDict[tuple[str, int, int], NDArray[np.uint64]] = OrderedDict()
         self._bytes = 0
-        self.read = 0                              # texts
+        self.read = 0                              # number of texts read
 
     def get(self, ref: Mapping[str, Any], document: Any) -> NDArray[np.uint64]:
         """Return the shingle set of an old document. `ref` is the file with its text, and the DOCUMENT record

@@ -74,7 +74,7 @@ def _verifies(config: MinHash.Config) -> bool:
 
 
 class MinHash(IndexedBarrier):
-    """Remove near-duplicates, within and across the datasets of `from:`, and keep the documents of the first dataset in
+    """Remove near-duplicates, within and across the datasets of `from:`, in favour of documents of the first dataset in
     `priority:`.
 
     A cluster is a set of documents that share bands of their MinHash signatures, directly or through others. One
@@ -91,9 +91,9 @@ class MinHash(IndexedBarrier):
     shares a band with it and has at least as many n-grams. A text is thus never removed because it contains a shorter
     one. The setting `prefer` replaces priority and length as what decides which document stays.
 
-    With `boilerplate: 0.05`, a shingle is boilerplate if more than 10 documents of a cluster have it, and these are
-    more than 5 % of all documents of an input of the dataset. Boilerplate is left out when two texts are compared,
-    unless less than a tenth of one of the texts would be left.
+    With `boilerplate: 0.05`, a shingle is boilerplate if, among the documents of one cluster, more than 10 documents of
+    one input of the dataset have it, and these are more than 5 % of that input's documents. Boilerplate is left out
+    when two texts are compared, unless less than a tenth of one of the texts would be left.
 
     The setting `recall` is a probability, and replaces `bands` and `rows`. These are then chosen so that two documents
     of similarity `verify` share a band with at least this probability. `tokenmill plan` prints the probabilities for
@@ -118,11 +118,11 @@ class MinHash(IndexedBarrier):
 
     class Config(SignatureConfig):
         verify: float | Literal["record"] | None = decision(
-            0.75, "smallest Jaccard similarity with a kept document that removes one; 0 or null: no check; record: no "
-                  "check, but the similarity is stored")
+            0.75, "smallest Jaccard similarity with a kept document at which a document is removed; 0 or null: not "
+                  "checked; record: not checked, but stored")
         containment: float | None = decision(
-            None, "smallest share of a document's n-grams, within a kept document that has as many or more, that "
-                  "removes it, too", gt=0, le=1, added=True)
+            None, "smallest share of a document's n-grams that must be in a kept document with at least as many n-grams"
+                  " for the document to be removed, too", gt=0, le=1, added=True)
         recall: float | None = decision(
             None, "chooses bands and rows so that at least this share of the pairs of similarity `verify` is compared",
             gt=0, lt=1, added=True)

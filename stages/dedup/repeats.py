@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from stages.document import Document
 
-#: the first passage with a hash among several, and their number
+#: the first of the passages with a hash, and the number of these passages
 HASHED = np.dtype([("hi", "<u8"), ("lo", "<u8"), ("id_hi", "<u8"), ("id_lo", "<u8"), ("start", "<u4"), ("n", "<u4")])
 #: the passage that survives for a hash that occurs more than once
 SURVIVOR = np.dtype([("key", "S16"), ("id_hi", "<u8"), ("id_lo", "<u8"), ("start", "<u4")])
@@ -71,7 +71,8 @@ HELD, DOCUMENTS = 1 << 20, 1024
 
 class PassageConfig(StageConfig):
     unit: Unit = signal("paragraph", "what is compared: paragraphs (between blank lines), lines or sentences")
-    span: int = signal(1, "consecutive units that are compared as one passage; every run of so many is", ge=1, le=16)
+    span: int = signal(1, "number of consecutive units that form one passage; every run of so many units is compared",
+                       ge=1, le=16)
     min_unit_chars: int = signal(30, "shorter passages are never cut", ge=1)
     normalise: bool = signal(True, "passages that differ only in white space and case are equal")
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     Hashes = NDArray[np.uint64]
 
 _U = np.uint64
+#: bytes that a set in a cache takes besides its values, for its objects
+SET_BYTES = 400
 #: most values of one range that `_sort` sorts by insertion, whose time grows with their square
 _CROWDED = 64
 
@@ -51,7 +53,7 @@ def _sort(values, out, ends):
     if largest > _CROWDED:
         out.sort()
         return
-    for _ in range(2):                                    # most values are in place then; no branch depends on them
+    for _ in range(2):                                    # puts most values in place, without branches on them
         for i in range(_U(1), count):
             left, right = out[i - _U(1)], out[i]
             out[i - _U(1)] = left if left < right else right
@@ -99,7 +101,9 @@ def distinct_of_texts(values: Hashes, counts: NDArray[np.int64]) -> tuple[Hashes
     another; their number in each text)."""
     out, counts = np.empty(len(values), np.uint64), counts.copy()
     most = int(counts.max(initial=0))
-    return out[:_distinct_of_texts(values, counts, out, np.empty(2 * most + 2, np.uint32))], counts
+    sets = out[:_distinct_of_texts(values, counts, out, np.empty(2 * most + 2, np.uint32))]
+    # of a text that repeats itself, a view of a few values would keep the whole buffer in memory
+    return (sets.copy() if 2 * len(sets) < len(out) else sets), counts
 
 
 def distinct(values: Hashes) -> Hashes:
@@ -124,7 +128,7 @@ def common(a, b):
 
 def jaccard(a: Hashes, b: Hashes) -> float:
     """Return the Jaccard similarity |A and B| / |A or B| of two shingle sets (hashes of word n-grams, sorted, unique).
-    It is 0 if both are empty."""
+    The similarity is 0 if both sets are empty."""
     shared = int(common(a, b))
     union = len(a) + len(b) - shared
     return shared / union if union else 0.0
@@ -135,12 +139,12 @@ class Decided(NamedTuple):
     """What `judge_clusters` decided about the documents of clusters. A document is named by its number among all
     documents of these clusters."""
 
-    twins: NDArray[np.int64]               # for each document the kept one for which it goes, or -1 if it stays
-    similarities: NDArray[np.float64]      # of each document that goes to the kept one
+    twins: NDArray[np.int64]               # for each document: the one kept instead of it, or -1 if it stays
+    similarities: NDArray[np.float64]      # of each removed document and the one kept instead
     near: NDArray[np.int64]                # pairs of kept documents that resemble each other
     near_similarities: NDArray[np.float64]
     comparisons: int
-    most_kept: int                         # most documents kept of one cluster
+    most_kept: int                         # largest number of documents kept of one cluster
 
 
 @njit(cache=True)

@@ -50,17 +50,17 @@ class SignatureConfig(StageConfig):
     max_chars: int = signal(500_000, "characters at the beginning of a text that are compared; the signatures of "
                                      "longer texts tell little", ge=1)
     dialect: Literal["tokenmill", "datatrove", "datasketch"] = signal(
-        "tokenmill", "whose words and hashes (stages.dedup.hashing)")
+        "tokenmill", "project whose way to split words and to hash is followed (stages.dedup.hashing)")
     hash: Literal["sha1", "xxhash"] = signal("sha1", "shingle hash of dialect datatrove (FineWeb-2: xxhash)")
     words: Literal["english", "language"] = signal(
-        "english", "whose words dialect datatrove cuts texts into: English ones, or those of a document's language "
-                   "(FineWeb-2)")
+        "english", "language whose rules split texts into words in dialect datatrove: English, or that of each "
+                   "document (FineWeb-2)")
     shingles: Literal["words", "characters", "tokens"] = signal(
         "words", "what a shingle is a run of: words, characters of the simplified text (NeMo), or tokens", added=True)
-    tokenizer: str | None = resource(None, "tokenizer of shingles: tokens, a file tokenizer.json", added=True)
+    tokenizer: str | None = resource(None, "for shingles: tokens, the tokenizer, a file tokenizer.json", added=True)
     prefer: tuple[str, ...] = signal(
         DEFAULT, "which of similar documents is kept: priority, newest, signal:NAME (largest value), longest; the "
-                 "first that sees a difference decides, at last the smallest id", added=True)
+                 "first by which the documents differ decides, and at last the smallest id", added=True)
 
     _checked = field_validator("prefer")(checked)
 

@@ -35,8 +35,8 @@ ARC = np.dtype([("u", "<u8"), ("v", "<u8")])
 
 
 class Spread:
-    """Task that prepares the first round of `Star`: it writes each edge of some files as two arcs, one in each
-    direction.
+    """Task that prepares the first round of the task `Star`: it reads edges between documents, and writes each edge as
+    two arcs, one in each direction.
 
     Arguments: `links` (references to files of EDGE records, pairs of documents), `firsts` (for each of these files the
     number to add to the part numbers in its records; a part is a file of documents), `folded` (number of edges that are
@@ -98,8 +98,9 @@ class Star:
 
 
 class Members:
-    """Task that reads the clusters from one bucket of arcs (directed edges) of the last round of `Star`. The arcs form
-    one star for each cluster: a node that is joined to all other nodes of the cluster.
+    """Task that finds out to which cluster each document belongs, from one bucket of arcs (directed edges) of the last
+    round of the task `Star`. The arcs form one star for each cluster: a node that is joined to all other nodes of the
+    cluster.
 
     Arguments: `edges` (references to the files of ARC records), `bucket` (number of the bucket), `groups` (number of
     the first part of each group of parts; a part is a file of documents).

@@ -2,9 +2,9 @@
 
 A window is a run of `length` bytes of a text. Its seed is a short run of bytes inside the window that represents it. A
 part is a file of documents, and a group is a run of consecutive parts. A record names a document by the number of its
-part within the group and by its row in the part. It names a position in a text by the number of the byte. With `unit:
-tokens`, positions are numbers of tokens instead, until the task RunMap turns them into numbers of bytes. In that case,
-the tasks have an argument `units`, a key of the tokenizer's content.
+part within the group and by its row in the part. A record names a position in a text by the number of the byte there.
+With `unit: tokens`, positions are numbers of tokens instead, until the task RunMap turns them into numbers of bytes. In
+that case, the tasks have an argument `units`, a key of the tokenizer's content.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def _runs(inputs: Inputs, args: dict[str, Any]) -> Iterator[NDArray[Any]]:
 def _needed(blocks: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
     """Leave out runs (stretches of repeated windows, as `_runs` yields them) whose bytes other runs cover. `blocks` are
     arrays of runs, sorted by text and position. The runs that are yielded cover the same bytes as all runs together."""
-    held = np.zeros(0, _RUN)                           # the last two: the next block may make the last one needless
+    held = np.zeros(0, _RUN)                           # the last two runs: the last one may not be needed
     for block in blocks:
         runs = np.concatenate([held, block])
         texts = runs["part"].astype(np.uint64) << np.uint64(32) | runs["row"].astype(np.uint64)

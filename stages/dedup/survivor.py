@@ -59,8 +59,8 @@ def signals(prefer: Sequence[str]) -> list[str]:
 
 
 def order_field(prefer: Sequence[str]) -> list[Any]:
-    """Return [the numpy description (name, type, shape) of the field `order` of a record], or [] if the preferences
-    need no such field."""
+    """Return the field `order` of a record, as numpy describes fields: [(name, type, shape)]. The result is [] if the
+    preferences need no such field."""
     return [("order", "<u8", (len(stored(prefer)),))] if stored(prefer) else []
 
 

@@ -143,13 +143,14 @@ class Verify:
 
     The task writes two exchange files, both in buckets by number of the group. `verdicts.seg` has a VERDICT record for
     every document of every cluster. `near.seg` is about pairs of kept documents that were compared and whose similarity
-    is at least RESEMBLING: each document of a pair gets a NEAR record that names the other one. Memory holds a block of
+    is at least RESEMBLING: each document of a pair gets a NEAR record that names the other one, unless many others are
+    more similar (`stages.dedup.fragment.most_similar`). Memory holds a block of
     candidates, the largest cluster, the cache of shingle sets, and with `boilerplate` MEMORY_MB more
     (`stages.dedup.boilerplate`).
     """
 
     name = "minhash_verify"
-    version = 4
+    version = 5
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
@@ -163,9 +164,8 @@ class Verify:
                 rank = ranks[block["source"]]
                 order = in_order((block["root"],), preference(block, rank, prefer))
                 block, rank = block[order], rank[order]
-                judge = ClusterJudge(block, block["source"], rank, args, sets, counters)
+                judge = ClusterJudge(block, block["source"], rank, args, sets, counters, near_writer.write)
                 verdict_writer.write(block["source"], judge.verdicts())
-                near_writer.write(*judge.near_records())
                 judged += len(block)
         sets.close()
         return {"judged": judged, **counters}

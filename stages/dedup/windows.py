@@ -4,11 +4,12 @@ A *window* is a run of `window` bytes. Two texts share a stretch of at least `wi
 a window. To compare the windows of a whole corpus, one would have to exchange a hash for each byte. But most windows
 occur only once, and a sample of the text shows which windows these are. The sample consists of seeds. The *seed* of a
 window is the run of `window` // 2 bytes in the window whose hash is smallest (its minimizer, Schleimer et al. 2003,
-"Winnowing"). If several runs have the smallest hash, the seed of the previous window is taken if it is among them
-("robust winnowing"), and the last of them if not. Without this rule, a text of a million equal bytes would have a
-million seeds. Equal windows have seeds of equal hash, and neighbouring windows mostly share their seed, so a text has
-about 4 seeds for each `window` bytes. Only windows whose seed's hash occurs more than once need to be hashed. (Two
-equal windows that do not overlap have two seeds, because each seed lies within its window.)
+"Winnowing"). If several runs have the smallest hash, and the seed of the previous window is one of them, it is also the
+seed of this window ("robust winnowing"). If it is not, the last of the runs is the seed. Without this rule, a text of a
+million equal bytes would have a million seeds. Equal windows have seeds of equal hash, and neighbouring windows mostly
+share their seed, so a text has about 4 seeds for each `window` bytes. Only windows whose seed's hash occurs more than
+once need to be hashed. (Two equal windows that do not overlap have two seeds, because each seed lies within its
+window.)
 
 The functions take the bytes of a text or, in the same way, its tokens, given by number.
 
@@ -34,13 +35,13 @@ _PRIME = _U((1 << 61) - 1)
 _BASE = _U(0x1A37F2C94D6B8E51)
 _LOW = _U((1 << 32) - 1)
 _M1, _M2 = _U(0xFF51AFD7ED558CCD), _U(0xC4CEB9FE1A85EC53)
-#: windows that are looked at together; they bound the memory that a long text takes (8 bytes each)
+#: windows that are processed at a time; this bounds the memory that a long text takes (8 bytes for each window)
 BLOCK = 1 << 20
 
 
 @njit(cache=True, inline="always")
 def _times(a, b):
-    """Return a * b modulo 2**61 - 1, for a and b below this prime."""
+    """Return a * b modulo the prime 2**61 - 1. Both a and b must be below the prime."""
     a_high, a_low, b_high, b_low = a >> _U(32), a & _LOW, b >> _U(32), b & _LOW
     middle = a_high * b_low + a_low * b_high                 # below 2**62
     low = a_low * b_low
@@ -62,7 +63,8 @@ def _mixed(x):
 
 @njit(cache=True)
 def _power(exponent):
-    """Return the base of the polynomials to the power `exponent`, modulo the prime."""
+    """Return the base of the polynomials, by which runs are hashed, to the power `exponent`, modulo the prime 2**61 -
+    1."""
     out = _U(1)
     for _ in range(exponent):
         out = _times(out, _BASE)
@@ -175,7 +177,7 @@ def covering(texts, starts, stops):
     for i in range(starts.shape[0]):
         other = kept < 0 or texts[i] != texts[kept]
         if (other or starts[i] > stops[kept]) and i - 1 > kept:
-            kept = i - 1                                          # the furthest that begins where coverage ends
+            kept = i - 1                                          # the furthest of those that begin in the coverage
             needed[kept] = True
             other = texts[i] != texts[kept]
         if other or starts[i] > stops[kept]:

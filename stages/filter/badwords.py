@@ -21,7 +21,8 @@ LISTS = "naughty-words-1.2.0.tgz"
 
 
 class Badwords(Stage):
-    """Count words of a list in the document's language and drop documents that are full of them.
+    """Count the words of a document that are in a list of bad words of its language, and drop documents with a large
+    share of bad words.
 
     The lists are LDNOOBW's for 28 languages (`tokenmill fetch badwords`) or in a file of your own
     (`stages.text.wordlists` names the formats of files). `stages.text.badwords` explains how words are recognised in
@@ -75,7 +76,8 @@ class Badwords(Stage):
         return self.verdict(doc)
 
     def _counter(self, doc: Document) -> BadWords | None:
-        """Return what counts the bad words in a document's language; None if the language has no list."""
+        """Return the object that counts the bad words of the document's language, or None if there is no list for the
+        language."""
         language = language_of(doc.language or self.config.default_language)
         if language not in self._counters:
             self._counters[language] = count_lists(self._lists, language)

@@ -1,8 +1,9 @@
 """Holds FineWeb-2's thresholds and stop words for each language, and reads FineWeb-2's config files.
 
 The table in this module comes from the config files (https://github.com/huggingface/fineweb-2, `configs/LANGUAGE.yml`,
-as of the release: commits 05e6729 and d331bee). Their values were computed by the method of arXiv 2506.20920. The table
-covers only large languages. FineWeb-2 has a file for each of 1,868 languages, and `read_limits` reads such files.
+as of the release: commits 05e6729 and d331bee). FineWeb-2's authors computed the thresholds by the method of arXiv
+2506.20920. The table covers only large languages. FineWeb-2 has a file for each of 1,868 languages, and `read_limits`
+reads such files.
 """
 
 from __future__ import annotations

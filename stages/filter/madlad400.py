@@ -33,7 +33,7 @@ _CURSED_ROWS = (r"(?: ...){9}", r"(?: ....){9}", r"(?: [^ ]){9}", r", ..,,? ..,,
 
 
 class Madlad400(Stage):
-    """Drop documents of which more than a fifth of the sentences are questionable, and those of fewer than five
+    """Drop documents of which more than a fifth of the sentences are questionable, and documents of fewer than five
     sentences (MADLAD-400, arXiv 2309.04662, 2.3).
 
     Dialect (whose rules it follows): the paper and the data set's card. A sentence is questionable under one of these
@@ -43,7 +43,7 @@ class Madlad400(Stage):
     * `list_case`: it has 12 words or more, and more than half of them begin with a capital;
     * `length`: it has fewer than 20 characters or more than 500;
     * `technical`: more than a fifth of its characters are of `0123456789{}+/()>`;
-    * `cursed`: it holds one of 32 strings and patterns that the audit found on pages without proper text.
+    * `cursed`: it holds one of 32 strings and patterns that the paper's audit found on pages without proper text.
 
     Where the paper and the card leave something open, the step follows allenai/datamap-rs
     (`madlad400_sentence_annotator`, used for OLMo 3). Sentences end at a run of . ! ? before white space; the run and
@@ -133,8 +133,9 @@ class Madlad400(Stage):
         return "madlad400_questionable" if share is not None and share > self.config.max_questionable else None
 
     def matches(self, doc: Document, reason: str) -> list[Span]:
-        """Mark the questionable sentences, and of those that are only cursed the cursed words. Sentences in another
-        language are not marked, because that needs the model."""
+        """Return the spans (first character, one past the last) of the questionable sentences, at most MOST. For a
+        sentence that is questionable only by the rule `cursed`, the span is that of the cursed string. Sentences in
+        another language than the document's are not marked, because that needs the model."""
         if reason != "madlad400_questionable":
             return []
         rules = [rule for rule in self.config.rules if rule not in ("consistency", "cursed")]

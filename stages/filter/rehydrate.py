@@ -25,9 +25,9 @@ class Rehydrate(Stage):
 
     Pages that were copied a few times are on average better than single ones, and those with thousands of copies worse.
     FineWeb-2 therefore repeats a document 2, 3, 5 or 8 times by the size of its cluster of duplicates. This step
-    repeats no text. It only writes how often. In the recipe, `shards:` are split by this number into streams (`by:
-    signal.rehydrate`), and the mixture reads each stream that often: `{by: signal.rehydrate, upsample: {'2': 2, '3': 3,
-    '5': 5, '8': 8}}`.
+    repeats no text. It only writes how often the document is to be read. In the recipe, `shards:` are split by this
+    number into streams (`by: signal.rehydrate`), and the mixture reads each stream that often: `{by: signal.rehydrate,
+    upsample: {'2': 2, '3': 3, '5': 5, '8': 8}}`.
 
     The number of duplicates, with the document itself, is the signal `dup_count`. The steps `exact` and `minhash` write
     it when a later step such as this one reads it. A document without `dup_count` gets no `rehydrate`.

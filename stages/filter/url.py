@@ -73,7 +73,8 @@ class Url(Stage):
     memory_mb = 120
 
     class Config(StageConfig):
-        dialect: Literal["datatrove", "dclm"] = signal("datatrove", "whose rules look up words and hosts")
+        dialect: Literal["datatrove", "dclm"] = signal(
+            "datatrove", "project whose rules for looking up words and hosts are followed")
         integrated: bool = signal(True, "use the lists that ship with datatrove")
         soft_words: int = decision(2, "drop at this many different soft words")
         domains: str | None = resource(None, "file of more blocked domains and hosts")

@@ -27,7 +27,8 @@ class Ranking:
     """A ranking of documents: their scores, best first, and whether each document is good. From one ranking, measures
     such as the AUC can be computed repeatedly with different weights of the documents.
 
-    >>> Ranking([0.9, 0.8, 0.1], [True, False, False]).auc() 1.0
+    >>> Ranking([0.9, 0.8, 0.1], [True, False, False]).auc()
+    1.0
     """
 
     def __init__(self, scores: ArrayLike, good: ArrayLike) -> None:
@@ -61,7 +62,8 @@ class Ranking:
         return float((above * others).sum() / pairs) if pairs else float("nan")
 
     def average_precision(self, weights: Floats | None = None) -> float:
-        """Return the area under the precision-recall curve, which is a step function; NaN if no document is good."""
+        """Return the average precision: the area under the precision-recall curve, taken as a step function. The result
+        is NaN if no document is good."""
         good, others = self.steps(weights)
         total = good.sum()
         if not total:

@@ -43,8 +43,8 @@ MOST_REFERENCE = 50_000
 
 @dataclass(frozen=True)
 class FastTextSettings:
-    """Settings of fastText's training (Joulin et al. 2016). A model takes about `dim` * 4 bytes for each word and for
-    each bucket of word n-grams."""
+    """Settings of fastText's training (Joulin et al. 2016). A model takes about `dim` * 4 bytes of memory for each word
+    and for each bucket of word n-grams."""
 
     dim: int = 32
     epochs: int = 5

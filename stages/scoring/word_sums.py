@@ -79,7 +79,7 @@ class WordSums:
 
     def predict(self, text: str) -> list[tuple[str, float]]:
         """Return the most probable label of a text, as a list with one (label, probability). Line breaks in the text
-        count as spaces. The list is empty if the model knows no word of it."""
+        count as spaces. The list is empty if the model knows nothing of the text, not even the end of a line."""
         data = np.frombuffer(text.encode("utf-8", "surrogatepass") + b"\n", np.uint8)
         with self._lock:
             best, probability = _most_probable(data, self._seed, self._cache, self._vocabulary, self._grams,

@@ -142,6 +142,6 @@ def _goes_on(words: list[tuple[int, int]], first: int, last: int) -> bool:
 @lru_cache(maxsize=16)
 def finder(countries: tuple[str, ...], anywhere: bool = False) -> Finder:
     """Return the Finder for the identity numbers of some countries. A country is given by two lower-case letters; "all"
-    stands for every country. With `anywhere`, a number whose form numbers of other kinds have, too, counts without a
-    word that names it."""
+    stands for every country. Numbers of a form that other numbers have, too, are accepted only after a word that names
+    them, unless `anywhere` is true."""
     return Finder([rule for rule in RULES if "all" in countries or rule.country in countries], anywhere)

@@ -139,8 +139,8 @@ class BadWords:
         return Counter(entry for entry, _, _ in entries), words
 
     def places(self, text: str) -> list[tuple[int, int]]:
-        """Return where the bad words stand in a text, in order, as (first character, one past the last). Where the
-        normal form of a run of letters has another length, the whole run counts."""
+        """Return the places of the bad words in a text, in order, as (first character, one past the last). If
+        normalisation changes the length of a run of letters, the place of a bad word in this run is the whole run."""
         forms, starts = [], []                # of the runs of letters, and of the characters between them
         bounds = [0]
         for run in _RUN.finditer(text):
@@ -157,8 +157,8 @@ class BadWords:
         return sorted((place(begin, end=False), place(stop, end=True)) for _, begin, stop in entries)
 
     def _entries_in(self, text: str) -> tuple[list[tuple[str, int, int]], float]:
-        """Return the entries of the lists in a normalised text, as (entry, first character, one past the last), and the
-        number of words in the text."""
+        """Return two values: the entries of the lists that occur in a normalised text, each as (entry, first character,
+        one past the last); and the number of words in the text."""
         entries: list[tuple[str, int, int]] = []
         if self.unspaced:
             words = sum(map(str.isalpha, text)) / LETTERS_A_WORD[self.language]

@@ -133,8 +133,8 @@ class TextModel:
         return self.lm.ids(" ".join(pieces).split())
 
     def perplexity(self, text: str) -> float:
-        """Return the perplexity of a text as CCNet computes it, rounded to one decimal place. It is lower, the closer
-        the text is to the texts on which the model was trained."""
+        """Return the perplexity of a text as CCNet computes it, rounded to one decimal place. The closer the text is to
+        the texts on which the model was trained, the lower is the perplexity."""
         ids = self.ids(text)
         return round(10.0 ** min(-self.lm.score(ids) / (len(ids) + 1), 300.0), 1)      # a float holds no more
 

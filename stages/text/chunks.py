@@ -186,8 +186,7 @@ def insert(slots: np.ndarray, rows: np.ndarray, first: int, last: int) -> None:
 @njit(cache=True, nogil=True)
 def remove(slots: np.ndarray, rows: np.ndarray, first: int, last: int) -> None:
     """Remove the chunks from `first` up to, but not including, `last` from the hash table. They must be the chunks that
-    were added last. The remaining chunks can still be found, because none of them had to move to another slot because
-    of a removed one."""
+    were added last. The remaining chunks can still be found, because they were placed before the removed ones."""
     mask = slots.shape[0] - 1
     for i in range(last - 1, first - 1, -1):
         slot = rows[i].hash & mask

@@ -1,7 +1,7 @@
-"""Finds the places in a text that made a rule drop the document, so that reports can mark them in examples.
+"""Finds the places in a text that made a rule drop the document, so that reports can mark these places in examples.
 
-The marks can differ slightly from what a filter counted: these functions cut words at white space, while some rules cut
-them differently. No filter uses the functions for its decision.
+The marks can differ slightly from what a filter counted: the functions of this module cut words at white space, while
+some rules cut them differently. No filter uses the functions for its decision.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _REPETITION = re.compile(r"(?:dup|dclm)_(?P<part>line|para)|(?:dup|duplicated|(?
 
 
 def pattern_spans(pattern: re.Pattern[str], text: str) -> list[Span]:
-    """Return the spans of the first MOST matches of a pattern in the text. Empty matches are left out."""
+    """Return the spans (first character, one past the last) of the first MOST matches of a pattern in the text. Empty
+    matches are left out."""
     out: list[Span] = []
     for match in pattern.finditer(text):
         if match.end() > match.start():
@@ -31,16 +32,17 @@ def pattern_spans(pattern: re.Pattern[str], text: str) -> list[Span]:
 
 
 def same_length_lower(text: str) -> str:
-    """Return a text in lower case, in which every character stays in its place: `İ`, of which `str.lower` makes two
-    characters, is kept."""
+    """Return a text in lower case in which every character stays at its position. The letter `İ` is therefore kept,
+    because `str.lower` makes two characters of it."""
     lower = text.lower()
     return lower if len(lower) == len(text) else "".join(
         small if len(small := character.lower()) == 1 else character for character in text)
 
 
 def repetition_spans(text: str, reason: str, *, first: bool = False) -> list[Span]:
-    """Return the spans of the copies for which Gopher's rules on repetition, or DCLM's form of them, dropped a text
-    with this reason. With `first`, the first of equal parts is one of them."""
+    """Return the spans (first character, one past the last) of the repetitions because of which a text was dropped by
+    Gopher's rules on repetition, or by DCLM's form of these rules. `reason` is the reason of the rule. With `first`,
+    the first of several equal lines, paragraphs or n-grams also counts as a repetition."""
     rule = _REPETITION.search(reason)
     if rule is None:
         return []
@@ -50,8 +52,9 @@ def repetition_spans(text: str, reason: str, *, first: bool = False) -> list[Spa
 
 
 def copies(text: str, separator: str = "\n", *, first: bool = False) -> list[Span]:
-    """Return the spans of the lines that, without white space at their ends, are copies of an earlier line, or with
-    `first` of any other line, MOST at most. With another `separator`, paragraphs are compared instead of lines."""
+    """Return the spans (first character, one past the last) of the lines that are copies of an earlier line, at most
+    MOST. With `first`, the first of several equal lines is also returned. White space at the ends of a line makes no
+    difference. With another `separator`, paragraphs are compared instead of lines."""
     parts: list[tuple[str, int]] = []
     at = 0
     for part in text.split(separator):
@@ -64,9 +67,10 @@ def copies(text: str, separator: str = "\n", *, first: bool = False) -> list[Spa
 
 
 def repeated_words(text: str, n: int, *, top: bool, first: bool = False) -> list[Span]:
-    """Return the spans of repeated runs of `n` words, MOST at most. With `top`, these are all occurrences of the most
-    frequent run (none if it occurs only once); without, all runs that repeat an earlier run, or with `first` any other
-    run. Spans that overlap or follow each other are joined."""
+    """Return the spans (first character, one past the last) of repeated runs of `n` words, at most MOST. With `top`,
+    these are all occurrences of the most frequent run (none if it occurs only once). Otherwise they are all runs that
+    repeat an earlier run and, with `first`, also the first of several equal runs. Spans that overlap or follow each
+    other are joined."""
     words = [match.span() for match in _WORD.finditer(text)]
     runs = [tuple(text[a:b] for a, b in words[i:i + n]) for i in range(len(words) - n + 1)]
     if top:
@@ -78,7 +82,8 @@ def repeated_words(text: str, n: int, *, top: bool, first: bool = False) -> list
 
 
 def _copied(items: Sequence[Hashable], first: bool) -> list[int]:
-    """Return the places of the items that repeat an earlier item, or with `first` any other item."""
+    """Return the positions of the items that repeat an earlier item. With `first`, the position of the first of several
+    equal items is also returned."""
     counts, seen = Counter(items), set()
     out = []
     for place, item in enumerate(items):
@@ -89,7 +94,7 @@ def _copied(items: Sequence[Hashable], first: bool) -> list[int]:
 
 
 def merged_spans(spans: list[Span]) -> list[Span]:
-    """Return the spans in order. Spans that overlap, touch, or are one character apart are joined."""
+    """Return spans of a text in order. Spans that overlap, touch, or are one character apart are joined."""
     out: list[Span] = []
     for begin, end in sorted(spans):
         if out and begin <= out[-1][1] + 1:

@@ -1,5 +1,5 @@
-"""Protects the formulas, code and tables of a text while the rest of the text is processed. They are replaced by
-placeholders before, and the placeholders by the originals afterwards.
+"""Protects the formulas, code and tables of a text while the rest of the text is processed. Before that, they are
+replaced by placeholders. Afterwards, the placeholders are replaced by the originals.
 
 A placeholder is a number between two private-use characters. These characters must first be removed from the text
 (`without_stand_ins`), so that no text can contain a forged placeholder.
@@ -16,7 +16,8 @@ _STAND_INS = dict.fromkeys(range(0xE000, 0xE004))
 
 
 def without_stand_ins(text: str) -> str:
-    """Return the text without the private-use characters that placeholders consist of, and without those in MARKS."""
+    """Return the text without the private-use characters of which placeholders consist, and without the further
+    private-use characters MARKS."""
     return text.translate(_STAND_INS)
 
 

@@ -15,8 +15,8 @@ from pipeline.base.compiled import njit
 
 
 def number(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Number the different words of a text from 0, in the order in which they first occur. Returns (number of each word
-    of the text, int32; length in characters of the word with each number, int32)."""
+    """Give the different words of a text numbers from 0, in the order in which they first occur. Returns (the number of
+    each word of the text, in order, int32; for each number, the length of its word in characters, int32)."""
     id_of = {word: i for i, word in enumerate(dict.fromkeys(words))}
     ids = np.fromiter(map(id_of.__getitem__, words), np.int32, len(words))
     return ids, np.fromiter(map(len, id_of), np.int32, len(id_of))

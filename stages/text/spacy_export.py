@@ -82,9 +82,9 @@ def suffix_window(pattern: str) -> int | None:
     """Return the length in characters of the longest suffix that a pattern for suffixes can match, not counting full
     stops at the end.
 
-    spaCy searches the whole string for a suffix. A search that starts only so many characters before the end finds the
-    same suffixes faster. The result is None if the pattern has an alternative without a greatest length, other than
-    `\\.\\.+$`. In that case, the whole string must be searched.
+    spaCy searches the whole string for a suffix. A search that starts this number of characters before the end of the
+    string finds the same suffixes faster. The result is None if the pattern has an alternative without a greatest
+    length, other than `\\.\\.+$`. In that case, the whole string must be searched.
     """
     from re import _parser  # type: ignore[attr-defined]
 

@@ -136,8 +136,8 @@ class SpacyRules:
         string with a fixed split into tokens. This method does what spaCy's last pass, `_apply_special_cases`, does.
 
         `breaks[i]` is true if a space precedes token i. A special case may match tokens on both sides of a space, but
-        is applied only if the matched text, with its spaces, is spelt like a special case. A match that is not applied
-        still prevents shorter matches that overlap it.
+        is applied only if the matched text, with its spaces, is spelt like a special case. If a match is not applied
+        for this reason, shorter matches that overlap it are not applied either.
         """
         matches = [(i, i + len(sequence)) for i, token in enumerate(tokens)
                    for sequence in self._sequences.get(token, ()) if tuple(tokens[i:i + len(sequence)]) == sequence]

@@ -27,7 +27,7 @@ from tokenizer.export.samples import ExportSamples
 from tokenizer.export.source import ExportSource
 from tokenizer.export.target import Target
 
-#: litdata's numbers of NumPy's types, by the bytes of a token
+#: bytes of a token → litdata's number for the NumPy type
 TYPES = {1: 4, 2: 5, 4: 6}
 
 

@@ -25,7 +25,7 @@ from tokenizer.export.source import ExportError, ExportSource
 from tokenizer.export.target import Target
 from tokenizer.shards.layout import REMEDY, ShardError
 
-#: magic and version, by the bytes of a token
+#: bytes of a token → (magic, version)
 HEADS = {2: (20240520, 1), 4: (20240801, 7)}
 #: first number that an i32 cannot hold
 LIMIT = 1 << 31

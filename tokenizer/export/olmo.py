@@ -33,8 +33,8 @@ from tokenizer.export.target import Target
 
 class OlmoWriter:
     """Writes a shard set, or the samples of a training, in the format of OLMo-core and dolma. Tokens go to raw .npy
-    files, which are hard links to files of the set where possible. The documents in a file are listed in a .csv.gz
-    file."""
+    files; where an existing file has the same bytes, the .npy file is a hard link to it, if possible. The documents in
+    a file are listed in a .csv.gz file."""
 
     holds_loss = True
 

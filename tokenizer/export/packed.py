@@ -1,6 +1,6 @@
-"""Reads the packed rows of a shard set for an export, in the order of the set. If the set was imported from rows, the
-packed rows are exactly the imported ones, in the same files and with the same origins. So the export equals what was
-imported.
+"""Reads the packed rows (training samples of whole documents) of a shard set for an export, in the order of the set. If
+the set was imported from rows, the packed rows are exactly the imported ones, in the same files and with the same
+origins. So the export equals what was imported.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tokenizer.shards.rows import RowOrigin
 
 
 class PackedSamples(ExportSamples):
-    """Reads the packed rows of a shard set for an export; each row is a sample. They are the packed rows that were
-    published last with the set. With `drop_loss`, loss masks are ignored. `progress` is called after each read, with
-    the number of bytes of tokens that were read."""
+    """Reads the packed rows of a shard set for an export. Each row is a training sample of whole documents. They are
+    the packed rows that were published last with the set. With `drop_loss`, loss masks are ignored, so that all tokens
+    count in the loss. `progress` is called after each read, with the number of bytes of tokens that were read."""
 
     def __init__(self, shards: ShardSet, drop_loss: bool, progress: Callable[[int], None]) -> None:
         manifest, packing = shards.manifest, shards.published_packing()
@@ -72,7 +72,7 @@ class PackedSamples(ExportSamples):
             sizes = pieces[:, 1] - pieces[:, 0]
             before = np.cumsum(sizes) - sizes
             firsts = np.cumsum(counts) - counts
-            places = rows * width + before - np.repeat(before[firsts], counts)      # of the first token of each piece
+            places = rows * width + before - np.repeat(before[firsts], counts)      # where its first token goes
             low, high = int(pieces[:, 0].min()), int(pieces[:, 1].max())
             inside = np.arange(int(sizes.sum())) - np.repeat(before, sizes)
             chosen, into = np.repeat(pieces[:, 0] - low, sizes) + inside, np.repeat(places, sizes) + inside

@@ -69,7 +69,8 @@ class ExportSamples(Protocol):
         """How many tokens an export reads: L + 1 of each sample."""
 
     def first_of(self, part: RowPart) -> int:
-        """Return the number of the first sample of a part, as `SampleBlock.first` counts samples."""
+        """Return the number of the first sample of a part (samples that come from one file), as `SampleBlock.first`
+        counts samples."""
 
     def original(self, part: RowPart, kind: str) -> Path | None:
         """Return the path of a file that already has the wanted bytes: a file of a `kind`, such as tokens, with exactly
@@ -149,7 +150,8 @@ class TrainingSamples(ExportSamples):
 
 
 def unpacked(bits: np.ndarray, length: int) -> np.ndarray:
-    """Unpack the bits of a file of materialised rows (`bounds` or `loss`) into flags, u8 (rows, `length`)."""
+    """Unpack the bits in a file `bounds` or `loss` of materialised rows (samples of a training, written to files) into
+    flags, u8 (rows, `length`)."""
     return np.unpackbits(bits, axis=1, count=length, bitorder="little")
 
 

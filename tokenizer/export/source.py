@@ -11,7 +11,7 @@ from pipeline.base.files import sha256
 from tokenizer.shards.layout import REMEDY, TABLE_ROWS, Shard, ShardError
 from tokenizer.shards.reader import ShardSet
 
-#: tokens that are read at a time
+#: number of tokens that are read at a time
 BLOCK_TOKENS = 1 << 22
 
 
@@ -39,12 +39,11 @@ class TableRows(NamedTuple):
 
 
 class ExportSource:
-    """Reads a shard set for an export. With `drop_loss`, its loss masks are ignored. `progress` is called after each
-    read, with the number of bytes of tokens and loss masks that were read.
+    """Reads a shard set for an export. With `drop_loss`, its loss masks are ignored, so that all tokens count in the
+    loss. `progress` is called after each read, with the number of bytes of tokens and loss masks that were read.
 
     An export reads blocks of BLOCK_TOKENS tokens, or one document if that is longer, so its memory does not grow with
-    the size of a shard.
-    """
+    the size of a shard."""
 
     def __init__(self, shards: ShardSet, drop_loss: bool, progress: Callable[[int], None]) -> None:
         self.shards, self.manifest, self.progress = shards, shards.manifest, progress

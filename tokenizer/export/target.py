@@ -65,7 +65,8 @@ class Target(ABC):
         """Open a file that was written to this target, for reading."""
 
 
-#: opens the place of an export or import. The argument identifies the contents of its files: equal ones, equal files
+#: opens the place for the files of an export or import. The argument is the result of `contents_of`: if it is equal,
+#: so are the files
 OpenTarget = Callable[[str], AbstractContextManager[Target]]
 
 
@@ -91,8 +92,8 @@ class FolderTarget(Target):
         self.files, self.bytes = self.files + 1, self.bytes + path.stat().st_size
 
     def share(self, name: str, original: Path | None, contents: Iterable[np.ndarray]) -> None:
-        """Make the file `name` a hard link to `original`, or write it if that is None or the file system allows no
-        link."""
+        """Make the file `name` a hard link to `original`. If `original` is None, or if the file system allows no link,
+        write the file instead."""
         try:
             linked = original is not None and link(original.resolve(), self.folder / name)
         except OSError:                           # another disk, a disk without hard links, or too many of them

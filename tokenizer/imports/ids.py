@@ -13,7 +13,7 @@ import xxhash
 from pipeline.base.parquet import open_parquet
 from tokenizer.imports.source import TokenFileError
 
-#: hashes that are compared at a time
+#: number of hashes that are compared at a time
 BLOCK = 1 << 20
 
 

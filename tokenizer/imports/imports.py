@@ -33,7 +33,7 @@ from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest
 from tokenizer.shards.packed import MANIFEST as PACKED
 from tokenizer.shards.packed import Packing
 
-#: most characters of a document's id. The table of a shard holds many ids in memory while it is written
+#: largest number of characters in a document's id. Many ids are in memory while the table of a shard is written
 LONGEST_ID = 1 << 12
 FORMATS: Mapping[str, ImportFormat] = {
     "ds": DsReader(), "megatron": MegatronReader(), "olmo": OlmoReader(), "nanogpt": NanoGptReader(),
@@ -140,15 +140,16 @@ def write_manifests(target: Target, manifests: Mapping[str, Manifest], packing: 
 
 
 class RowCounts:
-    """Collects what the manifest of an import of rows (training samples) records about them, under `source`. With this,
-    an export can write the same files again."""
+    """Collects what the manifest (shards.json) of an import of rows (training samples) records about them, under
+    `source`. With this, an export can write the same files again."""
 
     def __init__(self, sequence: int) -> None:
         self.sequence, self.masked, self.with_ids = sequence, False, False
         self.counts: list[int] = []               # rows of each file
 
     def add(self, part: int, rows: RowPieces) -> None:
-        """Count rows of file number `part`, and note whether they have loss masks and ids."""
+        """Count rows (training samples) of file number `part`, and note whether they have ids and loss masks (which say
+        which tokens count in the loss)."""
         self.counts += [0] * (part + 1 - len(self.counts))
         self.counts[part] += len(rows.counts)
         self.masked, self.with_ids = self.masked or rows.masked, rows.documents.ids is not None

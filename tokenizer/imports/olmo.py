@@ -23,9 +23,9 @@ import numpy as np
 from tokenizer.imports.documents import Ends, ImportedDocuments, TokenRange, cut_at_ends, cut_at_eos, cut_flat_rows
 from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
 
-#: how the files of NumPy begin. OLMo's have no such header
+#: the first bytes of a NumPy file. OLMo's .npy files have no such header
 NUMPY = b"\x93NUMPY"
-#: lines of a .csv.gz file that are read at a time, and the longest of them in bytes
+#: number of lines of a .csv.gz file that are read at a time, and largest size of a line in bytes
 LINES, LONGEST_LINE = 1 << 14, 1 << 16
 MASK = "labels_mask"
 #: number of tokens from which on it is no coincidence that every second token is 0

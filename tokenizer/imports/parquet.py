@@ -25,7 +25,7 @@ from tokenizer.imports.rows import piece_ids
 from tokenizer.imports.source import AGAIN, ImportLimits, ImportSource, TokenFile, TokenFileError
 from tokenizer.shards.rows import RowOrigin
 
-#: columns of rows that say from where a row is, beside `stream`
+#: columns that say, together with `stream`, where a training read a row
 NUMBERS = ("sample", "epoch", "window")
 Lists: TypeAlias = "pa.ListArray | pa.LargeListArray"
 

@@ -15,14 +15,14 @@ import numpy as np
 from tokenizer.mixture import kernels
 
 ROUNDS = 6
-#: numbers that are permuted at a time, so that they stay in the processor's cache
+#: how many numbers are permuted at a time, so that they stay in the processor's cache
 CHUNK = 1 << 14
 
 
 def permutation_key(seed: int, stream: str, epoch: int, reservation: int | str) -> str:
-    """Return the text that determines a permutation of an epoch's data. `reservation` is the index of the phase whose
-    reserved windows are permuted, or "super" for the permutation of all super-windows (blocks of `longest` tokens) of
-    the epoch."""
+    """Return the text that determines a permutation of an epoch's data. `reservation` is the index of the phase
+    (stretch of the training) whose reserved windows (samples) are permuted, or "super" for the permutation of all
+    super-windows (blocks of `longest` tokens) of the epoch."""
     return f"v1/{seed}/{stream}/{epoch}/{reservation}"
 
 

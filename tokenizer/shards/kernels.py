@@ -1,4 +1,4 @@
-"""The inner loops of reading many windows of a shard, compiled with numba where it is installed."""
+"""The inner loops of reading many windows (training samples) of a shard, compiled with numba where it is installed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pipeline.base.compiled import njit
 from tokenizer.shards.layout import ENDS
 from tokenizer.shards.sums import BLOCK
 
-#: numbers that `gather` needs of each shard
+#: how many numbers `gather` needs for each shard
 PLACES = 4
-#: document ends in a block of their file
+#: number of document ends in a block of their file
 ENDS_PER_BLOCK = BLOCK // ENDS.itemsize
 
 
@@ -52,7 +52,7 @@ def gather(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: n
             sound &= known[block] != 0
         for number in range(begin + 1, stop):
             sound &= ends[number - 1] < ends[number]
-        # neighbours of the range prove it right
+        # the ends next to the range prove it right
         sound &= (low == 0 or ends[low - 1] <= first) and (low == ends.size or ends[low] > first)
         sound &= (high == low or ends[high - 1] < first + width) and (high == ends.size or ends[high] >= first + width)
         ranges[i, 0], ranges[i, 1] = (low, high) if sound else (-1, -1)
@@ -61,8 +61,8 @@ def gather(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: n
 @njit(cache=True, nogil=True)
 def positions(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: np.ndarray, ranges: np.ndarray,
               bounds: np.ndarray) -> None:
-    """Write the document ends in the ranges that `gather` has found to `bounds`, as positions 1 to L in their windows.
-    The ends of one window follow those of another."""
+    """Write the document ends in the ranges that `gather` has found to `bounds`, as positions 1 to L in their windows
+    (training samples). The ends of one window follow those of another."""
     number = 0
     for i in range(firsts.size):
         place = places[shards[i]]

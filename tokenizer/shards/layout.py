@@ -38,7 +38,7 @@ from pipeline.base.errors import TokenmillError
 MAGIC = "tokenmill-shards"
 VERSION = 1
 MANIFEST = "shards.json"
-#: most characters of the name of a stream, which is the name of a folder
+#: largest number of characters in the name of a stream, which is also the name of a folder
 STREAM_CHARS = 200
 #: bytes of a full shard's body: 2**29 two-byte tokens are 1 GiB (docs/contracts.md: Shards and order)
 SHARD_BYTES = 1 << 30
@@ -179,8 +179,8 @@ class Manifest:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any], where: str) -> Manifest:
-        """Build a manifest from parsed JSON, and check it. `where` is the file that error messages name. Raises a
-        ShardError that says what is wrong."""
+        """Build the manifest of a shard set from parsed JSON, and check it. `where` is the file that error messages
+        name. Raises a ShardError that says what is wrong."""
         if not isinstance(doc, Mapping) or doc.get("magic") != MAGIC:
             raise ShardError(f"{where}: not a shard set of Tokenmill (magic {MAGIC!r} is missing)")
         if doc.get("version") != VERSION:
@@ -214,7 +214,7 @@ class Manifest:
 
 
 def is_count(value: object) -> bool:
-    """Return whether a value from a JSON file is a whole number that int64 holds, and not negative."""
+    """Return whether a value from a JSON file is a whole number from 0 to the largest int64."""
     return type(value) is int and 0 <= value < 1 << 63
 
 

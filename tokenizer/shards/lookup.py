@@ -36,9 +36,9 @@ from tokenizer.shards.layout import Manifest, ShardError
 MAGIC = "tokenmill-lookup"
 VERSION = 1
 HEADER = 4096
-#: entries of a page, unless a test asks for fewer
+#: number of entries in a page, unless a test asks for fewer
 PAGE = 1 << 14
-#: bytes of an entry
+#: size of an entry in bytes
 ENTRY = 16
 U64 = np.dtype("<u8")
 COLUMNS = ("id", "url", "domain")
@@ -48,7 +48,7 @@ _HEX = re.compile(r"[0-9a-f]{0,32}")
 
 
 def name_of(sha256: str) -> str:
-    """Return the name of the lookup index of the shard set with this sha256."""
+    """Return the file name of the lookup index of the shard set with this sha256."""
     return f"lookup-{sha256[:16]}.index"
 
 

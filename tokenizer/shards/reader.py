@@ -22,7 +22,7 @@ from tokenizer.shards.layout import ENDS, REMEDY, ShardError
 from tokenizer.shards.packed import NUMBERS, PackedRows, PackedShard, Packing, read_numbers, read_packing
 from tokenizer.shards.set_files import SetFiles
 
-#: fewest windows that are read together: for fewer, the calls take longer than reading one by one
+#: smallest number of windows that are read together; fewer are read faster one by one
 TOGETHER = 8
 #: the addresses of this process, from its second page on (no processor gives a process more than 2^56 bytes). One call
 #: of `gather` reads any number of mapped files through it, while numba takes one array for each
@@ -66,7 +66,7 @@ class ShardSet(SetFiles):
     def __init__(self, path: str | Path, sha256: str | None = None, filesystem: fs.FileSystem | None = None,
                  packing: str | None = None) -> None:
         super().__init__(path, sha256, filesystem)
-        #: what `gather` needs of the shards that were read with it; -1: of none
+        #: what `gather` needs to know of each shard; -1 if the shard has not been read with it yet
         self._at = np.full((len(self.manifest.shards), PLACES), -1, np.int64)
         #: whether the set has tokens that are not targets. Computed once, because it is needed for every sample, and a
         #: set may have ten thousand shards
@@ -141,8 +141,8 @@ class ShardSet(SetFiles):
         return WindowBounds(rows, np.array(counts, np.int64), np.array(places, np.int64))
 
     def _gathered(self, shards: np.ndarray, firsts: np.ndarray, tokens: np.ndarray, rows: np.ndarray) -> WindowBounds:
-        """Read windows with compiled loops. Window i must lie in one shard, number `shards[i]`, and begins at token
-        `firsts[i]` of that shard."""
+        """Read windows (training samples) with compiled loops. Window i must lie in one shard, number `shards[i]`, and
+        begins at token `firsts[i]` of that shard."""
         width, size = tokens.shape[1], self.dtype.itemsize
         for shard, begin in zip(shards.tolist(), (firsts * size).tolist()):
             _, file = self._tokens.get(shard) or self._open_tokens(shard)
@@ -168,7 +168,8 @@ class ShardSet(SetFiles):
         return body, of_ends, known, len(ends.array)
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Read tokens [start, stop), counted over all shards of the set. Returns a copy."""
+        """Read tokens [start, stop), counted over all shards of the set. Returns a copy. Raises IndexError when the
+        range is not within the set."""
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens [{start}, {stop}) of {self.tokens}")
         tokens = np.empty(stop - start, self.dtype)
@@ -256,17 +257,18 @@ class ShardSet(SetFiles):
 
     # -- packed rows ---------------------------------------------------------------------------------------------
     def packed_rows(self, sha256: str) -> PackedRows:
-        """Open the packed rows of the set that have the given sha256. Raises ShardError if they are missing or
-        damaged."""
+        """Open the packed rows (training samples of whole documents) of the set that have the given sha256. Raises
+        ShardError if they are missing or damaged."""
         packing = read_packing(self.filesystem, self.folder, self.manifest, sha256)
         return PackedRows(packing, self.offsets, self._packed_numbers, str(self.folder))
 
     def packed_row(self, pieces: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Read the packed row that consists of `pieces` (`PackedRows.row`). Returns (tokens, bounds, targets). `tokens`
-        are the L + 1 tokens of the row; padding is EOS. `bounds` are the positions in [1, L] at which a piece of a
-        document or padding begins, int64. `targets` says which of the tokens at positions 1 to L are targets according
-        to the loss masks, bool (L,), or is None if all are; padding is no target. The masks do not exclude the first
-        token of a piece, which is no target either: the caller must exclude it by `bounds`."""
+        """Read a packed row, a training sample that consists of the given `pieces` of documents (`PackedRows.row`).
+        Returns (tokens, bounds, targets). `tokens` are the L + 1 tokens of the row; padding is EOS. `bounds` are the
+        positions in [1, L] at which a piece of a document or padding begins, int64. `targets` says which of the tokens
+        at positions 1 to L are targets according to the loss masks, bool (L,), or is None if all are; padding is no
+        target. The masks do not exclude the first token of a piece, which is no target either: the caller must exclude
+        it by `bounds`."""
         assert self.packed is not None
         length = self.packed.longest
         tokens, counts = np.full(length + 1, self.eos, self.dtype), np.zeros(length + 1, bool)
@@ -282,13 +284,14 @@ class ShardSet(SetFiles):
         return tokens, bounds, None if counts[1:].all() else counts[1:]
 
     def published_packing(self) -> Packing | None:
-        """Return the manifest of the packed rows that were published last with the set, or None without any. Raises
-        ShardError if they are of another set, or damaged."""
+        """Return the manifest of the packed rows (training samples of whole documents) that were published last with
+        the set, or None without any. Raises ShardError if they are of another set, or damaged."""
         return read_packing(self.filesystem, self.folder, self.manifest)
 
     def _packed_numbers(self, file: PackedShard, first: int, stop: int) -> np.ndarray:
-        """Return integers [first, stop) of a file of packed rows. A local file is compared with its sha256 when it is
-        read for the first time. Raises ShardError if the file is missing or damaged."""
+        """Return integers [first, stop) of a file of packed rows (training samples of whole documents). A local file is
+        compared with its sha256 when it is read for the first time. Raises ShardError if the file is missing or
+        damaged."""
         if not isinstance(self.filesystem, fs.LocalFileSystem):
             return read_numbers(self.filesystem, self.folder / file.file, first, stop)
         is_checked = file.file in self._maps

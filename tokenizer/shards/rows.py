@@ -41,7 +41,8 @@ ORIGIN = np.dtype([("stream", "<u2"), ("epoch", "<u4"), ("window", "<u8")])
 
 
 class Row(NamedTuple):
-    """One sample as the trainer reads it: L + 1 tokens, with the place that they come from."""
+    """One sample of a training, of L + 1 tokens, as the trainer reads it. `stream`, `epoch` and `window` say where the
+    tokens come from."""
 
     tokens: np.ndarray            # (L + 1,)
     bounds: np.ndarray            # in the form of ShardSet.bounds, int64
@@ -74,7 +75,7 @@ class RowOrigin(NamedTuple):
             None if value is None else int(value) for value in match.group(2, 3)))
 
 
-#: what the names of files of rows look like
+#: pattern of the names of files of rows
 FILE_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]*", re.ASCII)
 ORIGIN_ID = re.compile(r"sample=(\d+)/(?:epoch=(\d+)/window=(\d+)/)?piece=\d+/stream=(.*)", re.ASCII | re.DOTALL)
 
@@ -136,8 +137,8 @@ def unpack_loss(bits: np.ndarray, length: int) -> np.ndarray:
 
 
 def read_manifest(data: bytes, where: object) -> RowManifest:
-    """Return the contents of `rows.json`; `where` names the file in error messages. Raises ShardError when it is not
-    the list of a set of rows."""
+    """Return the contents of `rows.json`; `where` names the file in error messages. Raises ShardError when they do not
+    describe a set of rows (samples in training order)."""
     try:
         doc = json.loads(data)
     except (ValueError, RecursionError) as e:

@@ -13,7 +13,7 @@ from tokenizer.shards.index import ShardIndex
 from tokenizer.shards.layout import GONE_ROW, ShardError
 from tokenizer.shards.origin import OpenPart
 
-#: documents that are read at a time
+#: number of documents that are read at a time
 BATCH = 1 << 14
 
 
@@ -25,9 +25,9 @@ def paths_of(datasets: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str
 
 def documents(shards: ShardIndex, paths: Mapping[str, str] | None,
               open_part: OpenPart) -> Iterator[tuple[list[str], list[str | None]]]:
-    """Yield the documents of a shard set in order, some at a time, as (ids, URLs). The URLs are read from the parts of
-    the published datasets; `paths` maps the key of a part to its path. If `paths` is None, all URLs are None. Raises
-    ShardError when a part is missing or no longer has the documents."""
+    """Yield the documents of a shard set in order, some at a time, as (ids, URLs). The URLs are read from the parts
+    (files) of the published datasets; `paths` maps the key of a part to its path. If `paths` is None, all URLs are
+    None. Raises ShardError when a part is missing or no longer has the documents."""
     with _PartReader(shards, paths or {}, open_part) as parts:
         for number in range(len(shards.manifest.shards)):
             with shards.table(number) as table:
@@ -76,7 +76,8 @@ class _PartReader:
         return urls
 
     def _row_group(self, part: int, row: int) -> pa.Table:
-        """Return the ids and URLs of the row group that has row number `row` of a part."""
+        """Return the ids and URLs of the row group that has row number `row` of a part (a file of a published
+        dataset)."""
         if part != self._part:
             self._stack.close()
             path = self._paths.get(self._keys[part]) if part < len(self._keys) else None

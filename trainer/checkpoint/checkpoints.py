@@ -43,8 +43,8 @@ VERSION = 1
 STEP = "step_" + "[0-9]" * 8
 #: name to which COMPLETE is renamed when the checkpoint turns out to be damaged
 ASIDE = "DAMAGED"
-#: the most checkpoints that stay only because they are still to be scored on tasks: they must not fill the disk when
-#: scoring is slower than training
+#: largest number of checkpoints that stay only because they are still to be scored on tasks. They must not fill the
+#: disk when scoring is slower than training
 AWAITING = 4
 #: seconds that a rank waits until it sees a checkpoint: over NFS, listings are out of date for up to 60 s by default
 PATIENCE_S = 90
@@ -52,10 +52,10 @@ PATIENCE_S = 90
 
 @dataclass(frozen=True)
 class Checkpoint:
-    folder: Path                  # of the committed attempt
+    folder: Path                  # folder of the committed attempt
     meta: dict[str, Any]
-    files: dict[str, int] = field(default_factory=dict)      # name → bytes
-    sha256: dict[str, str] = field(default_factory=dict)     # name → sha256
+    files: dict[str, int] = field(default_factory=dict)      # name of a file → its bytes
+    sha256: dict[str, str] = field(default_factory=dict)     # name of a file → its sha256
 
     @property
     def step(self) -> int:
@@ -202,7 +202,7 @@ def materialise_state(optimizer: torch.optim.Optimizer) -> None:
 
 def steps_to_keep(checkpoints: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
     """Return the steps of those `checkpoints` (oldest first) that the settings `config` keep: the latest `keep`, those
-    at the ends of phases, and those that `keep_every` and `keep_best` select."""
+    at the ends of phases (stretches of the training), and those that `keep_every` and `keep_best` select."""
     steps = {c.step for c in checkpoints[-config.keep:]} | {c.step for c in checkpoints if c.meta.get("pinned")}
     if config.keep_every:
         first: dict[int, int] = {}

@@ -39,8 +39,8 @@ def marked(step: Path) -> Iterator[Path]:
 
 def in_use(step: Path) -> bool:
     """Return whether the checkpoint in the folder `step` has a fresh mark of a reader, touched within FRESH_S seconds.
-    A clock that was set back leaves marks with a time in the future. They count as fresh, too, only if they are less
-    than FRESH_S seconds ahead."""
+    A clock that was set back leaves marks with a time in the future. Such a mark is fresh if its time is less than
+    FRESH_S seconds ahead."""
     for mark in step.glob(MARKS):
         with suppress(OSError):                                      # removed at this moment
             if abs(time.time() - mark.stat().st_mtime) < FRESH_S:

@@ -95,8 +95,8 @@ class Ledger:
         return all(line["event"] != "rewind" or meta["step"] <= line["back"] for line in self.lines[line_count:])
 
     def digest(self, lines: int) -> str:
-        """Return the sha256 of the ledger's first `lines` lines. The times at which lines were written are left out of
-        the hash."""
+        """Return the sha256 of the first `lines` lines of the ledger (the list of skipped steps). The times at which
+        lines were written are left out of the hash."""
         entries = [{key: value for key, value in line.items() if key != "time"} for line in self.lines[:lines]]
         return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
@@ -145,8 +145,9 @@ class Ledger:
                       "why": why})
 
     def edited(self, step: int, changes: Sequence[str]) -> None:
-        """Record that training resumed after step `step` with a changed curriculum; `changes` has a line of text per
-        change. Nothing is written if there is no change, or if the ledger already has this line."""
+        """Record in the ledger (the list of skipped steps) that training resumed after step `step` with a changed
+        curriculum; `changes` has a line of text per change. Nothing is written if there is no change, or if the ledger
+        already has this line."""
         line = {"event": "edit", "step": step, "changes": list(changes)}
         if changes and not any(line.items() <= old.items() for old in self.lines):
             self._append(line)

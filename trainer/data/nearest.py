@@ -24,8 +24,8 @@ from trainer.data.rows import Row, windows
 #: tokens of an n-gram: three or four words of English. Fewer are mostly grammar; more are seldom shared by a question
 #: of a benchmark and a text that is not a copy of it
 LENGTH = 5
-#: an n-gram belongs to the template of a task if more than this many items have it, or more than a tenth of them (and
-#: at least two)
+#: an n-gram belongs to the template of a task if more than this many of the task's items have it, or more than a tenth
+#: of them, but at least two
 COMMON = 10
 #: tokens that are hashed at a time, and samples that are located at a time
 TOKENS, SAMPLES = 1 << 20, 1 << 12
@@ -123,7 +123,7 @@ def nearest(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tuple[int
 def read_samples(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tuple[int, int],
                  skipped: Callable[[int], object]) -> Iterator[ReadSamples]:
     """Yield the samples [first, stop) that a training reads, at most about TOKENS tokens at a time. Skipped steps and
-    later epochs of a stream are left out."""
+    later epochs of a stream (data source) are left out."""
     order = Order(curriculum)
     for first, stop, numbers in spans(curriculum, samples, skipped):
         at = order.locate(first, stop)

@@ -24,10 +24,10 @@ from tokenizer.shards.sums import BLOCK, blocks_of
 #: requests to the bucket at the same time. A request takes 30 to 100 ms, so 128 of them bring 1,000 to 4,000 windows a
 #: second to each rank, or half as many packed rows, whose documents are scattered
 REQUESTS = 128
-#: most unneeded blocks (32 kB) between two wanted ranges that one request reads along: they take about a millisecond,
-#: while a second request would take 30 ms
+#: largest number of unneeded blocks between two wanted ranges that one request reads. These blocks (32 kB) take about a
+#: millisecond; a second request would take 30 ms
 NEAR = 8
-#: most blocks of such a request, so that a step is spread over many connections
+#: largest number of blocks of a request for several ranges, so that a step is spread over many connections
 MOST = 1024
 #: number of steps whose samples are requested in advance
 STEPS = 16
@@ -58,8 +58,9 @@ def together(wanted: Iterable[BlockRange]) -> Iterator[list[BlockRange]]:
 
 
 class RemoteShardSet(RequestedSet):
-    """A shard set whose tokens and loss masks are in object storage, and whose other files are on this machine, at
-    `path`. `folder` is the folder of the set on `remote`. Requests are made by the threads of `pool`."""
+    """A shard set whose tokens and loss masks (whether each token counts in the loss) are in object storage, and whose
+    other files are on this machine, at `path`. `folder` is the folder of the set on `remote`. Requests are made by the
+    threads of `pool`."""
 
     def __init__(self, path: Path, sha256: str, remote: fs.FileSystem, folder: str, pool: ThreadPoolExecutor,
                  packing: str | None = None) -> None:
@@ -80,14 +81,15 @@ class RemoteShardSet(RequestedSet):
             self._coming.update(dict.fromkeys(group, self._pool.submit(self._request_all, group)))
 
     def forget(self) -> None:
-        """Forget all that was requested and not read, for instance after a rewind of the training."""
+        """Forget all tokens that were requested and not read, for instance when training goes back to a checkpoint."""
         for coming in self._coming.values():
             coming.cancel()
         self._coming.clear()
         self._read.clear()
 
     def _ranges(self, start: int, stop: int) -> list[BlockRange]:
-        """Return the blocks that hold tokens [start, stop) and their loss mask."""
+        """Return the blocks that hold tokens [start, stop) and the loss mask of these tokens (whether each counts in
+        the loss)."""
         ranges = []
         for shard, first, end, _ in self._pieces(max(0, start), min(stop, self.tokens)):
             size = self.dtype.itemsize

@@ -88,9 +88,9 @@ def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length:
 
 
 def in_order(found: Sequence[WindowBounds]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions at which documents begin in the windows of a batch, in the order of the batch's rows:
-    (positions of all rows one after the other, number of positions of each row). `found` has the positions of some of
-    the windows each."""
+    """Return the positions at which documents begin in the windows (samples) of a batch, in the order of the batch's
+    rows: (positions of all rows one after the other, number of positions of each row). Each item of `found` has the
+    positions in some of the windows."""
     if not found:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     rows, counts, positions = (np.concatenate(column) for column in zip(*found))
@@ -101,11 +101,11 @@ def in_order(found: Sequence[WindowBounds]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def masks_of(shards: ShardSet, numbers: Sequence[int], length: int) -> list[np.ndarray | None]:
-    """Return for each of the windows `numbers` which of its L = `length` targets count in the loss, as bool (L,). If
-    the shard set has no loss masks, all targets count, and every item is None."""
+    """Return for each of the windows (samples) `numbers` which of its L = `length` targets count in the loss, as bool
+    (L,). If the shard set has no loss masks, all targets count, and every item is None."""
     if shards.counts(0, 0) is None:                           # no window has a mask
         return [None] * len(numbers)
-    # of the same tokens that were prefetched: another range may consist of other blocks of a file in a bucket
+    # exactly the tokens that were prefetched are read, because others may be in further blocks of a file in a bucket
     found = (shards.counts(window * length, window * length + length + 1) for window in numbers)
     return [None if counts is None else counts[1:] for counts in found]
 
@@ -148,7 +148,8 @@ def packed_rows(sets: Sequence[ShardSet], places: Sequence[tuple[int, int]]) -> 
 
 def token_ranges(shards: ShardSet, sample: int, length: int) -> list[tuple[int, int]]:
     """Return the ranges [first, stop) of tokens that make up sample number `sample` of `length` tokens. If the set is
-    read by packed rows, they are the pieces of that row, otherwise the one range of that window."""
+    read by packed rows (samples of whole documents), they are the pieces of that row, otherwise the one range of that
+    window."""
     return [(sample * length, sample * length + length + 1)] if shards.packed is None else shards.packed.row(sample)
 
 
@@ -158,9 +159,9 @@ def touched(shards: ShardSet, start: int, count: int) -> range:
 
 
 def refuse_short(shards: ShardSet, shard: int) -> None:
-    """Raise ShardError when a file of shard number `shard` (tokens, loss mask, document ends or packed rows) is gone or
-    shorter than the manifest says. Reading a memory map of a file that has become shorter would kill the process with
-    SIGBUS, without a message."""
+    """Raise ShardError when a file of shard number `shard` (tokens, loss mask, document ends, or the list of packed
+    rows) is gone or shorter than the manifest says. Reading a memory map of a file that has become shorter would kill
+    the process with SIGBUS, without a message."""
     info = shards.manifest.shards[shard]
     files = [(info.ends, info.documents * ENDS.itemsize)]
     if shards.has_local_tokens:

@@ -62,14 +62,15 @@ class PreparedTask:
         sizes      for each item, (bytes, characters) of each answer whose likelihood in the cloze form is computed
         rows       the rows of tokens to read; each combines queries (a context with an answer) that begin alike
         owners     for each query: (number of its item, kind of prompt: cloze, letters or prior, number of the answer)
-        prompts    the prompts for which the model generates text; empty if the task needs no generated text. A prompt
-                   has the right answer, too, if only its likelihood is computed, and by no row
+        prompts    the prompts for which the model generates text; empty if the task needs no generated text. If only
+                   the likelihood of an item's right answer is computed, too, the answer is in the prompt and in no row
         programs   the beginnings of the programs that the model completes, with tests; empty without the form code
         truncated  how many items have a prompt whose beginning was cut off to fit into the model's context"""
 
     task: EvalTask
     files: Mapping[str, str]
     shots: int
+    seed: int
     items: Sequence[Item]
     sizes: Sequence[Sequence[tuple[int, int]]]
     rows: Sequence[SharedRow]
@@ -79,18 +80,24 @@ class PreparedTask:
     truncated: int
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """What a result says about the task, of which its origin is made (`score_rows.origin_of`)."""
+        return {"task": self.task.name, "version": self.task.file.version, "sha256": self.task.sha256,
+                "data": dict(self.files), "shots": self.shots, "seed": self.seed}
+
+    @property
     def work(self) -> int:
-        """The total number of rows to read, prompts to continue and programs to run. Progress is shown as a part of
-        it."""
+        """The total number of rows to read, prompts to continue and programs to run. Progress is shown as a share of
+        this number."""
         return len(self.rows) + len(self.prompts) + len(self.programs)
 
 
 @dataclass(frozen=True)
 class TaskScores:
     """The result of a task: its measures, the measures of its groups of items, and the result of every item. If some
-    items are known to be in the training data, `apart` has the measures of these (`contaminated`) and of all others
-    (`clean`), as far as there are such items, and `counts` the number of items in both. Otherwise, `apart` and `counts`
-    are empty."""
+    items are known to be in the training data, `apart` has the measures of these items (`contaminated`) and of the
+    other items (`clean`), and `counts` has the number of items of both kinds. `apart` leaves out a kind without items.
+    If no items are known to be in the training data, `apart` and `counts` are empty."""
 
     prepared: PreparedTask
     measures: Mapping[str, Measure]
@@ -100,11 +107,9 @@ class TaskScores:
     items: Sequence[ItemResult]
 
     def to_json(self) -> dict[str, Any]:
-        file = self.prepared.task.file
         result: dict[str, Any] = {
-            "task": self.prepared.task.name, "version": file.version, "sha256": self.prepared.task.sha256,
-            "data": dict(self.prepared.files), "shots": self.prepared.shots, "items": len(self.items),
-            "truncated": self.prepared.truncated, "main": file.main, "measures": _plain(self.measures)}
+            **self.prepared.identity, "items": len(self.items), "truncated": self.prepared.truncated,
+            "main": self.prepared.task.file.main, "measures": _plain(self.measures)}
         if self.groups:
             result["groups"] = {name: _plain(group) for name, group in self.groups.items()}
         if self.apart:
@@ -134,14 +139,12 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
     if not items:
         raise ConfigError(f"{paths[0]}: no rows, so the task {task.name} cannot be scored; fetch the file again")
     pool = items
-    sources = [*paths]
     if shots and file.examples:
         example_paths = example_files(data, task, shots)
         if not example_paths:
             raise ConfigError(f"{data}: no examples for the task {task.name}; put {task.name}_examples.jsonl there, or "
                               f"give --shots 0")
         pool = make_items(task, read_rows(example_paths))
-        sources += example_paths
     chooser = ExamplePool(task, pool, seed)
     examples = [chooser.examples(item, shots) for item in items]
     prompts, cut = _prompts(task, items, examples, reader)
@@ -152,8 +155,8 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
     if highest >= reader.vocab:
         raise ConfigError(f"the tokenizer gives the id {highest:,}, but the model knows {reader.vocab:,} tokens; give "
                           f"it the tokenizer with which it was trained")
-    return PreparedTask(task, sums(data, sources), shots, items, sizes_of(task, items), rows, owners, prompts, programs,
-                        len(cut | also_cut))
+    return PreparedTask(task, sums(data, task, shots), shots, seed, items, sizes_of(task, items), rows, owners, prompts,
+                        programs, len(cut | also_cut))
 
 
 def sizes_of(task: EvalTask, items: Sequence[Item]) -> list[list[tuple[int, int]]]:

@@ -19,6 +19,7 @@ from trainer.evaluation.evaluate import sizes_of
 from trainer.evaluation.items import Item, make_items
 from trainer.evaluation.measures import ItemResult
 from trainer.evaluation.rows import find_files, read_rows, sums
+from trainer.evaluation.score_rows import origin_of
 from trainer.evaluation.scoring import Likelihood
 from trainer.evaluation.task_file import EvalTask
 
@@ -38,9 +39,9 @@ class ItemOutcome:
 
 @dataclass(frozen=True)
 class ItemChange:
-    """An item of a benchmark with the outcomes of two models. `gain` is by how much the second model, `after`, scores
-    better. `won` and `lost` say whether only the second or only the first model is right; if the main measure does not
-    tell, whether the score is higher or lower."""
+    """An item of a benchmark with the outcomes of two models, `before` and `after`. `gain` is by how much the second
+    model scores better. `won` and `lost` say whether only the second or only the first model is right. If the main
+    measure is bpb, which has no right or wrong, they say whether the score is higher or lower."""
 
     item: Item
     before: ItemOutcome
@@ -68,8 +69,8 @@ def read_result(folder: Path, task: EvalTask) -> tuple[dict[str, Any], list[dict
         result = json.loads(path.read_text(encoding="utf-8"))
         text = (folder / f"{task.name}.items.jsonl").read_text(encoding="utf-8")
         lines = [json.loads(line) for line in text.splitlines()]
-        sha256, items = result["sha256"], result["items"]
-        result["data"], result["shots"], result["seed"], result["main"], result["measures"], result["model"]["step"]
+        sha256, items = origin_of(result).sha256, result["items"]
+        result["main"], result["measures"], result["model"]["step"]
     except FileNotFoundError:
         scored = sorted(int(other.parent.name.removeprefix("step_"))
                         for other in folder.parent.glob(f"step_*/{task.name}.json"))
@@ -94,14 +95,14 @@ def read_items(task: EvalTask, data: Path, results: Sequence[Mapping[str, Any]])
     paths = find_files(data, task.name, task.file.files)
     if not paths:
         raise ConfigError(f"{data}: no data of the task {task.name}; give the folder of the evaluation as --data")
-    here = sums(data, paths)
+    here = sums(data, task, 0)
     for result in results:
         if any(result["data"].get(name) != sha256 for name, sha256 in here.items()):
             raise ConfigError(f"{data}: the data of the task {task.name} is not what step {result['model']['step']} "
                               f"was scored on; give the folder of then as --data, or score it again")
-    if len({(result["shots"], result["seed"]) for result in results}) > 1:
+    if len(set(map(origin_of, results))) > 1:
         raise ConfigError(f"{task.name}: the two results have different examples before the questions (--shots, "
-                          f"--seed); score one of them again")
+                          f"--seed, or other data); score one of them again")
     if len({result["main"] for result in results}) > 1:
         raise ConfigError(f"{task.name}: programs were run for one of the two results only; score the other one with "
                           f"--allow-code, too")
@@ -110,9 +111,9 @@ def read_items(task: EvalTask, data: Path, results: Sequence[Mapping[str, Any]])
 
 def changes(task: EvalTask, main: str, items: Sequence[Item], before: Sequence[Mapping[str, Any]],
             after: Sequence[Mapping[str, Any]]) -> list[ItemChange]:
-    """Return how each item changed between two results of a task. `main` is the name of their main measure; `before`
-    and `after` are their lines of TASK.items.jsonl, one for each item. Raises ConfigError when a line does not fit its
-    item."""
+    """Return how each item (question) of a task changed between two results. `main` is the name of their main measure;
+    `before` and `after` are their lines of TASK.items.jsonl, one for each item. Raises ConfigError when a line does not
+    fit its item."""
     sizes = sizes_of(task, items)
     changed = []
     for number, item in enumerate(items):

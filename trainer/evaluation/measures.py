@@ -69,8 +69,8 @@ class ItemResult:
 
 @dataclass(frozen=True)
 class Measure:
-    """One measure of a task: its mean over items, the standard error of this mean (None for a single item), and
-    baselines if it is an accuracy."""
+    """One measure of a task: its mean over items (questions), the standard error of this mean (None for a single item),
+    and baselines if it is an accuracy."""
 
     value: float
     stderr: float | None
@@ -100,7 +100,8 @@ def accuracy(scores: Sequence[Sequence[float]], gold: Sequence[int]) -> Measure:
 
 
 def measures(task: EvalTask, results: Sequence[ItemResult]) -> dict[str, Measure]:
-    """Return the measures of a task, by name, from the results of its items. `results` must not be empty."""
+    """Return the measures of a task, by name, from the results of its items (questions). `results` must not be
+    empty."""
     out: dict[str, Measure] = {}
     forms, gold = task.file.forms, [r.item.gold for r in results]
     if "bpb" in forms:

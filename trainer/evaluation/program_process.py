@@ -20,7 +20,7 @@ from pipeline.base import confinement, process
 
 #: exit codes of the process of the tests
 PASSED, WRONG, ERROR = 77, 78, 79
-#: largest number of bytes of a line
+#: largest number of bytes in a line that the two processes exchange
 _MOST_BYTES = 1 << 20
 
 

@@ -32,7 +32,7 @@ from trainer.evaluation.program_process import PASSED, WRONG
 #: passed: all tests did; wrong: an assertion failed; error: the program or the tests raised another error, ended, or
 #: needed more memory than they may; timeout: they needed more time than they may
 Outcome = Literal["passed", "wrong", "error", "timeout"]
-#: seconds that a program's process has to end after its tests have: it then reads that there are no more calls
+#: seconds within which the process of the program must end after that of the tests, when it gets no more calls
 ENDING_S = 1.0
 #: the code of both processes. Python starts without site packages and without the working folder among its imports. It
 #: is not started with -I, which would ignore PYTHONHASHSEED, and with it the order of sets would differ between runs

@@ -99,14 +99,14 @@ class SharedRow:
 
 
 def shared_rows(queries: Sequence[Query], numbers: Sequence[int], most: int) -> Iterator[SharedRow]:
-    """Combine `queries` that begin alike into rows of at most `most` tokens, and yield the rows. A query that is longer
-    is a row of its own. `numbers` are the queries' numbers, which the rows refer to.
+    """Combine `queries` (contexts with continuations) that begin alike into rows of at most `most` tokens, and yield
+    the rows. A query that is longer is a row of its own. `numbers` are the queries' numbers, which the rows refer to.
 
     A row saves reading the common beginning more than once. But attention between different queries of the row is
     computed, too, and then masked. A query therefore starts a new row when this attention would cost more than the row
     saves."""
     order = sorted(range(len(queries)), key=lambda i: queries[i].tokens[:-1].astype(">i4").tobytes())
-    batch: list[tuple[int, int]] = []                            # queries, and how many tokens each shares
+    batch: list[tuple[int, int]] = []                            # (number of a query, tokens that it shares)
     size = 0
     for number in order:
         length = len(queries[number].tokens) - 1
@@ -122,15 +122,16 @@ def shared_rows(queries: Sequence[Query], numbers: Sequence[int], most: int) -> 
 
 
 def common_prefix(first: Query, second: Query) -> int:
-    """Return the number of tokens with which both queries begin. The last token of each query is not compared."""
+    """Return the number of tokens with which both queries (contexts with continuations) begin. The last token of each
+    query is not compared."""
     shortest = min(len(first.tokens), len(second.tokens)) - 1
     differs = first.tokens[:shortest] != second.tokens[:shortest]
     return int(differs.argmax()) if differs.any() else shortest
 
 
 def _row(queries: Sequence[Query], numbers: Sequence[int], batch: Sequence[tuple[int, int]]) -> SharedRow:
-    """Make a row of queries. `batch` has the indices of the queries, sorted by their tokens, each with the number of
-    tokens with which it and the query before it begin."""
+    """Make a row of several queries (contexts with continuations), which a model reads once. `batch` has the indices of
+    the queries, sorted by their tokens, each with the number of tokens with which it and the query before it begin."""
     tokens, positions, asked = [], [], []
     ends = np.full(sum(len(queries[i].tokens) - 1 - shared for i, shared in batch), -1, np.int32)
     path = np.empty(0, np.int64)                                 # places in the row of the tokens of a query
@@ -142,7 +143,7 @@ def _row(queries: Sequence[Query], numbers: Sequence[int], batch: Sequence[tuple
         path = np.concatenate([path[:shared], np.arange(size, stop)])
         tokens.append(query.tokens[shared:-1])
         positions.append(np.arange(shared, len(path)))
-        places = path[query.start - 1:]                          # those that predict
+        places = path[query.start - 1:]                          # places that predict the continuation
         asked.append(np.stack([places, query.tokens[query.start:], np.full(len(places), numbers[i])], 1))
         size = stop
     ends[path] = size

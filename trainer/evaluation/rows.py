@@ -68,8 +68,10 @@ def example_files(folder: Path, task: EvalTask, shots: int) -> list[Path]:
     return find_files(folder, f"{task.name}_examples", task.file.examples) if shots and task.file.examples else []
 
 
-def sums(folder: Path, files: Sequence[Path]) -> dict[str, str]:
-    """Return {path below `folder`: sha256 of the contents} of `files`."""
+def sums(folder: Path, task: EvalTask, shots: int) -> dict[str, str]:
+    """Return {path below `folder`: sha256 of the contents} of the files from which the rows of a task and its examples
+    come."""
+    files = [*find_files(folder, task.name, task.file.files), *example_files(folder, task, shots)]
     return {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
 
 

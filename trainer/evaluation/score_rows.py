@@ -13,15 +13,17 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.base.files import replace
 from trainer.observe.task_plot import write_task_plot
 
+if TYPE_CHECKING:
+    from trainer.checkpoint.checkpoints import Checkpoint
+
 NAME = "tasks.jsonl"
 FOLDER = "evaluation"
-#: the first of these measures that a task has is the one by which a fall of its score is judged; bpb has the least
-#: noise
+#: measures by which a fall of a task's score is judged: the first of them that the task has. bpb has the least noise
 MAIN = ("bpb", "pairs", "word", "mcf", "fg", "code")
 
 
@@ -37,21 +39,16 @@ class ScoreOrigin(NamedTuple):
     data: str
 
 
-def origin(task: str, sha256: str, shots: int, seed: int, files: Mapping[str, str]) -> ScoreOrigin:
-    """Return the origin of scores, which must be equal for scores to be compared. `files` are the task's data files,
-    {path: sha256}."""
-    contents = hashlib.sha256("\n".join(sorted(files.values())).encode()).hexdigest()
-    return ScoreOrigin(task, sha256, shots, seed if shots else 0, contents)
-
-
-def origin_of(result: Mapping[str, Any]) -> ScoreOrigin:
-    """Return the origin of the scores in `result`, the content of TASK.json."""
-    return origin(result["task"], result["sha256"], result["shots"], result["seed"], result["data"])
-
-
-def origin_of_row(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the fields of the ScoreOrigin of `row`, a line of tasks.jsonl. A field that the row lacks is None."""
-    return tuple(map(row.get, ScoreOrigin._fields))
+def origin_of(scores: Mapping[str, Any]) -> ScoreOrigin:
+    """Return the origin of `scores`, which is a result (the content of TASK.json) or a line of tasks.jsonl. A result
+    has the sha256 of each file of data, by path. Raises KeyError, TypeError or AttributeError when a field is missing
+    or has another type."""
+    data, shots = scores["data"], scores["shots"]
+    if isinstance(data, Mapping):
+        data = hashlib.sha256("\n".join(sorted(data.values())).encode()).hexdigest()
+    origin = ScoreOrigin(scores["task"], scores["sha256"], shots, scores["seed"] if shots else 0, data)
+    hash(origin)                                                     # a list or an object is no value of a field
+    return origin
 
 
 def step_folder(out: Path, step: int) -> Path:
@@ -83,9 +80,9 @@ def _row(line: bytes) -> dict[str, Any] | None:
     """Return the row that a line of tasks.jsonl holds, or None if it holds none."""
     try:
         row: dict[str, Any] = json.loads(line.decode("utf-8", "replace"))
-        row["task"], row["measure"], row["value"]
+        row["measure"], row["value"], origin_of(row)
         return row if isinstance(row["step"], int) else None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -127,10 +124,10 @@ class RowReader:
             if (row is not None and (row["step"] == last or self.is_replaceable(row))) or not line.endswith(b"\n"):
                 break
             self.begin, self.before = self.begin + len(line), line
-        return [row for row in rows if row is not None and origin_of_row(row) in self.wanted]
+        return [row for row in rows if row is not None and origin_of(row) in self.wanted]
 
     def is_replaceable(self, row: Mapping[str, Any]) -> bool:
-        return row["task"] in self.tasks and origin_of_row(row) not in self.wanted
+        return row["task"] in self.tasks and origin_of(row) not in self.wanted
 
 
 def write_rows(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -176,13 +173,11 @@ def results_of(folder: Path) -> list[dict[str, Any]]:
     return results
 
 
-def is_scored(out: Path, step: int, attempt: str, wanted: Iterable[ScoreOrigin]) -> bool:
-    """Return whether the checkpoint of step `step` has a result for every origin in `wanted` (a task with its examples
-    and data). `attempt` is the name of the checkpoint's own folder; results of another attempt to write the checkpoint
-    do not count."""
-    origins = [origin_of(result) for result in results_of(step_folder(out, step))
-               if result["model"].get("checkpoint") == attempt]
-    return all(one in origins for one in wanted)
+def results_by_origin(out: Path, checkpoint: Checkpoint) -> dict[ScoreOrigin, dict[str, Any]]:
+    """Return the results of a checkpoint of the training in the folder `out`, by what they must have in common with
+    others to be compared. Results of an earlier attempt to write the checkpoint are left out."""
+    return {origin_of(result): result for result in results_of(step_folder(out, checkpoint.step))
+            if result["model"].get("checkpoint") == checkpoint.folder.name}
 
 
 def rebuild(out: Path) -> None:

@@ -1,6 +1,6 @@
 """Computes log-likelihoods of texts by a model. Rows of similar length form a batch. The number of tokens in a batch is
-limited, so the model needs the same memory for any number of items. Logits are computed only at the places that predict
-a token of a continuation.
+limited, so the model needs the same memory for any number of benchmark items. Logits are computed only at the places
+that predict a token of a continuation.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class Likelihoods:
         return Likelihood(float(self.nats[number]), int(self.tokens[number]), bool(self.greedy[number]))
 
     def add(self, numbers: np.ndarray, nats: np.ndarray, greedy: np.ndarray) -> None:
-        """Add the results of single tokens to those of their queries. The three arrays have an entry per token:
-        `numbers` the number of its query, `nats` its log-likelihood, `greedy` whether it is the likeliest token."""
+        """Add the results of single tokens to those of their queries (contexts with continuations). The three arrays
+        have an entry per token: `numbers` the number of its query, `nats` its log-likelihood, `greedy` whether it is
+        the likeliest token."""
         np.add.at(self.nats, numbers, nats)
         np.add.at(self.tokens, numbers, 1)
         np.logical_and.at(self.greedy, numbers, greedy)
@@ -128,7 +129,8 @@ def tree_mask(ends: Tensor, dtype: torch.dtype) -> Tensor:
 def predictions(model: Transformer, hidden: Tensor, index: np.ndarray,
                 targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return for each target token its log-likelihood (float64), and whether it is the likeliest token. `hidden` [N, d]
-    are the model's last vectors at N places. `index` says for each target which of the N places predicts it."""
+    are the model's last vectors at N places. `index` says for each target which of the N places predicts it. Raises
+    NotFinite when a log-likelihood is NaN or infinite."""
     nats, greedy = np.empty(len(targets)), np.empty(len(targets), bool)
     width = min(model.vocab, _TOKENS[hidden.device.type])
     chunk = max(1, _LOGITS[hidden.device.type] // width)

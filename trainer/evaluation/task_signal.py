@@ -27,7 +27,7 @@ MONOTONICITY, GAIN, DISTANCE, CONSISTENCY = 0.5, 5.0, 3.0, 0.5
 
 #: the number of scored checkpoints of a training that monotonicity needs
 LEAST_STEPS = 3
-#: the largest ratio to a noise that may be 0
+#: a gain divided by the noise is limited to ±MOST, because the noise may be 0
 MOST = 9999.0
 
 
@@ -48,7 +48,8 @@ class TaskSignal:
     """How much one measure of a task can say about trainings. A value is None if the trainings cannot tell.
 
         runs, steps   the number of trainings, and the largest number of scored checkpoints in one of them
-        monotonicity  the largest of all candidates; a candidate's is the mean over its trainings
+        monotonicity  the rank correlation of score and step: the largest of all candidates, as a mean over the
+                      candidate's trainings
         noise         the standard deviation of scores between seeds
         gain          how much the score rises from first to last checkpoint, divided by the noise: the largest of all
                       candidates, as a mean over the candidate's trainings
@@ -144,8 +145,9 @@ def ratio(value: float, unit: float) -> float:
 
 
 def between_seeds(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
-    """Return the standard deviation of scores between seeds. It is pooled over candidates and sizes, and over the later
-    half of those steps that all seeds of a candidate and size have. None if nowhere two seeds have a step in common."""
+    """Return the standard deviation of scores between seeds. It is pooled over candidates (what is compared, such as
+    data sets) and sizes of models, and over the later half of those steps that all seeds of a candidate and size have.
+    None if nowhere two seeds have a step in common."""
     groups: dict[tuple[str, int], list[Curve]] = {}
     for run, curve in curves:
         groups.setdefault((run.candidate, run.size), []).append(curve)
@@ -172,8 +174,8 @@ def away(curve: Curve, chance: float | None) -> float:
 
 
 def means(curves: Iterable[tuple[ScoredRun, Curve]]) -> dict[int, dict[str, dict[int, float]]]:
-    """Return the mean scores over seeds, as {size of the model: {candidate: {step: score}}}. Steps that not all seeds
-    have are left out."""
+    """Return the mean scores of candidates (what is compared, such as data sets) over seeds, as {size of the model:
+    {candidate: {step: score}}}. Steps that not all seeds have are left out."""
     groups: dict[int, dict[str, list[Curve]]] = {}
     for run, curve in curves:
         groups.setdefault(run.size, {}).setdefault(run.candidate, []).append(curve)
@@ -197,9 +199,9 @@ def early_and_late(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
 
 
 def between_sizes(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
-    """Return how well models of different sizes agree on the order of candidates: the mean of Kendall's tau over pairs
-    of sizes, from the last scores of each. None if no two sizes have two candidates in common, or if all scores are
-    equal."""
+    """Return how well models of different sizes agree on the order of candidates (what is compared, such as data sets):
+    the mean of Kendall's tau over pairs of sizes, from the last scores of each. None if no two sizes have two
+    candidates in common, or if all scores are equal."""
     taus = []
     for first, second in combinations(means(curves).values(), 2):
         both = sorted(name for name in first.keys() & second.keys() if first[name] and second[name])

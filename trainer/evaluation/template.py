@@ -37,7 +37,7 @@ def _wikihow(text: str, _: str) -> str:
 
 
 #: name → function of (text, argument after the colon). `before` and `after` return the whole text if it lacks the mark;
-#: `capitalize` makes the first letter large and all others small
+#: `capitalize` makes the first letter a capital and all others small
 FILTERS: Mapping[str, Callable[[str, str], str]] = {
     "strip": lambda text, _: text.strip(),
     "capitalize": lambda text, _: text.capitalize(),

@@ -30,8 +30,8 @@ class HighLossRows:
         self.on_host: list[tuple[float, ...]] = []
 
     def begin(self, step: int) -> None:
-        """Record in the file that training continues after step `step`, for instance after a rewind. Readers of the
-        file then ignore its earlier lines about steps after `step`."""
+        """Record in the file that training continues after step `step`, for instance after a rewind (a return to a
+        checkpoint). Readers of the file then ignore its earlier lines about steps after `step`."""
         self.write()
         self.rows = None
         self._append([{"event": "from", "step": step}])

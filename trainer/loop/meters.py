@@ -74,9 +74,10 @@ class Meters:
         metrics.export(planned=run.curriculum.tokens, world=world.size, alerts=self.standing())
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return those lines of metrics.jsonl that are needed when training continues after a restart or a rewind, in
-        the order of the file. Each line has only the keys SEEN. Of the lines about steps, only the last RECENT that
-        record how wall time was spent (goodput) are returned. Returns [] on all ranks except the first."""
+        """Return those lines of metrics.jsonl that are needed when training continues after a restart or a rewind (a
+        return to a checkpoint), in the order of the file. Each line has only the keys SEEN. Of the lines about steps,
+        only the last RECENT that record how wall time was spent (goodput) are returned. Returns [] on all ranks except
+        the first."""
         self.metrics.flush()
         events: list[tuple[int, dict[str, Any]]] = []
         recent = deque[tuple[int, dict[str, Any]]](maxlen=RECENT)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Hashable
 from statistics import fmean
 
-#: number of intervals (one or more steps) without the process whose mean is the usual time of a step
+#: the usual time of a step is its mean over so many intervals (of one or more steps) without the process
 USUAL = 128
 #: number of such intervals before the process runs, and whenever the usual time is measured again
 LEAST = 10

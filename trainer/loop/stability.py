@@ -44,9 +44,10 @@ class SpikeDetector:
         self.slots = torch.arange(config.window, device=device)
 
     def judge(self, phase: int, sums: Tensor, norm: Tensor) -> Tensor:
-        """Decide whether to skip the update of a step of the phase with index `phase`: if its loss or gradient norm is
-        not finite or above its limit. `sums` [2 · streams], over all ranks, holds the summed loss of each stream, then
-        the number of counted targets of each stream. `norm` is the gradient norm, 0-d.
+        """Decide whether to skip the update of a step. It is skipped if the step's loss or gradient norm is not finite
+        or above its limit. `phase` is the index of the step's phase (stretch of the training). `sums` [2 · streams],
+        over all ranks, holds the summed loss of each stream (data source), then the number of counted targets of each
+        stream. `norm` is the gradient norm, 0-d.
 
         Returns four numbers, float64 [4]: 1 to skip the update, else 0; the mean loss of the last `window` accepted
         steps (those not skipped) of the phase; the limit above which a loss is an outlier; and the limit above which a
@@ -86,7 +87,7 @@ class SpikeDetector:
 
 
 class StepRecord(NamedTuple):
-    """The numbers of one step, after they were copied to the host."""
+    """The numbers of one step, such as its loss and its gradient norm, after they were copied to the host."""
 
     step: int                     # number, from 1
     loss: float | None            # None: the step had no target

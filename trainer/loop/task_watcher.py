@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from trainer.loop.config import TaskScoringConfig
     from trainer.loop.run import Run
 
-#: file in the folder of a training with what the process has printed
+#: file in the folder of a training with the output of the scoring process
 LOG = "tasks.log"
-#: seconds between two looks at the process and at what it has written
+#: seconds after which `look` is called again
 POLL_S = 5.0
-#: how often the process is started again without a new score
+#: how often the scoring process is started again before it has written a new score
 RESTARTS = 3
-#: how far the priority of the process is lowered, so that it uses only time that the training leaves
+#: how far the priority of the scoring process is lowered, so that it uses only time that the training leaves
 NICE = 19
-#: largest batch in tokens that the check of tasks assumes; the number does not matter to it
+#: largest number of tokens in a batch with which `check_tasks` prepares tasks; the check does not depend on it
 BATCH = 2048
 
 
@@ -92,17 +92,17 @@ def scorable_tasks(config: TaskScoringConfig) -> list[EvalTask]:
     return [without_code(task) for task in tasks]
 
 
-def wanted_scores(config: TaskScoringConfig) -> list[ScoreOrigin]:
-    """Return what identifies the scores that `evaluate.tasks` asks for: for each task, the hashes of its definition and
-    data, the number of examples before a question, and the seed. This reads the data of the tasks."""
-    from trainer.evaluation.rows import example_files, find_files, sums
+def wanted_scores(config: TaskScoringConfig) -> set[ScoreOrigin]:
+    """Return what identifies the scores that the settings `evaluate.tasks` ask for, one origin for each task. This
+    reads the data of the tasks."""
+    from trainer.evaluation.rows import sums
     from trainer.evaluation.task_file import tasks_named
 
-    wanted, data = [], Path(config.data)
+    wanted = set()
     for task in tasks_named(config.tasks):
         shots = task.file.shots if config.shots is None else config.shots
-        files = [*find_files(data, task.name, task.file.files), *example_files(data, task, shots)]
-        wanted.append(score_rows.origin(task.name, task.sha256, shots, 0, sums(data, files)))
+        wanted.add(score_rows.origin_of({"task": task.name, "sha256": task.sha256, "shots": shots, "seed": 0,
+                                         "data": sums(Path(config.data), task, shots)}))
     return wanted
 
 
@@ -169,18 +169,18 @@ class TaskWatcher:
     def awaits(self, checkpoint: Checkpoint) -> bool:
         """Return whether the setting `evaluate.tasks.every` asks for scores of `checkpoint` and these do not exist
         yet."""
-        return checkpoint.step % self.every == 0 and not score_rows.is_scored(
-            self.out, checkpoint.step, checkpoint.folder.name, self.wanted)
+        return checkpoint.step % self.every == 0 and bool(
+            self.wanted - score_rows.results_by_origin(self.out, checkpoint).keys())
 
     def due(self) -> bool:
         """Return whether the last call of `look` is long enough ago (POLL_S seconds) to call it again."""
         return self.clock.now() - self.looked >= POLL_S
 
     def look(self) -> list[dict[str, Any]]:
-        """Read new scores, and restart the scoring process if it has failed. Returns all wanted rows of tasks.jsonl
-        that were added since the last call, and perhaps earlier ones. The process is restarted at most RESTARTS times
-        without a new score. It is not restarted after exit code 2, which means that the tasks or their settings cannot
-        be used."""
+        """Read new scores, and restart the scoring process if it has failed. Returns all rows of tasks.jsonl that
+        belong to the settings of this training and were added since the last call, and perhaps earlier ones. The
+        process is restarted at most RESTARTS times without a new score. It is not restarted after exit code 2, which
+        means that the tasks or their settings cannot be used."""
         self.looked, rows = self.clock.now(), list[dict[str, Any]]()
         with suppress(FileNotFoundError):
             modified = (self.out / score_rows.NAME).stat().st_mtime_ns

@@ -143,7 +143,8 @@ class Trainer:
 
     def resumed(self, checkpoint: ckpt.Checkpoint) -> list[str]:
         """Return what has changed since the checkpoint was written: settings, machine, code and curriculum, one line
-        for each change. The lines are also printed, and changes to the curriculum are recorded in the ledger."""
+        for each change. The lines are also printed, and changes to the curriculum are recorded in the ledger (the file
+        with the list of skipped steps)."""
         edited = edits(checkpoint.meta, self.run)
         self.ledger.edited(self.number, edited)
         changed = [*changes(checkpoint.meta, self.run, self.world.size, self.machine), *edited]
@@ -366,8 +367,8 @@ def forward_backward(model: Transformer, step: TrainingStep, batch: Batch, run: 
                      high_loss: HighLossRows, micro: MicroNorms, world: World,
                      dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the gradients of one step and clip them. Returns the step's sums over all ranks (losses and counts of
-    targets per stream; see `trainer.loop.metrics_buffer.StepNumbers`), float64 [HEAD + 2 · streams], and the global
-    gradient norm before clipping."""
+    targets per stream, i.e. data source; see `trainer.loop.metrics_buffer.StepNumbers`), float64 [HEAD + 2 · streams],
+    and the global gradient norm before clipping."""
     config = run.config
     streams = len(data.streams)
     sums = torch.zeros(HEAD + 2 * streams, dtype=torch.float64, device=world.device)

@@ -100,8 +100,9 @@ def full(x: Tensor) -> Tensor:
 
 
 def replicated(weight: Tensor) -> Tensor:
-    """Return the whole parameter on every rank of the tensor group, as a plain tensor for use in forward. In backward
-    the gradients of the group's ranks are summed. If `weight` is not divided, it is returned unchanged."""
+    """Return the whole parameter on every rank of the tensor group (the ranks that share every layer), as a plain
+    tensor for use in forward. In backward the gradients of the group's ranks are summed. If `weight` is not divided, it
+    is returned unchanged."""
     if not isinstance(weight, DTensor):
         return weight
     return weight.redistribute(placements=[Replicate()]).to_local(grad_placements=(Partial(),))

@@ -18,7 +18,7 @@ from typing import Any
 RULES = ("throughput", "evaluation", "tasks", "spikes", "data_wait", "checkpoint")
 #: the speed is compared with the median of the last INTERVALS log intervals, once there are ENOUGH of them
 INTERVALS, ENOUGH = 50, 8
-#: rules whose limits are no shares
+#: rules whose limits may be above 1; the limits of the other rules are shares
 NO_SHARES = ("evaluation", "tasks", "checkpoint")
 #: measures of tasks of which less is better
 LOWER = frozenset({"bpb"})
@@ -31,13 +31,13 @@ class AlertsConfig:
     """Limits above which an alert is raised; null turns an alert off.
 
     `throughput` is a relative drop of tokens/s below the median of the last 50 intervals between printed lines, within
-    one phase and once there are 8 of them. `evaluation` is by how many nats the held-out loss of a stream (data source)
-    exceeds its lowest value so far. `tasks` is by how many standard errors (of the difference) the score of a
-    checkpoint on a task is worse than the best so far (never if the standard errors are 0 or unknown). `spikes` is the
-    share of the last 1,000 steps whose loss or gradient norm was not finite or more than `stability.sigma` standard
-    deviations above the mean. `data_wait` is the share of the time since the last printed line that was spent waiting
-    for batches (not checked at the first line of a phase). `checkpoint` is the number of minutes without a checkpoint.
-    """
+    one phase (stretch of the training) and once there are 8 of them. `evaluation` is by how many nats the held-out loss
+    of a stream (data source) exceeds its lowest value so far. `tasks` is by how many standard errors (of the
+    difference) the score of a checkpoint on a task is worse than the best so far (never if the standard errors are 0 or
+    unknown). `spikes` is the share of the last 1,000 steps whose loss or gradient norm was not finite or more than
+    `stability.sigma` standard deviations above the mean. `data_wait` is the share of the time since the last printed
+    line that was spent waiting for batches (not checked at the first line of a phase). `checkpoint` is the number of
+    minutes without a checkpoint."""
 
     throughput: float | None = 0.2
     evaluation: float | None = 0.1
@@ -102,10 +102,10 @@ class Alerts:
         return sum(self.outliers) / SCORED
 
     def interval(self, phase: str, speed: float, data_share: float, since_checkpoint: float) -> list[Alert]:
-        """Check the rules on throughput, data waits and checkpoints, and return the alerts that begin or end. Called
-        whenever a line of metrics is printed. `phase` is the name of the present phase (stretch of the training).
-        `speed` is in tokens/s, `data_share` is the share of time spent waiting for data, `since_checkpoint` is in
-        seconds."""
+        """Check the rules on throughput, waits for data and checkpoints, and return the alerts that begin or end.
+        Called whenever a line of metrics is printed. `phase` is the name of the present phase (stretch of the
+        training). `speed` is in tokens/s, `data_share` is the share of time spent waiting for data, `since_checkpoint`
+        is in seconds."""
         if phase != self.phase:                      # the speed depends on sequence length and batch
             self.phase = phase
             self.speeds.clear()

@@ -1,4 +1,4 @@
-"""Draws loss and learning rate over tokens, with the phases marked, as one SVG file.
+"""Draws loss and learning rate over tokens, with the phases (stretches of the training) marked, as one SVG file.
 
 The file carries its own light and dark colours (prefers-color-scheme) and no scripts, fonts or links.
 """
@@ -22,7 +22,7 @@ WIDTH, LEFT, RIGHT = 860, 64, 20
 LOSS_TOP, LOSS_HEIGHT = 68, 250
 RATE_TOP, RATE_HEIGHT = 354, 84
 HEIGHT = RATE_TOP + RATE_HEIGHT + 44
-#: largest number of points in a curve; a longer curve is divided into as many equal stretches, and shows their means
+#: largest number of points in a curve. A longer curve is divided into this many equal stretches, and shows their means
 POINTS = 600
 #: largest number of streams (sources, languages or buckets) whose held-out loss has a curve of its own
 STREAMS = 6

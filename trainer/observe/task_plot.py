@@ -16,7 +16,7 @@ from trainer.observe.plot import STYLE, WIDTH, label, pick, ticks
 #: measures that are drawn → class of their line; the other norms of the cloze form lie close to these
 LINES = {"bpb": "loss", "cf.raw": "raw", "cf.per_char": "loss", "cf.per_token": "rate", "cf.prior": "held",
          "mcf": "loss", "pairs": "loss", "word": "loss", "fg": "loss", "code": "loss"}
-#: size of a chart, the room around its axes, and the most charts
+#: size of a chart, the room around its axes, and the largest number of charts
 CHART_WIDTH, CHART_HEIGHT, LEFT, TOP, BOTTOM, MOST = WIDTH // 2, 196, 58, 44, 28, 40
 
 

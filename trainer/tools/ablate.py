@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from trainer.base.arguments import of_a_run, positive
 from trainer.tools import experiment_arms
 from trainer.tools.arm import arm_of, settings_of
-from trainer.tools.arm_table import BITS, NATS
-from trainer.tools.arm_tasks import check_settings
+from trainer.tools.arm_table import BITS, NATS, TASKS
+from trainer.tools.arm_tasks import check_config, too_few
 
 if TYPE_CHECKING:
     from tokenizer.mixture.curriculum import Curriculum
@@ -93,9 +93,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def source_of(stream: str | None, arms: Sequence[Arm]) -> dict[str, list[str]] | None:
-    """Return the source (a row of the table that compares arms, with its streams) that --on asks for: {stream:
-    [stream]}. Returns None if `stream` is None, because --on is not given. Raises ConfigError when an arm has no
-    held-out data of the stream."""
+    """Return the source (a row of the table that compares the arms of a study, with its streams) that --on asks for:
+    {stream: [stream]}. Returns None if `stream` is None, because --on is not given. Raises ConfigError when an arm has
+    no held-out data of the stream."""
     from trainer.base.config import ConfigError
 
     if stream is None:
@@ -108,13 +108,12 @@ def source_of(stream: str | None, arms: Sequence[Arm]) -> dict[str, list[str]] |
     return {stream: [stream]}
 
 
-def check_before_data(options: argparse.Namespace, known: tuple[Mapping[str, Any], Sequence[Phase]]) -> None:
-    """Check the options of `ablate --data` before the data of the study is made. `known` is (the section `train:` of
-    the recipe, the phases of its curriculum). Raises ConfigError."""
+def check_recipe(options: argparse.Namespace, settings: Mapping[str, Any], phases: Sequence[Phase]) -> None:
+    """Check the options of `ablate --data` before the data of the study is made. `settings` is the section `train:` of
+    the recipe, and `phases` are those of its curriculum. Raises ConfigError."""
     from trainer.base.config import ConfigError, build
     from trainer.loop.config import TrainConfig
 
-    settings, phases = known
     step = phases[0].batch_at(0) * phases[0].sequence
     if options.tokens and options.tokens < step:
         raise ConfigError(f"--tokens {options.tokens:,}: the first step alone has {step:,} tokens")
@@ -122,7 +121,10 @@ def check_before_data(options: argparse.Namespace, known: tuple[Mapping[str, Any
     for width in widths:
         scaled(settings, width, widths[0])
     experiment_arms.refuse_contradictions(options)
-    check_settings(build(TrainConfig, settings, "train").evaluate.tasks, options.by, phases)
+    tasks = build(TrainConfig, settings, "train").evaluate.tasks
+    check_config(tasks, options.by)
+    if tasks is not None and options.by == TASKS and (message := too_few(tasks, phases)):
+        raise ConfigError(f"--by tasks: {message}")
 
 
 def arms_of(given: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:
@@ -197,9 +199,9 @@ def widths_of(given: str | None) -> Sequence[int | None]:
 def scaled(settings: Mapping[str, Any], width: int, narrowest: int) -> dict[str, Any]:
     """Return the settings of the model in `settings` (the section `train:`), changed to the width `width`. Heads keep
     their size. The number of heads and the number of hidden units scale with the width. muP adapts the learning rates
-    to the width. They are meant for the width that the settings name for muP, or else for `narrowest`. Raises
-    ConfigError when muP has no rule for the optimiser, or when heads that share keys and values cannot be in proportion
-    to the width."""
+    to the width. The rates in the settings are meant for the width that the settings name for muP, or else for
+    `narrowest`. Raises ConfigError when muP has no rule for the optimiser, or when heads that share keys and values
+    cannot be in proportion to the width."""
     from trainer.base.config import ConfigError, build
     from trainer.loop.config import TrainConfig
 

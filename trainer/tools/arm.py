@@ -20,7 +20,7 @@ class Arm:
     `before` is the number of tokens and `step` the number of steps that the checkpoint had been trained for."""
 
     name: str
-    seed: int                     # from 0
+    seed: int                     # number of the seed, from 0
     run: Run
     settings: Mapping[str, Any]
     width: int | None = None
@@ -28,8 +28,8 @@ class Arm:
     step: int = 0
 
     def rung(self, share: float) -> int:
-        """Return the step, as a number from the beginning of the run, by which at least the share `share` of the arm's
-        own steps is done."""
+        """Return the step, as a number from the beginning of the run, by which at least the share `share` of the steps
+        of this arm (training of a study) is done."""
         return self.step + max(1, math.ceil(share * (self.run.curriculum.steps - self.step)))
 
 
@@ -72,7 +72,8 @@ def check(arm: Arm) -> None:
 
 
 def write(arm: Arm) -> None:
-    """Write the curriculum and the settings of an arm to its folder, from which `tokenmill train run` trains it."""
+    """Write the curriculum and the settings of an arm (a training of a study) to its folder, from which `tokenmill
+    train run` trains it."""
     import yaml
 
     from trainer.base.files import replace as replace_file

@@ -35,8 +35,8 @@ def measured(streams: Mapping[str, Mapping[str, Any]], sources: Sources, unit: s
 
 
 def loss_of(results: Sequence[Mapping[str, Any]], unit: str) -> float:
-    """Return one loss for the held-out data of several streams. With the unit nats per token, it is the sum of nats
-    over the sum of tokens; with bits per byte, the sum of bits over the sum of bytes."""
+    """Return one loss for the held-out data of several streams (data sources). With the unit nats per token, it is the
+    sum of nats over the sum of tokens; with bits per byte, the sum of bits over the sum of bytes."""
     nats = [of["loss"] * of["targets"] for of in results]
     if unit == NATS:
         return math.fsum(nats) / sum(of["targets"] for of in results)
@@ -109,9 +109,9 @@ def cell(arm: Mapping[str, Any]) -> str:
 
 
 def verdicts(arms: Sequence[str], of: Mapping[str, Any], where: str, unit: str) -> list[str]:
-    """Return lines that say in words how the arms after the first of `arms` compare with it: better, worse, or not told
-    apart. A last line says how many seeds would show differences of given sizes. `of` is the entry of the table about
-    the data by which the arms are judged, and `where` names the data."""
+    """Return lines that say in words how the arms (trainings of a study) after the first of `arms` compare with it:
+    better, worse, or not told apart. A last line says how many seeds would show differences of given sizes. `of` is the
+    entry of the table about the data by which the arms are judged, and `where` names the data."""
     first, *others = arms
     out = [""]
     for name in others:

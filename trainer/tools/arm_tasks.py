@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from trainer.tools.arm import Arm, label
-from trainer.tools.arm_table import ALL, BITS, LOSS, TASKS, cell, table, verdicts
+from trainer.tools.arm_table import ALL, BITS, TASKS, cell, table, verdicts
 
 if TYPE_CHECKING:
     from tokenizer.mixture.phases import Phase
@@ -29,19 +29,15 @@ if TYPE_CHECKING:
 MEASURE = "bpb"
 
 
-def check_settings(config: TaskScoringConfig | None, by: str, phases: Sequence[Phase]) -> None:
-    """Check the settings `evaluate.tasks` before the data to train on exists. `config` are these settings (None: not
-    given), and `phases` are the phases of a training of the study. Raises ConfigError when a task does not exist, has
-    no data, or has only the form `code` (which runs programs that the model writes). If tasks are to decide about the
-    arms (`by`), also raises ConfigError when `config` is None, or when too few checkpoints are scored to judge a
-    task."""
+def check_config(config: TaskScoringConfig | None, by: str) -> None:
+    """Check the settings `evaluate.tasks` of a study. `config` are these settings (None: not given). Raises ConfigError
+    when a task does not exist, has no data, or has only the form `code` (which runs programs that the model writes),
+    and when tasks are to decide about the arms (`by`) but `config` is None."""
     from trainer.base.config import ConfigError
     from trainer.loop.task_watcher import scorable_tasks
 
     if config is not None:
         scorable_tasks(config)
-        if by == TASKS and (message := too_few(config, phases)):
-            raise ConfigError(f"--by tasks: {message}")
     elif by == TASKS:
         raise ConfigError("--by tasks: the settings have no evaluate.tasks; add it to train: in the recipe, or with"
                           " --set evaluate.tasks='{every: N, tasks: [arc_easy], data: FOLDER}'")
@@ -49,7 +45,7 @@ def check_settings(config: TaskScoringConfig | None, by: str, phases: Sequence[P
 
 def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None]) -> bool:
     """Return whether the arms of a study score their checkpoints on tasks. Raises ConfigError when the settings of the
-    tasks differ between arms, and as `check_settings` does. If too few checkpoints are scored to judge a task,
+    tasks differ between arms, and as `check_config` does. If too few checkpoints are scored to judge a task,
     ConfigError is raised only if tasks decide about the arms (`by`); otherwise `announce` gets a message."""
     from trainer.base.config import ConfigError
 
@@ -58,11 +54,10 @@ def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None])
         raise ConfigError("evaluate.tasks: differs between the arms, so their scores do not compare; give all arms the "
                           "same")
     [config] = settings
+    check_config(config, by)
     if config is None:
-        check_settings(config, by, ())
         return False
     messages = [too_few(config, arm.run.curriculum.phases, arm.step) for arm in arms]
-    check_settings(config, LOSS, ())
     if message := next(filter(None, messages), ""):
         if by == TASKS:
             raise ConfigError(f"--by tasks: {message}")
@@ -93,7 +88,8 @@ def check_data(arms: Sequence[Arm]) -> None:
 
 def scored_steps(every: int, phases: Sequence[Phase], begin: int) -> list[int]:
     """Return the steps of an arm (a training of a study) whose checkpoints are scored: the multiples of `every` from
-    step `begin` on, and the ends of phases after it. The arm begins with the checkpoint of step `begin`."""
+    step `begin` on, and the ends of phases (stretches of the training) after it. The arm begins with the checkpoint of
+    step `begin`."""
     ends = list(accumulate(phase.steps for phase in phases))
     multiples = range(every, ends[-1], every)                     # the checkpoint with which an arm begins may be one
     return sorted({step for step in ends if step > begin} | {step for step in multiples if step >= begin})
@@ -124,8 +120,7 @@ def score_last(arms: Sequence[Arm], announce: Callable[[str], None]) -> None:
                 reader = reader_of(model, options)
                 prepared = {known: (reader, prepare_all(tasks, Path(config.data), options, reader, progress))}
             reader, ready = prepared[known]
-            folder = score_rows.step_folder(arm.run.out, checkpoint.step)
-            if missing := unscored(ready, checkpoint, folder, options.seed):
+            if missing := unscored(ready, checkpoint, arm.run.out):
                 announce(f"scoring {label(arm)}, seed {arm.seed}, on {len(missing)} tasks")
                 evaluate_model(model, reader, missing, arm.run.out / score_rows.FOLDER, arm.run.out, options, progress)
 
@@ -133,7 +128,7 @@ def score_last(arms: Sequence[Arm], announce: Callable[[str], None]) -> None:
 def read_scores(arms: Sequence[Arm]) -> list[ScoredRun]:
     """Return the scores of each arm of a study on the tasks of its settings `evaluate.tasks`. Scores from another
     version of a task's file, with other examples before the questions, or on other data are left out."""
-    from trainer.evaluation.score_rows import origin_of_row, read_rows
+    from trainer.evaluation.score_rows import origin_of, read_rows
     from trainer.evaluation.task_signal import ScoredRun
     from trainer.loop.task_watcher import wanted_scores
 
@@ -141,7 +136,7 @@ def read_scores(arms: Sequence[Arm]) -> list[ScoredRun]:
     assert config is not None
     wanted = wanted_scores(config)
     return [ScoredRun(arm.name, arm.run.config.model.parameters(arm.run.vocab), arm.seed,
-                      [row for row in read_rows(arm.run.out) if origin_of_row(row) in wanted]) for arm in arms]
+                      [row for row in read_rows(arm.run.out) if origin_of(row) in wanted]) for arm in arms]
 
 
 def task_results(arms: Sequence[Arm]) -> dict[int | None, dict[str, Any]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeline.base.visible import visible
 from trainer.checkpoint.in_use import marked
 
-#: seconds between two lines of progress; and after which the marks are touched, a tenth of the time that they count
+#: seconds between two lines of progress, and between two renewals of a mark (a tenth of the time for which it counts)
 PROGRESS_S, TOUCH_S = 10.0, 60.0
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=positive, default=2, metavar="S",
-                        help="repeat every arm with S seeds: without that nobody knows what is noise (default: 2)")
+                        help="repeat every arm with S seeds, because one seed does not show the noise (default: 2)")
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="train N arms at a time (default: 1)")
     parser.add_argument("--halving", action="store_true",
                         help="end the worse half of the arms after a quarter and after half of the steps")
@@ -70,8 +70,9 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
             sources: Sources | None = None, unit: str = NATS) -> int:
     """Train all arms of a study (the trainings that it compares), write the results, and print the table of losses in
     `unit`. The results go to the folder that holds the arms' folders. `prepare` is called for every arm before any arm
-    is trained. The first of `sources` (named groups of streams) decides about the arms; by default, it is all held-out
-    data that the arms have in common. Returns the exit code."""
+    is trained. `sources` are named groups of streams (data sources) on whose held-out data the arms are compared; the
+    first group decides which arms are better. By default, the first group is all held-out data that the arms have in
+    common. Returns the exit code."""
     from trainer.base.files import alone, replace
     from trainer.data.remote import fetch_shards
     from trainer.tools.arm_plot import write_plots
@@ -134,15 +135,15 @@ def refuse_contradictions(options: argparse.Namespace) -> None:
 
 
 def held_out(curriculum: Curriculum) -> dict[str, str | None]:
-    """Return {name of a stream: sha256 of its held-out data} for those streams of a curriculum that have held-out
-    data."""
+    """Return {name of a stream (data source): sha256 of its held-out data} for those streams of a curriculum that have
+    held-out data."""
     return {s.name: s.val_sha256 for s in curriculum.streams if s.val and s.val_tokens > 1}
 
 
 def common_sources(arms: Sequence[Arm]) -> dict[str, list[str]]:
-    """Return the sources (rows of the table that compares arms), each with its streams. There is one for each stream
-    whose held-out data is the same in all arms; losses on different data could not be compared. If there are several, a
-    source ALL with all these streams comes first. Raises ConfigError when there is no such stream."""
+    """Return the sources (rows of the table that compares the arms of a study), each with its streams. There is one for
+    each stream whose held-out data is the same in all arms; losses on different data could not be compared. If there
+    are several, a source ALL with all these streams comes first. Raises ConfigError when there is no such stream."""
     from trainer.base.config import ConfigError
 
     first, *others = [held_out(arm.run.curriculum) for arm in arms]
@@ -176,8 +177,8 @@ def results(arms: Sequence[Arm], sources: Sources, unit: str, by: str, scored: b
     """Read the results of the trained arms of a study. Returns the content of table.json. It has the keys of
     `arm_table.table` and "costs": {arm: its tokens, FLOPs and wall time (sums over seeds), parameters, and epochs}. If
     the models have several widths, the table is that of the widest, and "widths" has a table for each width. If the
-    arms are `scored` on benchmark tasks, each table also has "tasks" (see `task_results`), and "by", which is `by`:
-    what decides about the arms."""
+    arms are `scored` on benchmark tasks, each table also has "tasks" (see `task_results`) and "by" (what decides about
+    the arms)."""
     losses: dict[int | None, dict[str, list[dict[str, float]]]] = {}
     costs: dict[str, dict[str, Any]] = {}
     for arm in arms:
@@ -200,7 +201,8 @@ def results(arms: Sequence[Arm], sources: Sources, unit: str, by: str, scored: b
 
 
 def epochs(curriculum: Curriculum) -> float:
-    """Return how often a training reads its data: the number of epochs of the stream that is read most often."""
+    """Return how often a training reads its data: the number of epochs of the stream (data source) that is read most
+    often."""
     from tokenizer.mixture.order import Order
 
     order = Order(curriculum)
@@ -221,9 +223,9 @@ def report(result: Mapping[str, Any]) -> str:
 
 
 def agreement(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return lines that say whether results agree between models of different widths. For each arm after the first, the
-    line says whether it is better than the first arm at all widths, or worse at all widths. `tables` has a table of
-    arms for each width."""
+    """Return lines that say whether results agree between models of different widths. There is a line for each arm
+    (training of a study) after the first. It says whether it is better than the first arm at all widths, or worse at
+    all widths. `tables` has a table of arms for each width."""
     decisive = [one["tasks"]["mean"] if one.get("by") == TASKS else next(iter(one["sources"].values()))
                 for one in tables]
     out = []

@@ -3,9 +3,9 @@ lost, and which of the documents that it read are nearest to them?
 
 Two results of `tokenmill train eval` are compared: that of the step, and another one. The other result is from an
 earlier step of the same training, or from another training, such as another arm of a study. The nearest documents are
-those that share n-grams of tokens with an item (`trainer.data.nearest`). They are searched in what the training read
-between the two steps or, of two trainings, since their curricula differ. Shared n-grams are a hint, no proof, that a
-document taught the answer.
+those that share n-grams of tokens with an item (`trainer.data.nearest`). If both results are of one training, only
+documents that it read between the two steps are searched. If they are of two trainings, only documents from the point
+on at which their curricula differ are searched. Shared n-grams are a hint, no proof, that a document taught the answer.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from trainer.loop.run import Run
     from trainer.tools.evaluation_progress import EvaluationProgress
 
-#: default of --items, and documents that are shown of each
+#: default of --items, and number of documents that are shown for each item
 ITEMS, DOCUMENTS = 3, 3
-#: passages that are ranked for a document, so that several of one document leave room for others
+#: number of passages that are ranked for each shown document, because several may be of the same document
 PASSAGES = 4
 #: tokens that are shown before and after the first shared n-gram, and characters of a question and an answer
 BEFORE, AFTER, QUESTION = 12, 48, 300
@@ -139,7 +139,7 @@ def against(options: argparse.Namespace, run: Run, task: EvalTask) -> tuple[Run,
 
 
 def steps_samples(curriculum: Curriculum, step: int) -> int:
-    """Return how many samples the first `step` steps read."""
+    """Return how many samples the first `step` steps of a curriculum read."""
     from tokenizer.mixture.steps import step_at
 
     last = step_at(curriculum, step)
@@ -236,7 +236,7 @@ def described(task: EvalTask, change: ItemChange) -> dict[str, Any]:
 
 # -- as text ---------------------------------------------------------------------------------------------------------
 def text(result: dict[str, Any]) -> str:
-    """Format the result of `explain_task` for a terminal."""
+    """Format the result of `explain_task` as text for a terminal."""
     other = result["against"]
     out = [f"{result['task']} at step {result['step']:,} against step {other['step']:,} of {other['training']}: "
            f"{result['won']:,} won and {result['lost']:,} lost of {result['items']:,} items by {result['measure']}"]

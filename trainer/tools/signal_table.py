@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ARM = re.compile(r"(?P<candidate>.+?)(-width\d+)?-seed(?P<seed>\d+)")
 
 
-#: by field of a row, what it means if the field differs
+#: by field of a ScoreOrigin, what it means if the field differs
 DIFFERENCES = {"sha256": "another version of the task", "shots": "another number of examples",
                "seed": "other examples (--seed)", "data": "other data"}
 
@@ -64,17 +64,19 @@ def read_runs(names: Sequence[str], store: str | None) -> list[ScoredRun]:
 
 
 def check_alike(runs: Mapping[Path, ScoredRun]) -> None:
-    """Raise ConfigError if scores of the same task cannot be compared, because the task's file, its data, the number of
-    examples before a question or their seed differ. `runs` has the trainings by the folder with their scores."""
+    """Raise ConfigError if scores of the same task cannot be compared, because they differ in the task's file, its
+    data, or the number or the seed of the examples before a question. `runs` has the trainings by the folder with their
+    scores."""
     from trainer.base.config import ConfigError
-    from trainer.evaluation.score_rows import NAME
+    from trainer.evaluation.score_rows import NAME, ScoreOrigin, origin_of
 
-    first: dict[str, Mapping[str, Any]] = {}
+    first: dict[str, ScoreOrigin] = {}
     for place, run in runs.items():
         for row in run.rows:
-            other = first.setdefault(row["task"], row)
+            own = origin_of(row)
+            other = first.setdefault(row["task"], own)
             for key, what in DIFFERENCES.items():
-                if row.get(key) != other.get(key):
+                if getattr(own, key) != getattr(other, key):
                     raise ConfigError(f"{place / NAME}: {row['task']} at step {row['step']} was scored with {what} "
                                       f"than other steps or trainings; score all alike: `tokenmill train eval RUN "
                                       f"--steps all` with the same --data, --shots and --seed")

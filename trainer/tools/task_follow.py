@@ -11,7 +11,6 @@ scored, a line says so.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -115,7 +114,7 @@ def follow(options: argparse.Namespace, tasks: Sequence[EvalTask], data: Path, c
                 reader = reader_of(model, options)
                 prepared = {known: (reader, prepare_all(tasks, data, options, reader, heartbeat))}
             reader, ready = prepared[known]
-            missing = unscored(ready, checkpoint, score_rows.step_folder(out, checkpoint.step), options.seed)
+            missing = unscored(ready, checkpoint, out)
             if not missing:
                 continue
             try:
@@ -171,24 +170,16 @@ def samples(run: Path) -> int:
     return Curriculum.load(run / "curriculum.json").samples
 
 
-def unscored(prepared: Sequence[PreparedTask], checkpoint: Checkpoint, folder: Path, seed: int) -> list[PreparedTask]:
-    """Return those prepared tasks that have no result in `folder` for this checkpoint. A result does not count if it is
-    from another attempt to write the checkpoint, or from another version of the task, other data, other examples or
-    another seed. Nor does a result without scores of programs, if the task is now to run programs (--allow-code)."""
-    from trainer.evaluation import score_rows
+def unscored(prepared: Sequence[PreparedTask], checkpoint: Checkpoint, out: Path) -> list[PreparedTask]:
+    """Return those prepared tasks that have no result for this checkpoint of the training in the folder `out`. A result
+    does not count if it is from another attempt to write the checkpoint, or from another version of the task, other
+    data, other examples or another seed. Nor does a result without scores of programs, if the task is now to run
+    programs (--allow-code)."""
+    from trainer.evaluation.score_rows import origin_of, results_by_origin
 
-    missing = []
-    for task in prepared:
-        try:
-            result = json.loads((folder / f"{task.task.name}.json").read_text(encoding="utf-8"))
-            wanted = score_rows.origin(task.task.name, task.task.sha256, task.shots, seed, task.files)
-            same = (result["model"]["checkpoint"] == checkpoint.folder.name and score_rows.origin_of(result) == wanted
-                    and ("code" in result["measures"] or "code" not in task.task.file.forms))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            same = False
-        if not same:
-            missing.append(task)
-    return missing
+    results = results_by_origin(out, checkpoint)
+    return [task for task in prepared if (result := results.get(origin_of(task.identity))) is None
+            or ("code" in task.task.file.forms and "code" not in result["measures"])]
 
 
 def alive(pid: int) -> bool:

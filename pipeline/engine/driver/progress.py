@@ -84,6 +84,7 @@ class _Node:
                 "bytes_done": self.weight_done, "docs": self.docs, "quarantined": self.quarantined,
                 "failed_attempts": self.failed, "retried": self.retried, "doubled": self.doubled,
                 "bytes_run": self.weight_run, "documents_run": dict(self.outcomes_run),
+                "docs_reused": self.docs - self.docs_run,
                 "cpu_s": round(self.cpu_s, 2), "seconds": round(self.seconds(now), 1),
                 "bytes_per_s": round(rate), "docs_per_s": round(self.docs_run / seconds, 1),
                 "eta_s": 0 if remaining == 0 else round(remaining / rate) if rate else None}
