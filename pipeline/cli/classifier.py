@@ -188,10 +188,10 @@ def check(model: ModelArg, data: DataArg,
           text_column: TextOpt = "text", limit: Annotated[int, typer.Option(
               "-n", "--limit", min=0, metavar="N", help="Documents to read, from the first on; 0 reads all.")] = 0,
           json_lines: JsonOpt = False) -> None:
-    """Check whether data has drifted away from the data that a model's threshold was chosen on.
+    """Check whether documents still look like those on which the threshold of a model was chosen.
 
-    Compares scores, lengths and languages of the documents with those in the model's card. The exit code is 1 when the
-    data has drifted.
+    Compares scores, lengths and languages of the documents with those in the model's card. The exit code is 1 when they
+    differ too much (drift).
 
     \b
     Example:

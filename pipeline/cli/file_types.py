@@ -228,7 +228,7 @@ def settings_of(options: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _makes_text(step: Any) -> bool:
-    """Return whether the step with this name extracts text from what a reader yields, as the step `html` does."""
+    """Return whether `step`, the class of a step, extracts text from what a reader yields."""
     return step.extracts or bool(step.read_by)
 
 

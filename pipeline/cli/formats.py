@@ -102,9 +102,9 @@ def export(format: FormatOpt,
            quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
     """Write a shard set, or the samples of a run, in the format of another project.
 
-    Documents, tokens and their order stay as they are. With --order, each row is a sample of the training. If a file
-    has the same bytes as a file of the store, and both are on one disk, it is a hard link to that file. Never change
-    such a file: the store would change, too.
+    Documents, tokens and their order stay as they are. With --order, each row is a sample of the training. If an
+    exported file has the same bytes as a file of the store, and both are on one disk, the exported file is a hard link
+    to that file. Never change such a file: the store would change, too.
 
     \b
     Examples:

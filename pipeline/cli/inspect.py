@@ -100,8 +100,8 @@ def rows(store: Store, kind: str, dataset: str, equal: dict[str, str] | None = N
 
 
 def card(row: dict[str, Any]) -> str:
-    """Format a document for a terminal: a line with id, source, language and URL or file, then its reason, signals,
-    metadata and text."""
+    """Format a document for a terminal. The first line has its id, source, language and URL or file. Below are the step
+    and the reason for which it was dropped or quarantined (if it was), its signals, metadata and text."""
     place = row.get("file") or (row.get("locator") or {}).get("file") or ""
     if row.get("record") is not None:
         place += f" record {row['record']}"

@@ -121,10 +121,11 @@ def plan(recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="
          json_lines: opt.JsonOpt = False) -> None:
     """Show what a run would do, and what it will cost.
 
-    Shows the nodes of the plan in order: how many of their partitions are fresh (the store has the result) or stale,
-    how many bytes they read, and an estimate of CPU time and disk space. Nothing is run and nothing is written. With
-    --sample the recipe is run on a part of its inputs, in a temporary store. A cost forecast then says what the whole
-    input would yield and need. With --tokens no input is read: the curriculum is planned for streams of these sizes.
+    Shows the nodes of the plan in order: how many of their partitions are fresh (the store has the result) or stale (to
+    be computed), how many bytes they read, and an estimate of CPU time and disk space. Nothing is run and nothing is
+    written. With --sample the recipe is run on a part of its inputs, in a temporary store. A cost forecast then says
+    what the whole input would yield and need. With --tokens no input is read: the curriculum is planned for streams of
+    these sizes.
 
     \b
     Examples:

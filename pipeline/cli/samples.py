@@ -123,8 +123,8 @@ def realised(run: RunArg,
     """Count what a training reads of each stream, and compare it with the plan.
 
     Counts the whole curriculum, or with --training the steps that were performed, without those that were skipped or
-    undone. With --rows, also counts tokens and targets by the labels of documents. With --json, figures about the
-    quality of the order are included.
+    undone. With --rows, also counts tokens and targets by source, language and bucket of the documents. With --json,
+    figures about how well the order of the samples is mixed are included.
 
     \b
     Examples:

@@ -86,7 +86,7 @@ def serve(store: StoresOpt = None,
 
 def named_stores(options: list[str]) -> dict[str, str]:
     """Parse the values of --store (STORE, or NAME=STORE) into {name: folder or URL}. Raises BadUsage for a local store
-    that does not exist, for two stores with one name, and for a name that cannot be shown."""
+    that does not exist, for two stores with one name, and for a name that cannot be part of a page's address."""
     stores: dict[str, str] = {}
     for each in options:
         name, equals, root = each.partition("=")

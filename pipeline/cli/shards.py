@@ -122,7 +122,7 @@ def head(shards: ShardsArg,
 
 
 def _tokenizer_beside(shards: Path, sha256: str) -> Path:
-    """Return the path of the tokenizer with this hash, which a run has published next to the shard sets of its store.
+    """Return the path of the tokenizer with this hash in the folder of the shard sets, where a run has published it.
     Raises BadUsage when there is none."""
     for folder in shards.absolute().parents:
         for path in sorted(folder.glob(f"tokenizer-{sha256[:12]}.*")):

@@ -25,7 +25,7 @@ HINTS = {
 
 
 def text(store: Store, current: Standing, debug: bool = False) -> str:
-    """Return the state of a run as text. With `debug`, the traceback of the run's error is included."""
+    """Format the state of a run as text. With `debug`, the traceback of the run's error is included."""
     progress, facts = current.progress, current.facts
     head = [current.run, current.state]
     if progress.get("seconds"):

@@ -94,10 +94,12 @@ def streamed(url: str, option: str, contents: str) -> Iterator[Target]:
 
     In object storage, a folder cannot appear all at once: its objects appear one by one. So the object MARK is created
     first and removed last, and no command imports from a folder that has MARK. A shard set appears with its
-    `shards.json`, which is sent last. Only one of two writers can create MARK. If the body raises, the objects are
-    removed. If the process is killed, they stay, and so does MARK, which holds `contents`. A command with the same
-    contents then completes the folder, and any other is refused. If the completion fails, too, all objects and MARK
-    stay."""
+    `shards.json`, which is sent last. Only one of two writers can create MARK.
+
+    If the code in the `with` block raises, the objects are removed. If the process is killed, the objects stay, and so
+    does MARK, which holds `contents`. A command with the same contents then completes the folder, and any other command
+    is refused. If the completion fails, too, all objects and MARK stay.
+    """
     store = unused_store(url, option)
     own = f"{contents} {SYSTEM.new_id()}".encode()
     there = claim(store, option, own)

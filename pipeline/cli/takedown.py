@@ -41,9 +41,9 @@ def takedown(store: StoreOpt,
     """Remove documents from a store, and keep every later run from bringing them back.
 
     The documents, and near-duplicates of them that deduplication found, are removed from datasets, dropped and
-    quarantined documents, task files, labels and reports. In shards, their tokens are overwritten by EOS, so that a
-    training can continue. The next run of a recipe writes shards without them, from which a training must begin anew.
-    If the command was interrupted, run it again: it completes the takedown.
+    quarantined documents, task files, labels and reports. In shards, the tokens of the documents are overwritten by
+    EOS, so that a training can continue. The next run of a recipe writes shards without these documents, with which a
+    training must begin anew. If the command was interrupted, run it again: it completes the takedown.
 
     \b
     Examples:

@@ -136,7 +136,7 @@ def evaluate(paths: Annotated[list[Path], typer.Argument(
                                          "path, for the FILES as they are named.")] = "path",
              html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with charts.")] = None,
              json_lines: JsonOpt = False) -> None:
-    """Judge tokenizers on texts.
+    """Measure how well tokenizers encode texts.
 
     Prints a line for each group of texts and each tokenizer: bytes per token, tokens per word, the share of words split
     into several tokens, parity (tokens per text against English, for translations), Rényi efficiency, unknown tokens,

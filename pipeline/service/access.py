@@ -260,8 +260,8 @@ async def viewer(request: Request) -> Role:
 
 async def operator(request: Request) -> Role:
     """A dependency of FastAPI routes. It refuses a request unless the sender is an operator, and returns this role. For
-    a write, it also demands a proof that the user intended the write (`check_intended`), and notes the request in the
-    store's audit log before the route runs."""
+    a write (a request that changes something), it also demands a proof that the user intended the write
+    (`check_intended`), and notes the request in the store's audit log before the route runs."""
     await viewer(request)
     require_operator(request)
     if request.method not in READS:
@@ -291,10 +291,11 @@ def _parameters(dependant: Dependant) -> set[str]:
 
 
 async def check_intended(request: Request) -> None:
-    """Raise HttpProblem for a write that a page of another site could have caused (CSRF). The browser of a signed-in
-    user sends the session's cookie along with such a request; a server without tokens demands no cookie at all. To be
-    accepted, the write must have a header that a page of another site cannot send (a bearer token or `X-Tokenmill`), or
-    the right value in the hidden form field `csrf`, which such a page cannot read."""
+    """Raise HttpProblem for a write (a request that changes something) that a page of another site could have caused
+    (CSRF). The browser of a signed-in user sends the session's cookie along with such a request; a server without
+    tokens demands no cookie at all. To be accepted, the write must have a header that a page of another site cannot
+    send (a bearer token or `X-Tokenmill`), or the right value in the hidden form field `csrf`, which such a page cannot
+    read."""
     if request.headers.get("authorization", "").lower().startswith("bearer ") or request.headers.get(HEADER):
         return
     sent = (await form_of(request)).get(FIELD, "")

@@ -14,9 +14,10 @@ MOST_CHARACTERS = 16 << 20
 
 
 class AnswerMemory:
-    """Keeps the answers that were used last in the memory of this process. The key of an answer is the question and a
-    hash of the list of the dataset's parts (data files). A part never changes, so a remembered answer is never out of
-    date; a dataset that was published anew has another list of parts. Callers must not change an answer."""
+    """Keeps answers to questions about datasets in the memory of this process. If they are too long in all, the answers
+    that were not used for the longest time are forgotten. The key of an answer is the question and a hash of the list
+    of the dataset's parts (data files). A part never changes, so a remembered answer is never out of date; a dataset
+    that was published anew has another list of parts. Callers must not change an answer."""
 
     def __init__(self, most: int = MOST_CHARACTERS) -> None:
         self._most, self._characters = most, 0

@@ -63,8 +63,8 @@ def _check(name: str, result: Result, message: str) -> Check:
 
 
 def _documents(figures: Figures, dataset: str) -> Check:
-    """Check that every document that entered the dataset was kept, dropped, removed by a barrier (a deduplication) or
-    quarantined."""
+    """Check that the report's numbers add up: every document that entered the dataset was kept, dropped, removed by a
+    barrier (a deduplication) or quarantined."""
     section = figures.datasets[dataset]
     if figures.missing_records:
         return _check("documents", "failed", f"{plural(figures.missing_records, 'task')} of the run left no record, so "

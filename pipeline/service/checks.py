@@ -114,8 +114,8 @@ def check(request: Mapping[str, Any]) -> dict[str, Any]:
     lie in the request's `roots`. If the request names no store but sets `find_files`, a source without a file is
     reported as a warning.
 
-    If the recipe is a changed one and is planned, the request has the recipe `before` the changes. Warnings that it
-    gets as well are left out, because nothing was changed about them; `as_before` is their number.
+    If a changed recipe is planned, the request has the recipe `before` the changes. Warnings about both recipes are
+    left out, because they have nothing to do with the changes; `as_before` is their number.
 
     Returns {"problems", "run", "digest", "plan", "causes", "as_before"}. Each problem has severity (error, warning),
     file, line, column, key, message and remedy. `run` is None when the recipe cannot be run. `causes` says why nodes of
@@ -153,8 +153,9 @@ def check(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _planned(recipe: Recipe, request: Mapping[str, Any],
              load: Callable[[str], Recipe]) -> tuple[dict[str, Any], dict[str, Any], set[tuple[str, str]]]:
-    """Plan a recipe in the request's store. Returns the plan, the causes that the request asks for, and what tells the
-    warnings about the recipe before its changes apart."""
+    """Plan a recipe in the request's store. Returns the plan, the reasons why nodes of the plan are stale (for as many
+    nodes as the request asks for), and the warnings about the recipe `before` its changes, each as `_gist` identifies
+    it. `load` makes a Recipe from the text of `before`."""
     from pipeline.plan.estimate import MEASURED, describe_plan, measured, open_plan
     from pipeline.plan.lint import lint
     from pipeline.plan.survey import survey
@@ -172,7 +173,8 @@ def _planned(recipe: Recipe, request: Mapping[str, Any],
 
 
 def _gist(text: str) -> tuple[str, str]:
-    """Return what tells warnings about a recipe apart, whatever their lines are, and where a step was taken out."""
+    """Return (key, message) of a warning about a recipe. Without line numbers and numbers of steps, it identifies the
+    same warning about a recipe from which a step was taken out."""
     warning = _warning(text)
     return re.sub(r"\[\d+\]", "", warning["key"]), f"{warning['message']}; {warning['remedy']}"
 

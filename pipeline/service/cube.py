@@ -82,9 +82,9 @@ class Cube:
         return counts
 
     def to_json(self) -> dict[str, Any]:
-        """Return the cube as JSON for a page. `cells` lists for each group (source and language) its counts at the
-        lowest edge and, for each bin in which a count changes, [number of the bin, changes of the counts that `columns`
-        names]."""
+        """Return the cube (table of counts by threshold) as JSON for a page. `cells` has an entry for each group
+        (source and language): its counts at the lowest edge of the bins and, for each bin in which a count changes,
+        [number of the bin, changes of the counts]. `columns` names these counts, in order."""
         cells = []
         for number, (source, language) in enumerate(self.groups):
             bins = np.flatnonzero(self.deltas[number].any((1, 2)))

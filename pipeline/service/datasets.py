@@ -45,7 +45,7 @@ def filter_of(source: Values = [], reason: Values = [], stage: Values = [], lang
               signal: Annotated[list[str], Query(
                   max_length=20, description="NAME:LEAST:MOST, either bound may be left out: `quality:0.5:`")] = [],  # noqa: B006
               ) -> Filter:
-    """Return the filter that the parameters of a request describe."""
+    """Return the filter (conditions on documents) that the query parameters of a request describe."""
     return Filter(tuple(source), tuple(reason), tuple(stage), tuple(language), domain,
                   tuple(_range(value) for value in signal), text, id)
 
@@ -99,8 +99,8 @@ async def answer(request: Request, stop: Stop, call: Callable[[], T]) -> T:
 
 
 async def allow_unmasked(request: Request, store: Store, unmasked: bool, what: dict[str, Any]) -> None:
-    """If the request is for unmasked personal data, raise HttpProblem unless an operator sent it, and note the request
-    in the audit log."""
+    """Allow only operators to ask for unmasked personal data. If `unmasked` is set, raise HttpProblem for any other
+    sender, and note the request in the audit log."""
     if unmasked:
         require_operator(request)
         entry = {**await audit.request_entry(request), "unmasked": what}

@@ -29,7 +29,7 @@ ENTRY = ("source", "file", "record", "stage", "reason", "detail", "bytes")
 
 
 class NoDocument(QueryError):
-    """The dataset has no such document."""
+    """Raised when the dataset has no such document."""
 
     status = 404
     title = "No such document"
@@ -186,7 +186,8 @@ def difference(removed: str, kept: str) -> dict[str, Any]:
 
 
 def _entries(queries: Queries, store: Store, dataset: str, id: str, masked: bool, stop: Stop) -> list[dict[str, Any]]:
-    """Return the entries of a document in the quarantine of a dataset."""
+    """Return the entries about a document in the quarantine of a dataset. An entry says why the document was put aside,
+    and where it is in the input."""
     try:
         page = queries.page(DocumentKind(store, "quarantined", dataset),
                             Filter(id=id),

@@ -31,9 +31,9 @@ def examples(store: Store, moved: ChangedSteps, replayed: Replayed, judge: Judge
     new side. An example has a masked excerpt, the outcomes before and after the change, and the signals of the changed
     steps.
 
-    If the change is that of one number, `edge` says at which threshold the document changes sides: 0 is the new
-    threshold, 1 the old one, in steps of 1/STEPS. Otherwise, and if the step cannot judge many documents at once,
-    `edge` is None.
+    If exactly one number was changed, `edge` says at which value between the new and the old one the document changes
+    sides, as a fraction: 0 is the new value, 1 the old one. The fraction is a multiple of 1/STEPS. If something else
+    was changed, or the step cannot judge many documents at once, `edge` is None.
     """
     places = replayed.changed()
     places = places[::max(1, -(-len(places) // CONSIDERED))]
@@ -58,9 +58,9 @@ def examples(store: Store, moved: ChangedSteps, replayed: Replayed, judge: Judge
 
 
 def _edges(judge: Judge, moved: ChangedSteps, replayed: Replayed, places: np.ndarray) -> np.ndarray | None:
-    """Return, for each document, at which threshold the document changes back to its old side (kept, dropped, unknown):
-    0 is the new threshold, 1 the old one. Returns None unless the change is that of exactly one number, and if the step
-    cannot judge many documents at once."""
+    """Return, for each document, at which value between the new and the old threshold the document changes back to its
+    old side (kept, dropped, unknown), as a fraction: 0 is the new threshold, 1 the old one. Returns None unless exactly
+    one number was changed, and if the step cannot judge many documents at once."""
     numbers = [(place, name, old, new) for place, stage in moved.now.items() if stage is not None
                for name, new in stage.config.model_dump(mode="json").items()
                if (old := moved.links[place].stage.config.model_dump(mode="json")[name]) != new]

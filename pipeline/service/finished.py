@@ -69,8 +69,8 @@ def links_of(steps: list[Any], passes: list[dict[str, Any]]) -> list[Link]:
 
 def _stage(full: str, config: Mapping[str, Any]) -> tuple[Stage, bool]:
     """Return the stage (code) of a step, and whether the stage is foreign (not one of Tokenmill's). A step from the
-    user's own file becomes an empty Stage, because the service does not run users' code. A step whose model or library
-    is not on this machine becomes an empty Stage, too."""
+    user's own file becomes an empty Stage, which does nothing, because the service does not run users' code. A step
+    whose model or library is not on this machine becomes an empty Stage, too."""
     try:
         target = "" if ":" in full else step_target(full)
         cls = stage_class(full) if target else Stage

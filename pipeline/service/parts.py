@@ -43,7 +43,7 @@ Identity: TypeAlias = tuple[str, int, int, int, int, int]
 
 
 class PublishedPart(NamedTuple):
-    """A part (data file) of a dataset, as a row of the dataset's manifest describes it."""
+    """What the manifest of a dataset says about one of its parts (data files): path, task, rows, bytes and hash."""
 
     path: str                     # below the store
     key: str                      # of the task that made it

@@ -134,8 +134,8 @@ class DocumentTable:
                 yield parquet
 
     def need(self, names: set[str]) -> None:
-        """Load those of the given signals into memory that are not there yet. Each file is opened once for all these
-        signals."""
+        """Load the columns of the given signals (numbers computed for each document) into memory, unless they are there
+        already. Each file is opened once for all these signals."""
         missing = sorted(name for name in names if name not in self._signals.loaded)
         if not missing:
             return
@@ -235,7 +235,7 @@ class _Names:
 
 class _LazySignals(dict[str, np.ndarray]):
     """A dict {name of a signal: array with the signal's value for each document}. A signal is read from the files when
-    its name is first looked up. If no file has the signal, the array has no value for any document."""
+    its name is first looked up. A signal that no file has is NaN for every document."""
 
     def __init__(self, table: DocumentTable) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class _LazySignals(dict[str, np.ndarray]):
 
 
 def _numbers(column: Any) -> np.ndarray:
-    """Return the column of a signal as float64, with NaN where the signal was not computed."""
+    """Convert the Arrow column of a signal to float64, with NaN where the signal was not computed."""
     result: np.ndarray = pc.fill_null(column, float("nan")).to_numpy(zero_copy_only=False)
     return result
 

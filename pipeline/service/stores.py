@@ -44,7 +44,8 @@ def check_there(store: Store) -> None:
 
 
 def check_run(at: Store, run: str, key: str = "run") -> None:
-    """Raise HttpProblem, which names the parameter `key`, unless the store is there and has a run of this name."""
+    """Raise HttpProblem, which names the parameter `key`, unless the folder of the store exists and the store has a run
+    of this name."""
     check_there(at)
     if bad_name(run) or not has_run(at, run):
         raise HttpProblem(404, "No such run", f"the store has no run {visible(run)[:80]!r}", key,

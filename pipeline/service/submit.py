@@ -71,7 +71,7 @@ async def plan(request: Request, at: StoreOf, given: RecipeRequest) -> dict[str,
 @router.get("/queue", summary="List the queue")
 async def list_queue(request: Request, store: str, at: StoreOf, ended: bool = False) -> dict[str, Any]:
     """List the runs that wait, start or run, in the order of the queue. The run with `place` 1 starts next. With
-    `ended`, the list begins with runs that have ended: up to 500, those that were submitted last, in the order of the
+    `ended`, the list begins with runs that have ended: the 500 that were submitted last, also in the order of the
     queue."""
     entries = await run_in_threadpool(queue_of(request, store).recent)
     waiting = places(entries)

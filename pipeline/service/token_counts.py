@@ -90,8 +90,8 @@ class TokenCounts:
 
 def token_counts(store: Store, run: str, plan: Mapping[str, Any],
                  get: Callable[[str], PartRecord | None]) -> TokenCounts | None:
-    """Read the token counts of a run from the results of its tasks; `get` returns the record of a task. Returns None if
-    the run has made no shards."""
+    """Read the numbers of tokens of the documents in a run's shards, from the results of the run's tasks. `get` returns
+    the commit record of the task with a given key. Returns None if the run has made no shards."""
     tasks, ids, counts = RunTasks(store, run), [], []
     for node in plan["nodes"]:
         for key in tasks.keys(node["name"]) if node["kind"] == "shards" else ():

@@ -189,7 +189,8 @@ def summary_of(training: Training) -> dict[str, Any] | None:
 
 
 def task_scores(training: Training) -> list[dict[str, Any]]:
-    """Return the scores of the last scored checkpoint on each benchmark task; [] if no checkpoint has been scored."""
+    """Return the scores of a training's last scored checkpoint, one for each benchmark task; [] if no checkpoint has
+    been scored."""
     try:
         with open(training.folder / TASKS, "rb") as f:
             f.seek(max(0, f.seek(0, os.SEEK_END) - TASKS_TAIL))
@@ -314,10 +315,10 @@ class MetricsFile:
 
     @property
     def plot(self) -> str:
-        """An id of the plot of the losses, which changes when the plot changes. In a long file only some lines are
-        plotted, so most new lines do not change the plot. The id is a hash of the numbers of the plotted steps, which
-        identify their lines: a step is written once, unless the training starts again, resumes or rewinds, or the file
-        is replaced. These events are counted, and the counts are hashed, too."""
+        """An id that changes when the plot of the losses would look different. In a long file only some steps are
+        plotted, so most new lines do not change the plot. The id is a hash of the numbers of the plotted steps. The
+        same step may be written again, with another loss, if the training starts again, resumes or rewinds, or if the
+        file is replaced. So the numbers of such events are hashed, too."""
         shown = json.dumps([self._inode, self._readings, self._turns, self.starts, self.losses.numbers()])
         return hashlib.blake2b(shown.encode(), digest_size=8).hexdigest()
 

@@ -74,8 +74,7 @@ class RequestedChanges(BaseModel):
 
 
 class Text(BaseModel):
-    """The body of a request: a recipe as its author wrote it, and the changes of settings that are to be put into it.
-    """
+    """The body of a request: a recipe as its author wrote it, and changes of settings to put into the recipe."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -84,9 +83,9 @@ class Text(BaseModel):
 
 
 class Playgrounds:
-    """A cache of playgrounds (objects that judge the documents of a finished run under other thresholds). The most
-    recently used ones stay in memory, with at most `most` documents in all; one stays even if it has more. A run whose
-    files have changed is read anew."""
+    """A cache of playgrounds, the objects that judge the documents of a finished run under other thresholds. The most
+    recently used playgrounds stay in memory, with at most `most` documents in all; a single playground stays even if it
+    has more. A run whose files have changed is read anew."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most, self.turns = most, Turns(AT_ONCE, WAITING)

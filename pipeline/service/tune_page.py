@@ -147,7 +147,8 @@ def _whole(text: str) -> bool:
 
 def address(store: str, run: str, dataset: str, asked: tune.RequestedChanges, exact: bool = False,
             move: str = "") -> str:
-    """Return the URL (path and query) of the playground's page for a dataset, with these changes in its form."""
+    """Return the path and query of the URL of the playground's page for a dataset. The form of this page contains the
+    changes `asked`."""
     query = {"changes": _written(asked)} if asked.thresholds or asked.off else {}
     query |= {"exact": "true"} if exact else {}
     return path("stores", store, "runs", run, "datasets", dataset, "tune", **query, **({"move": move} if move else {}))
