@@ -38,6 +38,8 @@ from trainer.parallel.world import world  # noqa: E402
 
 #: steps of a block
 BLOCK = 20
+#: steps of the two blocks without a checkpoint, of three blocks that are two pairs, and of one that need not be full
+LEAST_STEPS = 6 * BLOCK
 MODEL = {"layers": 3, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 384}
 #: (number of the block, did the process run?, seconds, CPU seconds since the step before) of every step
 STEPS: list[tuple[int, bool, float, float]] = []
@@ -75,10 +77,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", metavar="DATA", type=Path)
     parser.add_argument("--tasks", default="piqa,sciq,openbookqa")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=200, help=f"at least {LEAST_STEPS} (default: 200)")
     parser.add_argument("--one-core", action="store_true")
     parser.add_argument("--unpaced", action="store_true")
     options = parser.parse_args()
+    if options.steps < LEAST_STEPS:
+        parser.error(f"--steps {options.steps}: needs at least {LEAST_STEPS}, for two pairs of blocks")
     first, *others = sorted(os.sched_getaffinity(0))
     if not others and not options.one_core:
         sys.exit("needs two cores; give --one-core on a machine with one")
@@ -92,14 +96,20 @@ def main() -> None:
     Pinned.core = first if options.one_core else others[0]
     loop.TaskWatcher = Pinned  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:
-        tasks = {"every": 10, "tasks": options.tasks.split(","), "data": str(options.data.absolute())}
-        run = word_run(Path(folder), model=MODEL, total=1024 * options.steps, sequence=256, batch=1024,
-                       evaluate={"every": 10 ** 6, "tasks": tasks}, checkpoint={"every": 10, "keep": 3})
+        run = make_run(Path(folder), options.steps, options.tasks.split(","), options.data)
         os.sched_setaffinity(0, {first})
         with world("cpu") as here:
             train(open_run(str(run), None, None, []), here, options.steps - 1, lambda _text: None)
         scored = len({row["step"] for row in task_watcher.score_rows.read_rows(run / "train")})
     print(json.dumps({**report(), "checkpoints_scored": scored}))
+
+
+def make_run(folder: Path, steps: int, tasks: list[str], data: Path) -> Path:
+    """Make the run that is trained below `folder`, and return its folder. Nothing can be learned from random words, so
+    gradient norms leap at times; the training must not end because of that (`stability`)."""
+    scoring = {"every": 10, "tasks": tasks, "data": str(data.absolute())}
+    return word_run(folder, model=MODEL, total=1024 * steps, sequence=256, batch=1024, stability={"sigma": None},
+                    evaluate={"every": 10 ** 6, "tasks": scoring}, checkpoint={"every": 10, "keep": 3})
 
 
 def report() -> dict[str, Any]:

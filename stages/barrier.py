@@ -1,17 +1,18 @@
 """Defines barriers: steps that must see the whole dataset at once, such as deduplication.
 
-A barrier processes no documents itself. It describes tasks, which the engine runs:
+A barrier processes no documents itself. Instead it describes work for the engine:
 
 1. It names a stage that processes single documents. This stage runs in the pass before the barrier (a pass is a group
    of steps that run together, document by document). It writes a side table: a table with a row for each kept document,
    for instance with hashes of its text.
-2. It plans waves of tasks. The tasks of a wave may run at the same time. They turn the side tables into removal slices,
-   one for each part (the output of one task of the pass). A removal slice is the list of the part's rows to drop. The
-   slice of a barrier that edits (`edits` is true) also names passages, as ranges of bytes, to cut out of other rows.
+2. It plans waves of tasks. The tasks of a wave may run at the same time. The tasks turn the side tables into removal
+   slices, one for each part (the output of one task of the pass). A removal slice is the list of the part's rows to
+   drop. The slice of a barrier that edits (`edits` is true) also names passages, as ranges of bytes, to cut out of
+   other rows.
 
-After the waves, the engine runs the next pass, which reads each part together with its removal slice. The exchange
-files, by which the tasks pass records on to each other, hold no text. The driver, the process that plans and commits,
-sees only counters and references to files, never a document.
+After the waves, the engine runs the next pass, which reads each part together with its removal slice. The tasks pass
+records on to each other in exchange files, which hold no text. The driver (the process that plans tasks and commits
+their results) sees only counters and references to files, never a document.
 
 If the pass after a barrier only fills the side table of another barrier, the pass does not write the documents again.
 Instead it writes a *row set* for each part: the list of the part's rows that have been removed up to then. The other
@@ -64,8 +65,9 @@ CUT_SCHEMA = SLICE_SCHEMA.append(pa.field("cuts", pa.list_(PASSAGE)))
 
 @dataclass(frozen=True)
 class PartRef:
-    """Describes one part (the output of one task) of the input of a barrier (a deduplication). Parts are in the order
-    of the plan. Within a dataset, this is the order of the paths of the source files."""
+    """Describes one part of the input of a barrier (a deduplication). A part is the output of one task of the pass
+    before the barrier. The parts of an input are in the order in which the plan lists those tasks: within a dataset, by
+    the paths of the source files."""
 
     key: str                      # content key of the task that wrote it
     dataset: str                  # dataset or source it comes from, as named in `from:` / `priority:`
@@ -80,17 +82,17 @@ class PartRef:
 
 @dataclass(frozen=True)
 class TaskDraft:
-    """Describes a task to run: the import path 'module:Class' of its code (see pipeline.engine.task), its JSON
-    arguments, and figures for scheduling.
+    """Describes a task for the engine to run: the import path 'module:Class' of its code (see pipeline.engine.task),
+    its JSON arguments, and figures for scheduling.
 
     The engine derives the task's key (the hash under which its result is reused) from the task's declared name, its
-    version and `args`, without the paths of files. Drafts that name the same list of files share one list object, so
-    that the engine stores a long list only once. This list must not be changed.
+    version and `args`. The paths of files in `args` do not enter the key. Drafts that name the same list of files share
+    one list object, so that the engine stores a long list only once. Nobody may change a shared list.
     """
 
     task: str
     args: dict[str, Any]
-    weight: int = 1               # bytes it will read
+    weight: int = 1               # bytes that the task will read
     label: str = ""
     memory_mb: int = 500
 
@@ -110,11 +112,11 @@ WaveTasks = Callable[[Done], Iterable[TaskDraft]]
 
 @dataclass(frozen=True)
 class Wave:
-    """Tasks of a barrier (a deduplication) that may run at the same time. The function `tasks` makes them from the
-    results of the earlier waves.
+    """One stage of the work of a barrier (a deduplication): tasks that may run at the same time. The function `tasks`
+    makes the tasks from the results of the earlier waves.
 
-    If `again` returns True after all tasks of the wave have ended, the wave runs another round. The function `tasks`
-    then also gets the results of the previous round, under the wave's own `name`.
+    If `again` returns True after all tasks of the wave have ended, the wave runs another round. In that round, the
+    function `tasks` also gets the results of the previous round, under the wave's own `name`.
     """
 
     name: str
@@ -126,44 +128,45 @@ class Barrier(Stage):
     """Base class of barriers, which are steps that need all documents of a dataset at once, such as `exact` and
     `minhash`.
 
-    A barrier may cut passages out of documents. It then sets `edits` to True, and its config extends
-    `stages.cut.CutConfig`. The next pass carries out the cuts and drops what is then too short (`stages.cut`).
+    A barrier that cuts passages out of documents sets `edits` to True, and its config extends `stages.cut.CutConfig`.
+    The next pass carries out the cuts, and drops documents that have become too short (`stages.cut`).
 
     A barrier that removes documents in favour of others may list COUNT in `signals`. If a later step reads this signal,
-    the planner adds tasks that count, for each kept document, the documents for which it stands
+    the planner adds tasks that count, for each kept document, the documents that were removed in its favour
     (`pipeline.plan.counts`).
     """
 
     @property
     def rounds(self) -> int:
         """The length of the longest chain of removals: 2 if document A may be removed in favour of B, and B in favour
-        of C. It is 1 if every document that a slice names under `kept` stays."""
+        of C. The length is 1 if every document that a removal slice names under `kept` stays."""
         return 1
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
         """Return ('module:Class', config) of the stage that fills the barrier's side table, a table with a row for each
-        document. The stage must not change documents: between two barriers (deduplications), documents are not written,
-        so a change would be lost. The stage stands before the first scrubber of its pass. If the barrier edits, the
-        stage is the last of its pass instead, because positions in a text are right only for the text that is
+        document. This stage must not change documents, because between two barriers (deduplications) documents are not
+        written, and the change would be lost. In its pass, the stage stands before the first scrubber. If the barrier
+        edits, the stage is the last of its pass instead, because the positions of cuts must fit the text that is
         stored."""
         raise NotImplementedError
 
     def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
         """Return the waves (groups of tasks that may run at the same time) that compute the barrier's result, in the
-        order in which they run. A wave may use the results of all earlier waves."""
+        order in which they run. The tasks of a wave may use the results of all earlier waves."""
         raise NotImplementedError
 
     def slices(self, parts: Sequence[PartRef], results: Done) -> Iterable[FileRef | None]:
-        """Return one reference for each part of the input, in order. A part is the output of one task. The reference
-        names the part's removal slice, a Parquet file with SLICE_SCHEMA (or CUT_SCHEMA, if the barrier edits) that
-        lists the documents to drop, annotate or cut. It is None if the part has no such documents."""
+        """Return one reference for each part of the input, in the order of `parts`. A part is the output of one task of
+        the pass before the barrier. The reference names the part's removal slice, a Parquet file with SLICE_SCHEMA (or
+        CUT_SCHEMA, if the barrier edits) that lists the documents to drop, annotate or cut. The reference is None if
+        the part has no such documents."""
         raise NotImplementedError
 
 
 def write_slice(out: Out, name: str, table: pa.Table, meta: dict[str, Any] | None = None) -> None:
-    """Write a removal slice or a row set (lists of rows that a barrier, i.e. a deduplication, drops or has dropped) as
-    the output file `name`, and register its number of rows and its content hash in `out`. The hash covers the values of
-    the rows, not the bytes of the Parquet file."""
+    """Write a table as the output file `name`, and register its number of rows and its content hash in `out`. The table
+    is a removal slice or a row set, that is, a list of rows that a barrier (a deduplication) drops or has dropped. The
+    content hash covers the values of the rows, not the bytes of the Parquet file."""
     write_table(table, out.path(name), write_statistics=False)
     h = hashlib.sha256()
     for batch in table.to_batches(4096):                              # lists of all rows would be large
@@ -179,5 +182,6 @@ def write_slice(out: Out, name: str, table: pa.Table, meta: dict[str, Any] | Non
 
 
 def _cut_line(passage: Mapping[str, Any]) -> str:
-    """Return the form in which a passage to be cut enters the content hash of a removal slice."""
+    """Return a line of text about a passage to be cut, by which the passage enters the content hash of a removal
+    slice."""
     return "\tcut" + json.dumps([passage[name] for name in ("start", "end", "reason", "match")])

@@ -1,5 +1,5 @@
-"""Maps the names used in recipes to classes. A class is imported when it is first used, so that a worker imports only
-the classes that its pass (group of steps that run together) needs.
+"""Maps the names of steps and readers in recipes to classes. A class is imported when it is first used, so a worker
+imports only the classes that its tasks need.
 
 An installed package adds names of steps and readers through entry points, without any other registration. Recipes,
 plans, lint and `tokenmill steps` then know these names on every machine that has the package::
@@ -10,8 +10,8 @@ plans, lint and `tokenmill steps` then know these names on every machine that ha
     [project.entry-points."tokenmill.readers"]
     my_format = "my_package.readers:MyFormat"
 
-A package cannot replace a name that Tokenmill itself defines: its entry is ignored. Facts about a class (cost,
-settings, suffixes …) are declared in the class, never in this module.
+A package cannot replace a name that Tokenmill itself defines: the package's entry is ignored. Facts about a class
+(cost, settings, suffixes …) are declared in the class, never in this module.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ STAGES: dict[str, str] = {
     "rehydrate": "stages.filter.rehydrate:Rehydrate",
     # scrubbing
     "pii": "stages.scrub.pii:Pii",
-    # test items
+    # items of evaluation sets
     "decontaminate": "stages.decontaminate.step:Decontaminate",
     # barriers
     "exact": "stages.dedup.exact:Exact",
@@ -132,14 +132,15 @@ def readers() -> dict[str, str]:
 
 
 def step_target(name: str) -> str:
-    """Return the 'module:Class' of a step, given its name. A name that has this form itself (a user's own stage) is
-    returned unchanged. Raises UnknownName if no such step is registered."""
+    """Return the 'module:Class' of a step, given its name in a recipe. A name that is itself of the form 'module:Class'
+    (a user's own stage) is returned unchanged. Raises UnknownName if no step of the name is registered."""
     return STAGES.get(name) or _target("step", name, steps)
 
 
 def reader_target(name: str) -> str:
-    """Return the 'module:Class' of a reader, given its name. A name that has this form itself (a user's own reader) is
-    returned unchanged. Raises UnknownName if no such reader is registered."""
+    """Return the 'module:Class' of a reader, given its name in a recipe. A name that is itself of the form
+    'module:Class' (a user's own reader) is returned unchanged. Raises UnknownName if no reader of the name is
+    registered."""
     return READERS.get(name) or _target("reader", name, readers)
 
 
@@ -160,7 +161,7 @@ class NameTaken(TokenmillError):
 
 class UnknownName(TokenmillError, LookupError):
     """Raised for a name of a step or reader that is not registered. The message suggests the most similar registered
-    name, or lists all."""
+    name, or lists all registered names."""
 
     exit_code = 2
 

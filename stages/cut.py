@@ -1,8 +1,8 @@
-"""Cuts passages out of documents: the stage that carries out the cuts of a barrier.
+"""Cuts passages out of documents: the stage that carries out the cuts that a barrier has decided.
 
-A barrier is a step that needs all documents at once, such as deduplication. Its tasks write no documents, so its
-removal slices only name the bytes to cut (`stages.barrier`). The pass that reads the slices has this stage as the first
-of its chain.
+A barrier is a step that needs all documents at once, such as deduplication. The tasks of a barrier write no documents.
+They write removal slices, which name the bytes to cut (`stages.barrier`). The pass after the barrier reads these
+slices, and this stage runs first in the pass.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ TOO_SHORT = "too_short"
 
 
 class CutConfig(StageConfig):
-    """The settings of every barrier that cuts passages (`Barrier.edits`). They apply to documents that it has cut."""
+    """The settings of every barrier that cuts passages (`Barrier.edits`). They decide whether a document from which
+    passages were cut is too short to keep."""
 
-    min_chars: int = decision(200, "a cut document with fewer characters left is dropped; one without text always is",
-                              ge=0)
-    min_words: int = decision(0, "a cut document with fewer words left is dropped; English words, as datatrove's",
-                              ge=0)
+    min_chars: int = decision(200, "fewest characters that must be left of a document from which passages were cut, or "
+                                   "it is dropped; without any text it always is", ge=0)
+    min_words: int = decision(0, "fewest words that must be left of a document from which passages were cut, or it is "
+                                 "dropped; words by English rules, as in datatrove", ge=0)
 
 
 def cut_name(step: str) -> str:
-    """Return the name under which the pass after a barrier carries out its cuts. It is the name of a stage in reports
-    and in `dropped/`, and the key in `meta`. `step` is the name of the barrier's step."""
+    """Return the name of the stage that carries out the cuts of a barrier, in the pass after it. The name stands in
+    reports and in `dropped/`, and it is the key under which the stage writes to `meta`. `step` is the name of the
+    barrier's step."""
     return f"{step}_cut"
 
 
 def cut_settings(step: str, config: Any) -> dict[str, Any]:
-    """Return the config of the stage `CutPassages` for a barrier with this config (a CutConfig). `step` is the name of
-    the barrier's step."""
+    """Return the config of the stage `CutPassages` that carries out the cuts of a barrier. `config` is the barrier's
+    own config, a CutConfig. `step` is the name of the barrier's step."""
     return {"step": step, **{name: getattr(config, name) for name in CutConfig.model_fields}}
 
 
@@ -55,13 +57,13 @@ class CutPassages(Stage):
     """Cut the passages that a barrier names out of documents, and drop documents of which too little is left.
 
     A passage whose ends lie inside a character is shortened to whole characters, so no character is ever cut in two.
-    Where passages overlap, their common bytes count for the one that begins first. The stretches in `loss_spans` (the
-    parts of a text that training learns from) move with the text.
+    Where passages overlap, the bytes that they share count for the passage that begins first. The positions in
+    `loss_spans` (the parts of a text that training learns from) are adapted to the new text.
 
     A document that was cut gets three signals: the number of bytes cut, and the numbers of characters (without white
-    space at the ends) and words left. Its metadata gets an entry with the number of cuts and bytes for each reason, and
-    with the first MOST_NOTED passages (their places in the text before the cuts). Other documents pass unchanged,
-    however short they are.
+    space at the ends) and of words that are left. Its metadata gets an entry with the number of cuts and bytes for each
+    reason, and with the first MOST_NOTED passages (as positions in the text before the cuts). Other documents pass
+    unchanged, however short they are.
     """
 
     name = "cut"
@@ -125,8 +127,9 @@ class CutPassages(Stage):
 
 
 def cut_out(doc: Document, data: bytes, passages: Sequence[Stretch]) -> None:
-    """Cut passages (whole characters, in order, not overlapping) out of a document, whose text is `data` in UTF-8, and
-    move the places in its `loss_spans` and in the entries PLACES of its metadata."""
+    """Cut passages out of a document, whose text is `data` in UTF-8. The positions in its `loss_spans`, and in the
+    entries PLACES of its metadata, are changed to fit the new text. The passages consist of whole characters, are in
+    order and do not overlap."""
     if doc.loss_spans is not None:
         doc.loss_spans = moved(doc.loss_spans, passages)
     for name in PLACES:
@@ -136,8 +139,8 @@ def cut_out(doc: Document, data: bytes, passages: Sequence[Stretch]) -> None:
 
 
 def whole_passages(data: bytes, passages: Iterable[Passage]) -> list[Passage]:
-    """Return the passages in order, as they can be cut out of a UTF-8 text. Each consists of whole characters of the
-    text, and none overlaps another or is empty."""
+    """Return the passages of a UTF-8 text in a form in which they can be cut out: in order, without overlaps and empty
+    ones, and each shortened to whole characters."""
     result: list[Passage] = []
     cut_until = 0
     for passage in sorted(passages, key=lambda passage: (passage["start"], passage["end"])):
@@ -153,20 +156,22 @@ def whole_passages(data: bytes, passages: Iterable[Passage]) -> list[Passage]:
 
 
 def _inside(data: bytes, place: int) -> bool:
-    """Whether a place in a UTF-8 text lies inside a character, that is, whether the byte there continues one."""
+    """Return whether a position in a UTF-8 text lies inside a character, that is, whether the byte there continues a
+    character."""
     return place < len(data) and data[place] & 0xC0 == 0x80
 
 
 def without(data: bytes, passages: Sequence[Stretch]) -> bytes:
-    """Return a text without the passages, which are in order and do not overlap."""
+    """Return a text (UTF-8) without its passages. The passages are in order and do not overlap."""
     starts = [0, *(passage["end"] for passage in passages)]
     ends = [*(passage["start"] for passage in passages), len(data)]
     return b"".join(data[start:end] for start, end in zip(starts, ends))
 
 
 def moved(stretches: Sequence[Stretch], passages: Sequence[Stretch]) -> list[Stretch]:
-    """Return the new places of stretches of a text from which the passages have been cut. A stretch keeps those of its
-    bytes that remain. A stretch of which nothing remains is left out. The passages are in order and do not overlap."""
+    """Return stretches of a text (start and end in bytes) as positions in the text that is left when the passages have
+    been cut. A stretch keeps those of its bytes that remain. A stretch of which nothing remains is left out. The
+    passages are in order and do not overlap."""
     result: list[Stretch] = []
     places = [place for stretch in stretches for place in (stretch["start"], stretch["end"])]
     order = sorted(range(len(places)), key=places.__getitem__)
@@ -185,6 +190,7 @@ def moved(stretches: Sequence[Stretch], passages: Sequence[Stretch]) -> list[Str
 
 
 def _are_places(value: Any) -> bool:
-    """Whether an entry of the metadata is a list of places. Input data may hold any value under the same name."""
+    """Return whether an entry of a document's metadata is a list of places ({start, end}). The metadata of input data
+    may hold any other value under the same name."""
     return isinstance(value, list) and all(
         isinstance(item, dict) and all(type(item.get(end)) is int for end in ("start", "end")) for item in value)

@@ -1,5 +1,5 @@
 """Defines Document: a text with its id, its signals (numbers that stages compute), and views of the text (words, lines
-…) that are computed once for all stages."""
+…). A view is computed once and then used by all stages."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ def document_id(source: str, path: str, member: str, ordinal: int) -> str:
     """Return the id of a document (docs/contracts.md: Identity): the xxh3_128 hash of its place in the input, as 32 hex
     characters.
 
-    `path` is relative to the root folder of the source. `member` names a file inside an archive, "" if there is none.
-    `ordinal` is the number of the record in the file, from 0, or the number of the archive member among the members of
-    its name. The hash does not depend on byte offsets, root folders or the numbers of partitions.
+    `path` is that of the file, relative to the root folder of the source. If the file is an archive, `member` names the
+    file inside it; otherwise it is "". `ordinal` is the number of the record in the file, from 0, or, for a member of
+    an archive, its number among the members of the same name. The hash does not depend on byte offsets, root folders or
+    the numbers of partitions.
     """
     return xxhash.xxh3_128_hexdigest(_before_ordinal(source, path, member) + _field(str(ordinal)))
 
 
 @lru_cache(maxsize=64)
 def _before_ordinal(source: str, path: str, member: str) -> bytes:
-    """Return the beginning of the bytes of which `document_id` computes the hash. It is the same for all records of a
-    file."""
+    """Return the beginning of the byte string that `document_id` hashes: the bytes that are the same for all records of
+    a file."""
     return _field(source) + _field(path) + _field(member)
 
 
@@ -54,14 +55,14 @@ class DuplicateId(ValueError):
 class Document:
     """One document on its way through the steps of a pass (steps that run together, document by document).
 
-    `raw` holds the bytes from which an extractor makes the text; it is None for sources that consist of text. `mime`
-    and `charset` are the content type and encoding that the transport, for instance HTTP, declared for `raw`. Setting
+    `raw` holds the bytes from which an extractor makes the text; it is None if the reader gave a text. `mime` and
+    `charset` are the content type and encoding that the transport, for instance HTTP, declared for `raw`. Setting
     `text` clears the cached views (such as `words`). `signals` maps names of signals to floats. `meta` may hold only
     JSON values. `locator` is the document's place in the input, {file, offset, record, sub} (docs/contracts.md). `side`
     maps the name of a stage to the document's row in the side table of this stage (a table that the stage writes beside
     the documents). `loss_spans` lists the stretches of the text, {start, end} in UTF-8 bytes, that training learns
     from; if it is None, training learns from the whole text. `cuts` holds the passages that a barrier (such as
-    deduplication) wants to be cut out of the text, for the stage `stages.cut`; it is not stored.
+    deduplication) has chosen, and that the stage `stages.cut` cuts out of the text; it is not stored.
     """
 
     __slots__ = ("_size", "_text", "_views", "charset", "cuts", "date", "id", "language", "locator", "loss_spans",
@@ -101,8 +102,8 @@ class Document:
         return self._size
 
     def view(self, name: str, make: Any) -> Any:
-        """Return the view `name` of the text, such as its words. It is computed by `make(text)` at first use and cached
-        until the text changes."""
+        """Return the view `name` of the text, such as its words. At first use, `make(text)` computes the view. It is
+        then cached until the text changes."""
         cached = self._views.get(name)
         if cached is None:
             cached = self._views[name] = make(self._text)
@@ -110,8 +111,8 @@ class Document:
 
     @property
     def words(self) -> Any:
-        """Return the words of the text as `stages.text.words.Words`. They are found by spaCy's English tokenisation, as
-        in datatrove. All filters share them."""
+        """Return the words of the text as `stages.text.words.Words`. The text is split by spaCy's English tokenisation,
+        as in datatrove. The words are computed once, and all filters use the same object."""
         from stages.text.words import words_of
 
         return self.view("words", words_of)
@@ -119,9 +120,8 @@ class Document:
     @property
     def lines(self) -> list[str]:
         """Return the lines of the text, including blank lines, as `str.splitlines` returns them (cut at \\n, \\r, \\v,
-        \\f, U+0085, U+2028 …). The array `words.lines` describes the non-blank lines: byte positions, numbers of chunks
-        and sentences.
-        """
+        \\f, U+0085, U+2028 …). For each line that is not blank, the array `words.lines` of the property `words` has a
+        row: the line's position in bytes, its number of chunks and its number of sentences."""
         return self.view("lines", str.splitlines)
 
     @property
@@ -143,8 +143,8 @@ def _utf8(text: str) -> bytes:
 
 
 class BadRecord(Exception):
-    """A record that a reader cannot turn into a document. Readers yield a BadRecord among the documents, and do not
-    raise it. The record is counted and quarantined.
+    """A record that a reader cannot turn into a document. A reader yields a BadRecord in the place of the document, and
+    does not raise it. The record is counted and quarantined (listed apart from the documents).
 
     `reason` is snake_case (`truncated_gzip`, `invalid_utf8`, …). `fatal` means that the rest of the file cannot be
     read. `bytes` is the number of stored bytes that are lost if more than this record is lost, otherwise 0. For a fatal

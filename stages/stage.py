@@ -21,14 +21,15 @@ This filter is an example::
             return None
 
 `process` returns None to keep the document, or a reason (snake_case) to drop it. It may edit `doc.text`, `doc.meta`,
-`doc.language` … An exception quarantines the document, and the run goes on. A full disk, a missing library and other
-faults of the machine fail the task instead.
+`doc.language` … If `process` raises an exception, the document is quarantined, and the run goes on. For a full disk, a
+missing library and other faults of the machine, the task fails instead.
 
 A stage has a key, which is a hash. Stored results are reused while the key stays the same. The key covers the stage's
 name, version and config, the sha256 of its resource files, and the versions of Python and of the libraries that the
-stage declares; for a numeric stage (`exact` is False) also the kind of CPU. Every config field has a role: `signal`
-(the field changes what is computed), `decision` (it changes only the verdict, which is derived from stored signals) or
-`resource` (it is the path of a file or folder, whose content enters the key).
+stage declares. For a numeric stage (`exact` is False), whose results may differ between machines, the key also covers
+the kind of CPU. Every config field has a role: `signal` (the field changes what is computed), `decision` (it changes
+only the verdict, which is derived from stored signals) or `resource` (it is the path of a file or folder, whose content
+enters the key).
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ COMPARE: dict[str, Callable[[Any, Any], Any]] = {"min": operator.ge, "max": oper
 
 
 class Bound(NamedTuple):
-    """A limit on a signal (a number that a stage computes for each document). The signal's value in every document that
-    the stage keeps is at least `value` if `side` is "min", at most `value` if it is "max", more than `value` if it is
-    "above", and less than `value` if it is "below", unless the document has no such value. `key` is the config field
-    that sets the limit; names of nested fields are joined with dots."""
+    """A limit that a stage sets on a signal (a number that it computes for each document). In every document that the
+    stage keeps, the signal is at least `value` if `side` is "min", at most `value` if it is "max", more than `value` if
+    it is "above", and less than `value` if it is "below". A document that lacks the signal may be kept, too. `key` is
+    the config field that sets the limit; names of nested fields are joined with dots."""
 
     signal: str
     key: str
@@ -84,7 +85,8 @@ class StageConfig(BaseModel):
 
 
 def is_accepted(config: StageConfig, key: str, value: float) -> bool:
-    """Whether a recipe may have this value at `key` (as in `Bound.key`), beside the other settings in `config`."""
+    """Return whether the config of a stage may have `value` in the field `key`, together with the other settings in
+    `config`. `key` is written as in `Bound.key`."""
     settings = config.model_dump()
     first, dot, rest = key.partition(".")
     # the key of a nested field is FIELD.NAME.FIELD, and NAME may contain dots
@@ -105,7 +107,7 @@ def decision(default: Any, help: str, *, at_least: Names = (), at_most: Names = 
 
     `at_least` names the signals that must reach the value of the field, or the document is dropped. `at_most` names the
     signals that must not exceed the value. Reports draw the value into the histogram of the signal (`Stage.bounds`).
-    `added` is as in `signal`.
+    `added` means what it means for the function `signal`.
     """
     at_least, at_most = ((names,) if isinstance(names, str) else names for names in (at_least, at_most))
     return Field(default, description=help, **kw, json_schema_extra={
@@ -116,15 +118,16 @@ def signal(default: Any, help: str, *, added: bool = False, **kw: Any) -> Any:
     """Declare a config field that changes what a stage computes, so that a change of the field runs the stage again.
     Fields that declare no role have this role.
 
-    `added` says that stages had results before they had this field. The field then enters no key while it has its
-    default, so that these results are reused."""
+    `added` says that the field was added to a stage that may already have stored results. As long as such a field has
+    its default, it does not enter the stage's key, so that these results are reused.
+    """
     return Field(default, description=help, json_schema_extra={"role": "signal", "added": added}, **kw)
 
 
 def resource(default: Any, help: str, *, added: bool = False, **kw: Any) -> Any:
     """Declare a config field that holds the path of a file (a model, a list) or folder, or a mapping of names to paths.
-    The stage's key, by which stored results are reused, covers the sha256 of the content but not the path. `added` is
-    as in `signal`."""
+    The stage's key, by which stored results are reused, covers the sha256 of the content but not the path. `added`
+    means what it means for the function `signal`."""
     return Field(default, description=help, json_schema_extra={"role": "resource", "added": added}, **kw)
 
 
@@ -134,8 +137,8 @@ def role_of(config: type[BaseModel], field: str) -> str:
 
 
 def resource_files(config: BaseModel) -> dict[str, str]:
-    """Return the files that the settings of a stage or reader name, as {config field: path}. A field that maps names to
-    paths gives an item 'field.name' for each of them."""
+    """Return the files that the `resource` fields of a config name, as {config field: path}. The config is that of a
+    stage or reader. A field that maps names to paths gives an item 'field.name' for each of these paths."""
     result: dict[str, str] = {}
     for field, value in config.model_dump(mode="json").items():
         if value and role_of(type(config), field) == "resource":
@@ -149,8 +152,8 @@ SAMPLE_BYTES = 5000
 
 
 def keyed_settings(config: StageConfig) -> dict[str, Any]:
-    """Return the settings that enter keys, as JSON values: all but the fields declared with `added` that have their
-    default."""
+    """Return those settings of a stage that enter its key (the hash by which stored results are found), as JSON values.
+    These are all settings but the fields declared with `added` that have their default."""
     fields = type(config).model_fields
     added = {name for name, about in fields.items()
              if isinstance(about.json_schema_extra, dict) and about.json_schema_extra.get("added")}
@@ -169,8 +172,8 @@ class SettingsError(ValueError):
 class Stage:
     """One step of a recipe. Subclasses set the class attributes and `process` (or `process_batch`).
 
-    Attributes that are not ClassVar may depend on the config: the `__init__` of a subclass may set them on the
-    instance.
+    Attributes that are not declared ClassVar may depend on the config. In that case, the `__init__` of the subclass
+    sets them on the instance.
     """
 
     name: ClassVar[str]
@@ -240,7 +243,7 @@ class Stage:
 
     def setup(self) -> None:
         """Load models and other resources. The method is called once in each worker before the first document, so that
-        a failure is never attributed to a document."""
+        a failure to load is never attributed to a document."""
 
     def process(self, doc: Document) -> str | None:
         """Decide about one document: return None to keep it, or a reason (snake_case) to drop it. The method may also
@@ -258,17 +261,18 @@ class Stage:
 
         When a threshold changes, this method is called on stored documents without their text. It may use only
         `doc.language`, `doc.source` and the signals that `process` writes or `reads` names. If the verdict is the same
-        under the new thresholds, the stored result is reused and `process` is not called. In this case, `process` must
-        give this result under the new thresholds, too.
+        under the old and the new thresholds, the stored result is reused and `process` is not called. So whenever the
+        verdict is the same, `process` must give the same result under the old and the new thresholds.
 
-        If a stage does not define this method (NotImplementedError), the whole stage runs again when a threshold
-        changes.
+        If a stage does not define this method (it then raises NotImplementedError), the whole stage runs again when a
+        threshold changes.
         """
         raise NotImplementedError
 
     def bounds(self) -> list[Bound]:
-        """Return the limits that the stage's settings set on signals, in the order of the config's fields. A field
-        whose value is not a single number (null, or a number for each language) sets no limit."""
+        """Return the limits that the stage's settings set on signals (numbers per document), in the order of the
+        config's fields. A field whose value is not a single number (null, or a number for each language) sets no
+        limit."""
         out: list[Bound] = []
         for field, about in type(self.config).model_fields.items():
             value, extra = getattr(self.config, field), about.json_schema_extra
@@ -278,23 +282,23 @@ class Stage:
                 out += [Bound(name, field, side, float(value)) for side, names in sides for name in names or ()]
         return out
 
-    @classmethod
-    def matches(cls, text: str, reason: str) -> list[tuple[int, int]]:
+    def matches(self, doc: Document, reason: str) -> list[tuple[int, int]]:
         """Return the places in a dropped text that show why it was dropped, in order, as (first character, one past the
-        last). Reports mark these places in examples. `text` is the stored text, from which personal data has been
-        removed. The list is empty if no single place in the text is the reason."""
+        last). Reports mark these places in examples. `doc` holds only the language and the beginning of the stored
+        text, from which personal data has been removed. The method `setup` has not been called before. The list is
+        empty if no single place in the text is the reason."""
         return []
 
     def reads(self) -> dict[str, str]:
         """Return the signals (numbers per document) of earlier steps that this stage needs, as {signal: config field
-        that names it}. The key "language" is added if the verdict uses `doc.language`. A recipe is refused if one of
-        these signals is written by no earlier step."""
+        that names it}. The result also has the key "language" if the verdict uses `doc.language`. A recipe is refused
+        if one of these signals is written by no earlier step."""
         return {}
 
     def forget(self, doc: Document) -> None:
-        """Remove the stage's signals (numbers per document) from a document, which may have old values of them from an
-        earlier dataset. A stage that does not write all its signals for every document calls this method first, so that
-        no old value remains."""
+        """Remove the stage's signals (numbers per document) from a document. The document may have old values of these
+        signals, from an earlier dataset whose steps included this stage. A stage that does not write all its signals
+        for every document calls this method first, so that no old value remains."""
         for name in self.signals:
             doc.signals.pop(name, None)
 
@@ -310,8 +314,9 @@ class Stage:
         return ()
 
     def scored(self) -> tuple[str, ...]:
-        """Return the signals (numbers per document) whose distribution the report shows: `scores`, if it is not None.
-        Otherwise they are all signals of a numeric stage (`exact` is False), and no signals of an exact stage."""
+        """Return the names of those signals (numbers per document) whose distribution the report shows. These are the
+        signals in the attribute `scores`, if it is not None. Otherwise they are all signals of a numeric stage (`exact`
+        is False), and no signals of an exact stage."""
         return self.scores if self.scores is not None else () if self.exact else self.signals
 
     def counts(self, doc: Document) -> dict[str, Any] | None:
@@ -322,32 +327,32 @@ class Stage:
 
     # -- resources -----------------------------------------------------------------------------------------------
     def resource_files(self) -> dict[str, str]:
-        """Return the resource files (models, lists) that the stage reads, as the function `resource_files` returns
-        them. A stage that has default files overrides this method to add them. A worker checks that its files equal the
-        files of the driver (the process that planned the run). Raises the error that occurs while a file is looked
-        up."""
+        """Return the resource files (models, lists) that the stage reads, as {config field: path}. A stage that has
+        default files overrides this method to add them. A worker checks that these files have the same content on its
+        machine as on the driver's (the process that planned the run). If a file cannot be found, the error of the
+        search is raised."""
         return resource_files(self.config)
 
     def problems(self) -> dict[str, str]:
         """Return the settings that do not fit the contents of the stage's resource files, as {field: what is wrong and
-        what to do}. The method is called when a recipe is checked. Files that are missing or too big to read are
-        ignored."""
+        what to do}. The method is called when a recipe is checked. Files that are missing, or too big to be read in
+        this check, are ignored."""
         return {}
 
     def warnings(self) -> list[str]:
-        """Return warnings about the stage's settings on this machine, each with a remedy. They are shown before a run
-        and do not prevent it."""
+        """Return warnings about the stage's settings on this machine. Each names a remedy. Warnings are shown before a
+        run and do not prevent it."""
         return []
 
     def facts(self) -> list[str]:
-        """Return facts that follow from the stage's settings and help to choose them. `tokenmill plan` shows each of
-        them as a line."""
+        """Return facts that follow from the stage's settings and help a user to choose the settings. `tokenmill plan`
+        shows each fact as a line."""
         return []
 
     # -- keys ----------------------------------------------------------------------------------------------------
     def key(self, roles: tuple[str, ...] = ("signal", "decision", "resource")) -> str:
-        """Return the stage's key: a hash (32 hex characters) of everything that affects the stage's output. It covers
-        only config fields whose role is in `roles`."""
+        """Return the stage's key: a hash (32 hex characters) of everything that affects the stage's output. Of the
+        config, only fields whose role is in `roles` enter it."""
         fields: dict[str, Any] = {}
         for field, value in keyed_settings(self.config).items():
             role = role_of(type(self.config), field)
@@ -365,8 +370,8 @@ class Stage:
         return hashlib.blake2b(json.dumps(doc, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def round(self, score: float) -> float:
-        """Return a score rounded to a multiple of `grid`. Numeric stages (whose scores may differ slightly between
-        machines) round their scores so before the verdict."""
+        """Return a score rounded to a multiple of `grid`. Numeric stages, whose scores may differ slightly between
+        machines, use this method before they decide by a score, so that all machines decide alike."""
         return round(round(score / self.grid) * self.grid, 10)
 
 
@@ -375,6 +380,6 @@ def library_versions(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def python_version() -> str:
-    """Return the major and minor version of Python, e.g. '3.11'. Results may depend on it, because its Unicode tables
-    decide which characters are letters, digits or spaces."""
+    """Return the major and minor version of Python, e.g. '3.11'. Results may depend on the version, because Python's
+    Unicode tables decide which characters are letters, digits or spaces."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"

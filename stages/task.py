@@ -1,6 +1,6 @@
-"""Defines protocols for the objects that the engine passes to the `run` method of a barrier's task: its inputs, its
-cursor (which reports the current rows in case of a crash) and its outputs. A barrier is a step that needs all documents
-at once.
+"""Defines protocols (interfaces) for the objects that the engine passes to the `run` method of a barrier's task: its
+inputs, its cursor (by which it reports the rows that it is working on, in case of a crash) and its outputs. A barrier
+is a step that needs all documents at once.
 
 The tasks are defined in `stages/`, which does not import the engine. The classes in `pipeline.engine.task` satisfy
 these protocols; their docstrings say which exceptions the methods raise.
@@ -30,16 +30,17 @@ class Inputs(Protocol):
         """Return the path of a local copy of the file to which `ref` refers. The task must not write to this copy."""
 
     def open(self, ref: Mapping[str, Any]) -> BinaryIO:
-        """Open the file to which `ref` refers for seeking and reading. The bytes of the file are not verified: the task
-        must check them, against checksums that it knows."""
+        """Return the file to which `ref` refers, opened for seeking and reading. The engine does not verify the bytes
+        of the file: the task must check them against checksums that it knows."""
 
     def read_range(self, ref: Mapping[str, Any], start: int, stop: int) -> bytes:
-        """Return the bytes [start, stop) of the file to which `ref` refers. They are not verified: the task must check
-        them, against checksums that it knows."""
+        """Return the bytes [start, stop) of the file to which `ref` refers. The engine does not verify them: the task
+        must check them against checksums that it knows."""
 
     def damaged(self, ref: Mapping[str, Any], why: str = "is damaged: its checksum is wrong") -> Exception:
-        """Return the exception that the task must raise for a file whose bytes do not match their checksum, or that
-        cannot be what it should be. `ref` refers to the file. `why` follows the name of the file in the message."""
+        """Return the exception that the task must raise for a damaged file: one whose bytes do not match their
+        checksum, or whose contents are impossible. `ref` refers to the file. `why` is the text that follows the file's
+        name in the message."""
 
     def segment(self, ref: Mapping[str, Any], bucket: int) -> NDArray[Any]:
         """Return the records of one bucket of an exchange file as a read-only array. An exchange file passes records,
@@ -48,19 +49,19 @@ class Inputs(Protocol):
     def segments(self, refs: Sequence[Mapping[str, Any]], bucket: int, *, whole: Sequence[str] = (),
                  numbered: bool = False) -> Iterator[NDArray[Any]]:
         """Yield the records of one bucket of several exchange files (files by which a task passes records to later
-        tasks), in blocks. The files are merged in the order of the key by which each of them is sorted. Records with
-        equal values in the fields `whole` come in one block. With `numbered`, each record gets a field `source`: the
-        index of its file in `refs`."""
+        tasks), in blocks. The files are all sorted by the same fields, and the records of all files are merged in this
+        order. Records with equal values in the fields `whole` come in one block. With `numbered`, each record gets a
+        field `source`: the index of its file in `refs`."""
 
 
 class Cursor(Protocol):
-    """An object through which a task reports on which rows it is working, so that a crash can be attributed to these
-    rows."""
+    """An object by which a task reports the rows that it is working on. If the task crashes, the engine can then tell
+    which rows may be to blame."""
 
     @property
     def set(self) -> Callable[[int, int, int], None]:
-        """Return the function `set(first row, last row, stage)`, with which the task reports on which rows it is
-        working."""
+        """Return a function `set(first row, last row, stage)`. The task calls it to report the rows that it is working
+        on, and the stage."""
 
     def clear(self) -> None:
         """Report that no row is being worked on."""
@@ -80,11 +81,11 @@ class Out(Protocol):
     """The outputs of a task, which are named files."""
 
     def path(self, name: str) -> str:
-        """Return the local path to which the task must write the output file `name`."""
+        """Return the local path to which the task must write the output file called `name`."""
 
     def note(self, name: str, *, rows: int = 0, content: str | None = None, meta: dict[str, Any] | None = None) -> None:
         """Register facts about the output file `name`: its number of rows, its content hash (default: the sha256 of its
-        bytes), and further small facts, which must be JSON values."""
+        bytes), and further small facts `meta`, which must be JSON values."""
 
     def segments(self, name: str, dtype: np.dtype[Any], buckets: int, *,
                  key: Sequence[str] | None = ()) -> AbstractContextManager[Segments]:

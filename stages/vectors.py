@@ -2,8 +2,8 @@
 step should have for it.
 
 tests/conformance/README.md describes the format. `tokenmill steps NAME --check FILE` checks any step against a file,
-including steps of installed packages. Tokenmill's own tests check every file in tests/conformance by the same
-functions.
+including steps of installed packages. Tokenmill's own tests check its steps against every file in tests/conformance,
+with the functions of this module.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ KEYS = {"name", "text", "url", "language", "date", "meta", "html", "before", "co
 
 
 def read_vectors(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return (the header of a file of test vectors, its cases, one for each further line). The header is an optional
-    first line that has neither `text` nor `html`; its `stage` is by default the file's name without ending. Its
-    `config` is added to the config of each case, where the case's own settings win.
+    """Read a file of test vectors. Returns (its header, its cases). The header is an optional first line that has
+    neither `text` nor `html`; each further line is a case. The header's `stage` is by default the file's name without
+    ending. The header's `config` is added to the config of each case, but the case's own settings win.
 
     Raises:
         ValueError: there is no case, a line is not a JSON object, or a key is unknown or missing. The message names
@@ -57,16 +57,16 @@ def read_vectors(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def expand(text: str | list[Any]) -> str:
-    """Return the text of a case (a line of a file of test vectors) as one string. The text may be a list of pieces; a
-    piece [text, n] means n repetitions of the text."""
+    """Return the text of a case (a line of a file of test vectors) as one string. In the file, the text may be a list
+    of pieces. A piece is a string, or [string, n] for n repetitions of the string."""
     if isinstance(text, str):
         return text
     return "".join(piece if isinstance(piece, str) else piece[0] * piece[1] for piece in text)
 
 
 def document(case: dict[str, Any]) -> Document:
-    """Return the document that a case (a line of a file of test vectors) describes, as it is before the stage processes
-    it."""
+    """Return the document that a case (a line of a file of test vectors) describes, in its state before the stage
+    processes it."""
     html = case.get("html")
     return Document("0" * 32, expand(case.get("text", "")), url=case.get("url", ""), language=case.get("language", ""),
                     date=case.get("date"), meta=dict(case.get("meta", {})), signals=dict(case.get("before", {})),
@@ -76,7 +76,7 @@ def document(case: dict[str, Any]) -> Document:
 
 @cache
 def stage_of(name: str, config: str, folder: Path) -> Stage:
-    """Return the stage with the name `name` and a config given as JSON, ready to run. Resource paths in the config are
+    """Return the stage `name` with a config given as JSON, set up and ready to run. Resource paths in the config are
     relative to `folder`, the folder of the test vectors."""
     cls = stage_class(name)
     settings = json.loads(config)
@@ -98,8 +98,8 @@ def outcome(stage: Stage, case: dict[str, Any]) -> tuple[str | None, Document]:
 
 def differences(stage: Stage, case: dict[str, Any]) -> list[str]:
     """Return the differences between a stage's result for a case (a line of a file of test vectors) and the result that
-    the case states, each as 'WHAT: ACTUAL instead of EXPECTED'. The signals of a numeric stage may differ by up to
-    `grid`."""
+    the case states, each as 'WHAT: ACTUAL instead of EXPECTED'. For the signals of a numeric stage, a difference of up
+    to the stage's `grid` is allowed."""
     before = document(case).text
     reason, doc = outcome(stage, case)
     pairs: list[tuple[str, Any, Any]] = [
@@ -115,8 +115,8 @@ def differences(stage: Stage, case: dict[str, Any]) -> list[str]:
 
 
 def replay_differences(stage: Stage, case: dict[str, Any], others: Iterable[Stage]) -> list[str]:
-    """Return messages about the results that a replay of a stage would get wrong for a case (a line of a file of test
-    vectors). `others` are instances of the stage with other thresholds.
+    """Return messages about the results that a replay of a stage would give wrongly for a case (a line of a file of
+    test vectors). `others` are instances of the stage with other thresholds.
 
     A replay follows a change of thresholds: it calls `verdict` on the stored signals instead of running `process`. If
     the verdict is the same under both configs, the replay keeps the earlier result. `process` must then give equal
@@ -150,23 +150,23 @@ def _result_parts(reason: str | None, doc: Document) -> tuple[Any, ...]:
 
 
 def by_thresholds(stages: Iterable[Stage]) -> dict[Stage, list[Stage]]:
-    """Map each stage to those of the other stages that differ from it only in thresholds (config fields with the role
-    `decision`)."""
+    """Return, for each stage, those of the other stages that differ from it only in thresholds (config fields with the
+    role `decision`)."""
     keys = {stage: stage.key(("signal", "resource")) for stage in dict.fromkeys(stages)}
     return {stage: [other for other in keys if other.config != stage.config and keys[other] == key]
             for stage, key in keys.items()}
 
 
 def stored_verdict(stage: Stage, doc: Document) -> str | None:
-    """Return the verdict that the stage derives from the signals, language and source of a document, without its text:
-    None to keep the document, or a reason to drop it."""
+    """Return the verdict that the stage derives from the stored signals, language and source of a document, without its
+    text: None to keep the document, or a reason to drop it."""
     return stage.verdict(Document(doc.id, "", source=doc.source, language=doc.language, signals=dict(doc.signals)))
 
 
 def failures(name: str, path: Path) -> list[str]:
     """Return the differences between a step's actual and expected results for all cases of a file of test vectors, each
-    as 'FILE: CASE: WHAT: ACTUAL instead of EXPECTED'. An error that the step raises for a case is listed, too. Raises
-    ValueError if the file is not valid (see `read_vectors`), or if the step does not accept the settings."""
+    as 'FILE: CASE: WHAT: ACTUAL instead of EXPECTED'. If the step raises an error for a case, the error is listed, too.
+    Raises ValueError if the file is not valid (see `read_vectors`), or if the step does not accept the settings."""
     out = []
     cases = read_vectors(path)[1]
     stages = [stage_of(name, json.dumps(case.get("config", {}), sort_keys=True), path.parent) for case in cases]

@@ -77,3 +77,16 @@ def test_mutants_are_killed_by_the_tests_that_run_their_line_and_found_again(tmp
     (tmp_path / "pipeline/a.py").write_text("from stages.b import low\n")
     run("branches.py", "--measure")
     assert "stages/b.py" in run("mutants.py", "--replay", "first.json")
+
+
+def test_the_training_of_task_beside_goes_on_after_leaps_of_the_gradient_norm(tmp_path):
+    torch = pytest.importorskip("torch")
+    from benchmarks.task_beside import make_run
+    from trainer.loop.run import open_run
+    from trainer.loop.stability import SpikeDetector
+
+    config = open_run(str(make_run(tmp_path, 2, ["quiz"], tmp_path / "data")), None, None, []).config
+    detector = SpikeDetector(config.stability, torch.device("cpu"))
+    sums = torch.tensor([5.0, 1.0], dtype=torch.float64)
+    skipped = [bool(detector.judge(0, sums, torch.tensor(norm))[0]) for norm in [0.3, 0.31] * 100 + [9.0, float("nan")]]
+    assert skipped == [False] * 201 + [True]

@@ -17,9 +17,9 @@ EOS_ID = 0xFF
 
 
 def alphabet() -> list[str]:
-    """Return the character by which GPT-2's byte-level tokenizers write each byte, in the order of the bytes. The bytes
-    of visible Latin-1 characters (neither white space nor the soft hyphen) are written as these characters; the other
-    68 as the characters from U+0100 on."""
+    """Return 256 characters: those by which GPT-2's byte-level tokenizers write each byte, in the order of the bytes.
+    The bytes of visible Latin-1 characters (neither white space nor the soft hyphen) are written as these characters;
+    the other 68 as the characters from U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

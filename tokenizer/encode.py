@@ -2,8 +2,8 @@
 
 If a document has `loss_spans` (byte ranges of its text, for instance the answers in a dialogue), only the tokens inside
 those spans count in the loss. The document's text is cut at the borders of the spans, and each piece is encoded on its
-own, so that no token crosses a border. A question in front of an answer then ends in the same tokens as when a model is
-asked it, where the answer is not there yet.
+own, so that no token crosses a border. So a question before an answer is encoded into the same tokens as in use, when a
+model is asked the question and there is no answer yet.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
 
     `spans` holds for each text the byte ranges (UTF-8) that count, sorted and disjoint, or None when the whole text
     counts. EOS counts if the whole text counts or the last range reaches to the end of the text; with an empty list of
-    ranges, nothing counts. Raises ValueError for ranges that are empty, unsorted, overlapping, outside the text, or cut
-    a character. Raises TokenizerError when the tokens of a text include EOS, and when the tokenizer does not decode an
-    example in pieces to what it encoded, for instance because it puts a space in front of every text: the pieces of a
-    document, which are encoded one by one, would get it too.
-    """
+    ranges, nothing counts.
+
+    Raises ValueError for ranges that are empty, unsorted, overlapping, outside the text, or cut a character. Raises
+    TokenizerError when the tokens of a text include EOS. Also raises it when texts cannot be encoded piece by piece
+    with the tokenizer, for instance because it puts a space in front of every piece."""
     if all(text_spans is None for text_spans in spans):
         return *encode_documents(tokenizer, texts), None
     if not _can_be_joined(tokenizer):

@@ -21,7 +21,7 @@ _LETTERS = r"(?:[\p{L}\p{Nl}\p{No}][\p{M}\u200c\u200d]*)+"
 #: pattern of a word: letters with inner apostrophes or hyphens, or digits. In scripts without spaces, a "word" reaches
 #: to the next space or punctuation mark, so it may be a clause. Compare tokenizers there by bytes per token instead
 WORD = regex.compile(rf"{_LETTERS}(?:['’-]{_LETTERS})*|\d+")
-#: order of the Rényi entropy: the one of best correlation with BLEU (Zouhar et al., arXiv 2306.16842)
+#: order of the Rényi entropy: that with the best correlation with BLEU (Zouhar et al., arXiv 2306.16842)
 ALPHA = 2.5
 #: names of the group of English texts, against which parity is measured
 ENGLISH = ("en", "eng", "eng_Latn", "English")
@@ -50,7 +50,7 @@ class Score:
 
     @property
     def fertility(self) -> float:
-        """Tokens per word (Rust et al., arXiv 2012.15613)."""
+        """Mean number of tokens per word, called fertility (Rust et al., arXiv 2012.15613)."""
         return self.word_tokens / self.words if self.words else 0.0
 
     @property
@@ -75,10 +75,11 @@ class Score:
         self.counts.update(other.counts)
 
     def to_json(self, english: Score | None = None) -> dict[str, Any]:
-        """Return totals and ratios. `english` is the same tokenizer's Score on English texts, for the parity: tokens
-        per text, divided by those of English (Petrov et al., arXiv 2305.15425). It has a meaning only if the texts of
-        both groups are translations of each other. It is None without `english`. The speed `mb_per_cpu_s` is in
-        megabytes of UTF-8 per second of CPU time; None if no time was measured."""
+        """Return totals and ratios as {name: value}. `parity` is the number of tokens per text, divided by that of
+        English texts (Petrov et al., arXiv 2305.15425). `english` is the same tokenizer's Score on these English texts;
+        without it, the parity is None. The parity has a meaning only if the texts of both groups are translations of
+        each other. `mb_per_cpu_s` is the speed in megabytes of UTF-8 per second of CPU time; None if no time was
+        measured."""
         totals = {spec.name: getattr(self, spec.name) for spec in fields(self)
                   if spec.name not in ("seconds", "counts")}
         parity = None
@@ -134,7 +135,8 @@ def evaluate(tokenizers: Sequence[Tokenizer], texts: Iterable[tuple[str, str]],
 
 def rows_of(names: Sequence[str], results: Sequence[dict[str, Score]]) -> list[dict[str, Any]]:
     """Return the results of `evaluate` as rows {tokenizer, group, …figures}, group by group. `names` are the names of
-    the tokenizers. The parity is None for "all", and for every group if none has a name of ENGLISH."""
+    the tokenizers. The figure `parity` compares a group with the group that is named like one of ENGLISH. It is None
+    for the group "all", and for every group if there is no English one."""
     rows = []
     for group in results[0] if results else ():
         for name, scores in zip(names, results):

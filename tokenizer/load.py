@@ -38,7 +38,8 @@ PROBES = (
 
 
 class CodingLibrary(Protocol):
-    """One library's implementation of encoding and decoding. The ids that it returns are below `vocab_size`."""
+    """A library that turns texts into token ids and ids into texts, as `Tokenizer` uses it. The ids that it returns are
+    below `vocab_size`."""
 
     name: str
     vocab_size: int
@@ -54,7 +55,7 @@ class CodingLibrary(Protocol):
     def token(self, id: int) -> str | None: ...
 
     def unknown_id(self) -> int | None:
-        """Return the id that stands for text which the vocabulary lacks, or None if there is none."""
+        """Return the id that stands for text that no token of the vocabulary spells, or None if there is no such id."""
 
 
 class Tokenizer:
@@ -107,16 +108,18 @@ def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None,
     """Load the tokenizer in a file or a folder. In a folder, `tokenizer.json` is loaded; if there is none, the first
     `.model` by name, and otherwise the first `.tiktoken`.
 
-    `eos` is the token that ends documents, or its id. If it is None, it is the one that tokenizer_config.json in the
-    folder declares, or the end-of-sentence piece of a `.model`. (For the path of a file, no tokenizer_config.json is
-    read.) If a tokenizer.json has none declared, it is the first of the usual names (EOS_NAMES) that is a special token
-    of the tokenizer, and otherwise its only special token. Raises TokenizerError when the token cannot be determined or
-    the tokenizer cannot be loaded.
+    `eos` is the token that ends documents, or its id. If it is None, the first of these is taken that exists:
+
+    * the token that tokenizer_config.json in the folder declares (this file is not read if `path` is a file)
+    * of a `.model`, its end-of-sentence piece
+    * of a tokenizer.json, the first of the usual names (EOS_NAMES) that is a special token of the tokenizer
+    * of a tokenizer.json, its only special token
+
+    Raises TokenizerError when there is no such token, or when the tokenizer cannot be loaded.
 
     A `.tiktoken` file becomes a tokenizer.json in memory, and the sha256 is that of this tokenizer.json. `pattern` says
     how such a file splits text (`tokenizer.tiktoken`); by default, it is taken from the file's name. Without `eos`,
-    such a file gets the end-of-text token `<|endoftext|>`.
-    """
+    such a file gets the end-of-text token `<|endoftext|>`."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")   # a worker has one core; parallelism comes from processes
     path = Path(path)
     if path.is_dir():

@@ -54,10 +54,10 @@ def pattern_of(path: str, pattern: str | None) -> str:
 
 
 def convert(data: bytes, path: object, pattern: str, eos: str | None) -> bytes:
-    """Return the tokenizer.json that has the tokens and ids of a .tiktoken file with contents `data`, the pattern
-    `pattern` (a name in PATTERNS, or a regular expression) and the end-of-text token `eos` (None: `<|endoftext|>`). The
-    id of this token is that of OpenAI's vocabulary with this pattern if the file can be this vocabulary, otherwise the
-    number after the last rank. `path` is named in errors."""
+    """Return a tokenizer.json with the tokens and ids of a .tiktoken file that has the contents `data`. `pattern` is
+    the pattern that splits text: a name in PATTERNS, or a regular expression. `eos` is the end-of-text token (None:
+    `<|endoftext|>`). If the file can be OpenAI's vocabulary with this pattern, the token gets the id that it has there,
+    otherwise the number after the last rank. `path` is named in errors."""
     ranks = read_ranks(data, path)
     last = max(ranks.values())
     eos_id = _EOS_IDS.get(pattern, last + 1)

@@ -30,8 +30,8 @@ _RUN = re.compile(rf"\S{{{RUN}}}|\s{{{RUN}}}")
 
 
 def split_pattern(digits: str) -> str:
-    """Return the pattern that splits text before BPE merges: that of Llama 3 (cl100k without its possessive
-    quantifiers), with digits as the setting `digits` says. There is no normaliser."""
+    """Return the regular expression that splits text before BPE merges. It is that of Llama 3 (cl100k without its
+    possessive quantifiers), with digits split as the setting `digits` says. Text is not normalised."""
     return (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + DIGITS[digits] +
             r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
@@ -88,9 +88,8 @@ def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLik
 
     The settings are chosen so that encoding loses no text: identity normalisation, white space kept, byte fallback, a
     piece for the newline. `vocab` is the number of pieces; `model` is unigram or bpe. Special tokens become control
-    symbols, as which SentencePiece never encodes text. Raises TokenizerError when `digits` is not single, and when
-    SentencePiece cannot make `vocab` pieces of these texts.
-    """
+    symbols, so that SentencePiece never encodes text as one of them. Raises TokenizerError when `digits` is not single,
+    and when SentencePiece cannot make `vocab` pieces of these texts."""
     if model not in ("unigram", "bpe"):
         raise TokenizerError(f"tokenizer.train.model: '{model}' is neither unigram nor bpe")
     if digits != "single":

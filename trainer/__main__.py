@@ -12,8 +12,11 @@ import argparse
 import errno
 import importlib
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenizer.mixture.phases import Phase
 
 #: command → (its module, its help text). A new command needs a line in this table
 COMMANDS = {
@@ -82,10 +85,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(stop.code or 0)
 
 
-def check_before_data(options: argparse.Namespace, known: Any) -> None:
-    """Check the options of `ablate --data` or `anneal --data` before the data is made. `known` is what the command's
-    own `check_before_data` takes. Raises ConfigError, or one of `failures`."""
-    importlib.import_module(COMMANDS[options.command][0]).check_before_data(options, known)
+def check_recipe(options: argparse.Namespace, settings: Mapping[str, Any], phases: Sequence[Phase]) -> None:
+    """Check the options of `ablate --data` before the data is made (`trainer.tools.ablate.check_recipe`). Raises
+    ConfigError, or one of `failures`."""
+    importlib.import_module(COMMANDS["ablate"][0]).check_recipe(options, settings, phases)
+
+
+def check_candidates(options: argparse.Namespace, run: str, names: Sequence[str]) -> None:
+    """Check the options of `anneal --data` before the data is made (`trainer.tools.anneal.check_candidates`). Raises
+    ConfigError, or one of `failures`."""
+    importlib.import_module(COMMANDS["anneal"][0]).check_candidates(options, run, names)
 
 
 def failures() -> tuple[type[Exception], ...]:

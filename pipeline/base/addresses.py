@@ -1,5 +1,5 @@
-"""Classifies network addresses. An address is local if it belongs to this machine, or to a service that no other
-machine can reach. Any other address may belong to another machine."""
+"""Tells whether an IP address may belong to another machine. All other addresses lead to this machine itself, or to
+services that only this machine can reach. A recipe of a stranger must not read from them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SPECIAL = tuple(map(ipaddress.ip_network, ("fc00::/7", "192.0.0.0/24", "2001::/3
 
 
 def outside(address: str) -> bool:
-    """Whether an IP address may belong to another machine. It may not if it is a loopback or link-local address, or in
-    another special range, such as the addresses of services through which clouds hand out credentials. IPv4 addresses
-    of private networks may belong to another machine."""
+    """Whether an IP address may belong to another machine. False for loopback and link-local addresses, and for other
+    special ranges, such as the addresses of services through which clouds hand out credentials. True for IPv4 addresses
+    of private networks."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         ip = ip.ipv4_mapped or ip.sixtofour or ip

@@ -41,8 +41,8 @@ def has_numba() -> bool:
 
 
 def njit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a function as `numba.njit(**options)` does, but compile it only when it, or another such function of its
-    module, is first called."""
+    """Decorate a function as `numba.njit(**options)` does, but postpone the compilation to the first call. The first
+    call of a decorated function compiles all decorated functions of its module."""
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
         _waiting.setdefault(function.__module__, []).append((function, options))
@@ -58,9 +58,9 @@ def njit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the compiled version of a kernel (a function to be compiled by numba). All kernels of its module are given
-    to numba, and the compiled versions replace them in the module, so that calls between them use the compiled
-    versions."""
+    """Return the compiled version of a kernel (a function to be compiled by numba). All kernels of the kernel's module
+    are given to numba, and the compiled versions replace them in the module. Calls between kernels thus use the
+    compiled versions."""
     with _lock:
         if waiting := _waiting.pop(function.__module__, []):
             kernels = {kernel: _with_unique_files(_with_shipped_variants(_given_to_numba(kernel, options)))
@@ -101,8 +101,8 @@ def keep_in(folder: str) -> None:
 
 def _with_shipped_variants(kernel: Any) -> Any:
     """Make a kernel (a function that numba compiles) load machine code that came with the container image. The
-    environment variable TOKENMILL_KERNELS names the folder. A kernel has one compiled variant for each combination of
-    argument types; variants that the folder lacks are compiled. Returns the kernel."""
+    environment variable TOKENMILL_KERNELS names the folder of this code. A kernel has one compiled variant for each
+    combination of argument types; variants that the folder lacks are compiled. Returns the kernel."""
     cache: Any = getattr(kernel, "_cache", None)
     folder = os.environ.get(SHIPPED)
     if not folder or not hasattr(cache, "_cache_file"):

@@ -109,8 +109,8 @@ def secret_files(env: Mapping[str, str]) -> list[str]:
 
 
 def all_but(denied: Collection[str]) -> list[str]:
-    """Return paths that together cover all files except `denied`. Rules of Landlock can only allow access, so
-    everything that is not denied must be listed."""
+    """Return paths that together cover all files of this machine except `denied`. Landlock's rules can only allow
+    access, so whatever is not denied must be listed."""
     open_: list[str] = []
     folders = ["/"]
     while folders:
@@ -168,11 +168,12 @@ def seal(programs: Iterable[str], writable: Iterable[str]) -> None:
 
 
 def isolate(memory: int, cpu_s: int) -> None:
-    """Leave this process nothing but computing, for good, before it runs code that may be hostile: it may use up to
-    `memory` bytes of address space and `cpu_s` seconds of CPU time, read Python's library and the system's, and use the
-    pipes that it has. It must not have a second thread yet.
+    """Restrict this process, for good, to pure computation, before it runs code that may be hostile. The process may
+    then use up to `memory` bytes of address space and `cpu_s` seconds of CPU time, read the libraries of Python and of
+    the system, and use the pipes that are open already. It must not have a second thread when this is called.
 
-    Raises OSError where the kernel lacks seccomp or Landlock (`support`)."""
+    Raises OSError where the kernel lacks seccomp or Landlock (`support`).
+    """
     process.no_core()
     for limit, value in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, cpu_s), (resource.RLIMIT_FSIZE, 0),
                          (resource.RLIMIT_NOFILE, 64)):
@@ -198,8 +199,8 @@ def sealed() -> bool:
 
 
 def hint(error: BaseException) -> str:
-    """Return a suffix for the message of `error` that explains the confinement of this process, if the confinement may
-    have caused the error; otherwise ""."""
+    """Return a suffix for the message of `error` that explains that this process is confined (has given up rights for
+    good). Returns "" if the confinement cannot have caused the error."""
     if _sealed is None or not isinstance(error, PermissionError):
         return ""
     return ("; a worker is confined once its stages are set up: no sockets, no programs a stage does not declare, no "

@@ -21,8 +21,8 @@ def ascii_domain(host: str) -> str:
 
 
 def domain_of(url: str | None) -> str:
-    """Return the host of a URL in lower case, without port, a leading "www." and a dot at the end. Returns "" if the
-    URL has no host, or one of more than LONGEST characters."""
+    """Return the host of a URL in lower case, without a port, a leading "www." or a dot at the end. Returns "" if the
+    URL has no host, or a host of more than LONGEST characters."""
     match = _HOST.match(url or "")
     host = match[1].lower().rstrip(".").removeprefix("www.") if match else ""
     return host if len(host) <= LONGEST else ""

@@ -34,9 +34,9 @@ def file_sha256(path: str | Path) -> str:
 
 
 def state(info: os.stat_result) -> str:
-    """Returns a value that changes when a local file is written or replaced, unless this follows another change within
-    one step of the file system's clock. It consists of the file's inode, size, mtime and ctime. The ctime is included
-    because a program can set the mtime of a file, but not the ctime."""
+    """Returns a value that identifies the current version of a local file: its inode, size, mtime and ctime. The value
+    changes when the file is written or replaced. Only two changes within one tick of the file system's clock may give
+    the same value. The ctime is included because a program can set the mtime of a file, but not the ctime."""
     return f"{info.st_ino}:{info.st_size}:{info.st_mtime_ns}:{info.st_ctime_ns}"
 
 
@@ -84,7 +84,7 @@ def write_synced(path: Path, data: bytes) -> None:
 def link(source: Path, target: Path) -> bool:
     """Make `target` a hard link to `source`. Returns False when `target` exists already. An NFS server may create the
     link, lose its reply and refuse the repeated request (open(2)). A refused request therefore counts as a success if
-    `source` has gained a link and `target` is not another file."""
+    the link count of `source` has grown and `target` is not another file."""
     before = os.stat(source).st_nlink
     try:
         os.link(source, target)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 
 def digits(value: float) -> str:
-    """Format a number with at most three significant digits (0.012, 1.23, 45.6), and as a whole number with all its
-    digits from 99.95 on (789, 1,234). A number that rounds to less than 0.0001 or to 1e15 or more gets an exponent
-    (1e-5, 1.5e20)."""
+    """Format a number for people. Numbers below 99.95 get at most three significant digits (0.012, 1.23, 45.6). Larger
+    numbers are written as whole numbers with all digits (789, 1,234). A number that rounds to less than 0.0001 or to
+    1e15 or more gets an exponent (1e-5, 1.5e20)."""
     if 99.95 <= abs(value) < 999.5e12:
         return f"{value:,.0f}"
     mantissa, e, exponent = f"{value:.3g}".partition("e")

@@ -189,9 +189,13 @@ def deny_calls(names: Iterable[str]) -> None:
     """Make the system calls `names` fail with EPERM in all threads of this process and in all processes it starts. A
     denial cannot be lifted.
 
-    Always denied are new namespaces; typing into a terminal, whose shell would run what is typed; emptying a
-    file by opening it other than for writing, which Landlock before version 3 does not notice; and socket pairs other
-    than Unix streams, because a datagram socket can send to any address."""
+    Four other things are always denied:
+
+    * new namespaces;
+    * putting input into a terminal (TIOCSTI), because a shell in the terminal would run it;
+    * emptying a file by opening it with O_TRUNC but not for writing, which Landlock before version 3 does not notice;
+    * socket pairs other than Unix streams, because a datagram socket can send to any address.
+    """
     column, program = _beginning()
     if platform.machine() == "x86_64":
         program += [_jump(_X32, 0, 1, test=_AT_LEAST), _answer(_REFUSE), *_refuse_emptying(_OPEN, flags_at=24)]
@@ -221,22 +225,24 @@ def allow_computing() -> None:
 
 
 def _beginning() -> tuple[int, list[bytes]]:
-    """Return this machine's column of `_CALLS`, and the beginning of a filter. It refuses calls of another
-    architecture, such as those of 32-bit programs, whose numbers mean other calls, and loads the number of the call."""
+    """Return the index of this machine's column in `_CALLS`, and the first instructions of a seccomp filter. These
+    instructions refuse system calls of another architecture, such as those of 32-bit programs, because the same numbers
+    mean other calls there. Then they load the number of the call for the instructions that follow."""
     column, architecture = _ARCH[platform.machine()]
     return column, [_load(4), _jump(architecture, 1, 0), _answer(_REFUSE), _load(0)]
 
 
 def _refuse_bits(number: int, argument_at: int, bits: int) -> list[bytes]:
-    """Return the part of a filter that refuses the call `number` if its argument at the offset `argument_at` (`_load`)
-    has one of `bits`, and otherwise allows it."""
+    """Return the part of a seccomp filter that decides about the system call `number`. The call is refused if its
+    argument has one of `bits`, and otherwise allowed. `argument_at` is the argument's offset (see `_load`)."""
     return [_jump(number, 0, 4), _load(argument_at), _jump(bits, 0, 1, test=_ANY_BIT), _answer(_REFUSE),
             _answer(_ALLOW)]
 
 
 def _refuse_emptying(number: int, flags_at: int) -> list[bytes]:
-    """Return the part of a filter that refuses the call `number` (open or openat) if it would empty a file that it does
-    not open for writing, and otherwise allows it. Its flags are at the offset `flags_at` (`_load`)."""
+    """Return the part of a seccomp filter that decides about the system call `number` (open or openat). The call is
+    refused if it would empty a file without opening it for writing, and otherwise allowed. `flags_at` is the offset of
+    the call's flags (see `_load`)."""
     return [_jump(number, 0, 7), _load(flags_at), _jump(os.O_TRUNC, 0, 4, test=_ANY_BIT), _mask(os.O_ACCMODE),
             _jump(os.O_WRONLY, 2, 0), _jump(os.O_RDWR, 1, 0), _answer(_REFUSE), _answer(_ALLOW)]
 

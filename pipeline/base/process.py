@@ -3,10 +3,12 @@ object storage for a confined process), and by programs that stages start. This 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
 import sysconfig
+from collections.abc import Iterator
 
 from pipeline.base import kernel
 
@@ -67,3 +69,24 @@ def limit_data(limit: int | None) -> None:
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     soft = hard if limit is None else limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+@contextlib.contextmanager
+def limited_memory(memory: int) -> Iterator[None]:
+    """A context manager within which this process can allocate at most `memory` further bytes; beyond that, MemoryError
+    is raised.
+
+    A hostile file may claim a small size in its metadata and unpack to far more. Only a limit of the operating system
+    protects against that. On systems without /proc there is no limit."""
+    try:
+        limit = 1024 * status_kb("self", ("VmSize:",)) + memory
+    except OSError:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if soft == resource.RLIM_INFINITY or limit < soft:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

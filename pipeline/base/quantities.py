@@ -25,8 +25,8 @@ NUMBER = re.compile(r"\s*((?:[0-9]{1,3}(?:(?:,[0-9]{3})+|(?:_[0-9]{3})+)|[0-9]+)
 
 
 def parse_number(value: Any) -> tuple[Fraction, str] | None:
-    """Returns the exact number in `value` and its unit in lower case; None when `value` is neither a number nor a text
-    that denotes one, when it is a bool, negative or not finite, and when it has more than LONGEST characters."""
+    """Returns the exact number in `value` and its unit in lower case. Returns None if `value` is neither a number nor a
+    text that denotes one; if it is a bool, negative or not finite; or if it has more than LONGEST characters."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     text = str(value)
@@ -36,8 +36,8 @@ def parse_number(value: Any) -> tuple[Fraction, str] | None:
 
 def parse_whole(value: Any, units: Mapping[str, int], what: str, example: str, least: int = 1) -> int:
     """Returns the whole number that `value` denotes. `units` maps the allowed units to factors. Raises ValueError if
-    the value is no number with such a unit (the message says that it is not `what`), or if the number is not whole or
-    not from `least` to 2**63 - 1. The message shows `example`."""
+    `value` is not a number with an allowed unit; the message then says that it is not `what`. Also raises ValueError if
+    the number is not whole, less than `least`, or 2**63 or more. The message shows `example`."""
     number = parse_number(value)
     if number is None or number[1] not in units:
         raise ValueError(f"{value!r} is not {what}; write e.g. {example}")
@@ -60,9 +60,8 @@ def parse_bytes(value: Any) -> int:
 
 
 def parse_share(value: Any) -> float:
-    """Parses a share: '0.5%' → 0.005. A number without a percent sign is refused, because 0.5 could mean a half or half
-    a percent. Only 0 needs no percent sign. Raises ValueError for any other value without one, and for more than
-    100%."""
+    """Parses a share: '0.5%' → 0.005. Raises ValueError for more than 100%, and for a number without a percent sign,
+    because 0.5 could mean a half or half a percent. Only 0 needs no percent sign."""
     if not isinstance(value, bool) and value in (0, "0"):
         return 0.0
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*%\s*", value) if isinstance(value, str) else None

@@ -21,9 +21,9 @@ _WORD_OR_MARK = re.compile(rf"{_WORD.pattern}|[^\w\s]")
 
 
 class DiffRow(NamedTuple):
-    """Corresponding paragraphs of two texts, `left` and `right`. A side is empty if the paragraph occurs only in the
-    other text. `word` is a pattern that matches the units to compare: words, and in Markdown also punctuation marks.
-    White space and line breaks are not compared."""
+    """Corresponding paragraphs of two texts, `left` and `right`. If a paragraph occurs in only one of the texts, the
+    other field is "". `word` is a pattern that matches the units to compare: words, and in Markdown also punctuation
+    marks. White space and line breaks are not compared."""
 
     left: str
     right: str
@@ -60,8 +60,8 @@ def _matcher(a: Sequence[str], b: Sequence[str]) -> difflib.SequenceMatcher[str]
 
 
 def _related(left: list[str], right: list[str]) -> Iterator[tuple[str, str]]:
-    """Pair the paragraphs of two texts that have no equal paragraphs. Yields (left, right) for corresponding
-    paragraphs; for a paragraph of only one text, the other side is ""."""
+    """Pair the paragraphs of two texts that have no paragraph in common. Yields (left, right) for corresponding
+    paragraphs. For a paragraph without a counterpart, `left` or `right` is ""."""
     position = [0, 0]
     for a0, a1, b0, b1 in _links(left, right):
         yield from ((line, "") for line in left[position[0]:a0])
@@ -73,8 +73,9 @@ def _related(left: list[str], right: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _links(left: list[str], right: list[str]) -> list[list[int]]:
-    """Find paragraphs of two texts that differ but correspond. Returns [a0, a1, b0, b1] for each pair of left[a0:a1]
-    and right[b0:b1]. The pairs are in order and do not overlap."""
+    """Find paragraphs of two texts that differ but correspond. `left` and `right` list the paragraphs of the texts.
+    Returns [a0, a1, b0, b1] for each group of paragraphs left[a0:a1] that corresponds to right[b0:b1]. The groups are
+    in order and do not overlap."""
     words = [[(word, i) for i, line in enumerate(side) for word in _WORD.findall(line)] for side in (left, right)]
     counts = [Counter(word for word, _ in side) for side in words]
     if sum(n * counts[1][word] for word, n in counts[0].items()) > PAIRS:
@@ -94,9 +95,10 @@ def _links(left: list[str], right: list[str]) -> list[list[int]]:
 
 
 def pieces(row: DiffRow) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
-    """Divide a row (a pair of paragraphs) into runs of words. Returns (operation, (begin, end) on the left, (begin,
-    end) on the right) for each run. The operation is "equal", "delete", "insert" or "replace"; positions count
-    characters, `end` is exclusive, and a side without words has (0, 0)."""
+    """Divide a row (a pair of paragraphs, left and right) into runs of words. Returns (operation, (begin, end) on the
+    left, (begin, end) on the right) for each run. The operation is "equal", "delete", "insert" or "replace".
+    Positions count characters of a paragraph, and `end` is exclusive. A run without words on one of the sides has (0,
+    0) there."""
     spans = [[m.span() for m in row.word.finditer(text)] for text in row.sides]
     words = [[text[a:b] for a, b in side] for text, side in zip(row.sides, spans)]
 
@@ -125,8 +127,9 @@ def words(text: str) -> int:
 
 
 def shortened(pairs: list[DiffRow]) -> Iterator[DiffRow | int]:
-    """Yield the rows (pairs of paragraphs), but of each stretch of equal rows only the AROUND rows next to a row that
-    differs. In place of the others, their number is yielded. A single other row is yielded itself."""
+    """Yield the rows (pairs of paragraphs) of a comparison without the middle of long stretches of equal rows. The
+    AROUND rows next to a row that differs are kept. In place of the rows left out, their number is yielded. A stretch
+    is not shortened if only one row could be left out."""
     start = 0
     while start < len(pairs):
         end = start

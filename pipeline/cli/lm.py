@@ -52,8 +52,9 @@ def train(data: Annotated[list[Path], typer.Argument(
           json_lines: JsonOpt = False) -> None:
     """Train an n-gram model of SentencePiece pieces (modified Kneser-Ney), as CCNet does on Wikipedia.
 
-    Equal texts and settings give equal files. Every fiftieth document is held out from training. Below which
-    perplexities 30 % and 60 % of the first thousand of these documents lie is printed.
+    Equal texts and settings give equal files. Every fiftieth document is held out from training. The model is applied
+    to the first thousand of these held-out documents. The command prints two perplexities: 30 % of the documents lie
+    below the first one, and 60 % below the second.
 
     \b
     Examples:

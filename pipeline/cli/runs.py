@@ -1,4 +1,4 @@
-"""`tokenmill run`, `plan`, `list`, `report`, `materialize`, `recipes`: commands about a recipe and its runs."""
+"""`tokenmill run`, `plan`, `list`, `report`, `materialize` and `recipes`: commands about recipes and their runs."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def drive(recipe: Recipe, store: str, run: str | None, backend: opt.BackendName,
 
 
 def shown(quiet: bool, json_lines: bool) -> str:
-    """Return the way in which progress is shown: 'json', 'quiet' or 'rich'. With `quiet`, warnings are silenced, too,
-    for example the warning that the run waits for another driver."""
+    """Return how progress is shown: 'json', 'quiet' or 'rich'. With `quiet`, warnings are silenced, too, for example
+    the warning that the run waits for another driver."""
     logging.getLogger("tokenmill").setLevel(logging.ERROR if quiet else logging.NOTSET)
     return "json" if json_lines else "quiet" if quiet else "rich"
 
@@ -174,7 +174,8 @@ def plan(recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="
 
 
 def _known_mixture(name: str, tokens: list[str], json_lines: bool) -> None:
-    """Print a mixture that comes with Tokenmill as YAML, with the table of its epochs in comments."""
+    """Print a mixture (weights of streams in the phases of a training) that comes with Tokenmill as YAML. Comments
+    after it say how many epochs of each stream are read."""
     from pipeline.forecast import epochs
     from pipeline.forecast.mixtures import load_mixture
 
@@ -281,7 +282,8 @@ def report(run: opt.RunArg, store: opt.StoreOpt = "store",
 
     report.html and report.json are made from the results in the store; no document is processed again. With --compare,
     nothing is written to a store. The comparison tells how the recipes differ, puts the figures of both reports side by
-    side, and lists documents that the two runs treated differently, those nearest to a threshold first.
+    side, and lists documents that only one of the runs kept or that differ in their text. Documents nearest to a
+    threshold come first.
 
     \b
     Examples:

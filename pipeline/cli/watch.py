@@ -1,5 +1,5 @@
-"""`tokenmill status`, `tokenmill logs` and `tokenmill cancel`: show the state of a run, show the log of its driver (the
-process that leads the run), and stop the run.
+"""`tokenmill status`, `tokenmill logs` and `tokenmill cancel`: show the state of a run, show the log of the run's
+driver (the process that leads it), and stop the run.
 
 These commands need only the store, so they work on any machine that can read it. They ask Ray only about a job whose
 driver has not begun.
@@ -26,8 +26,8 @@ WATCH_S = 2.0            # seconds between two updates of --watch and -f
 
 
 def look(store: Store, run: str) -> Standing:
-    """Return the state of a run. If the run was submitted and its driver (the process that leads it) has not begun, Ray
-    is asked whether the job still exists and will run."""
+    """Return the state of a run. If the run was submitted and its driver (the process that leads the run) has not
+    begun, Ray is asked whether the job of the run still exists and will start."""
     from dataclasses import replace
 
     from pipeline.cluster.attempts import standing
@@ -56,8 +56,8 @@ def look(store: Store, run: str) -> Standing:
 
 
 def job_of(current: Standing) -> Any:
-    """Ask Ray about the job of a submitted run. Returns a `JobState`, None when Ray knows no such job or none was noted
-    for the run, or a text that says why Ray cannot be asked."""
+    """Ask Ray about the job of a submitted run. Returns a `JobState`, or None when Ray knows no such job or no job was
+    noted for the run. If Ray cannot be asked, returns a text that says why."""
     from pipeline.base import auth
 
     address, job = current.facts.get("address"), current.facts.get("job")
@@ -185,7 +185,7 @@ def _stop_job(current: Standing) -> str | None:
 
 
 def _pause() -> None:
-    """Wait until the next update of the display. Ctrl-C ends this command, but not the run that it shows."""
+    """Wait until the next update of the display. Ctrl-C ends the command that shows the run, but not the run."""
     try:
         time.sleep(WATCH_S)
     except KeyboardInterrupt:

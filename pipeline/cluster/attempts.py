@@ -114,12 +114,12 @@ def standing(store: Store, run: str, clock: Clock = SYSTEM) -> Standing:
 
 def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
     """Return the seconds since the driver of `run` (the process that schedules its tasks) wrote its last heartbeat.
-    Returns None when the driver is gone, when the store's latest driver runs another run, or when the heartbeat cannot
-    be read.
+    Returns None when the driver has ended, when the store's latest driver runs another run, or when the heartbeat
+    cannot be read.
 
-    If the driver runs on this machine, its process is looked up. If the process exists but the result is large, the
-    driver is suspended or hangs. On another machine the driver counts as alive if its heartbeat is recent, or advances
-    while this function watches it for up to `WATCH_S` seconds.
+    If the driver runs on this machine, its process is looked up. A large result then means that the driver is suspended
+    or hangs. A driver on another machine counts as alive if its heartbeat is recent, or if the heartbeat's counter
+    advances while this function watches it for up to `WATCH_S` seconds.
     """
     name, beat = latest_heartbeat(store)
     holder = beat.get("holder")
@@ -150,9 +150,10 @@ def driver_of(store: Store) -> dict[str, Any]:
 
 
 def latest_heartbeat(store: Store) -> tuple[str, dict[str, Any]]:
-    """Return the path and the content {counter, closed, holder, at} of the heartbeat file of the store's latest driver
-    (the process that schedules a run). The content is {} when the file cannot be read. Returns ("", {}) when the store
-    has had no driver."""
+    """Return the path and the content of the heartbeat file of the store's latest driver (the process that schedules a
+    run). The content is {counter, closed (whether the driver has ended its work), holder (the driver's host, pid, run,
+    …), at (seconds since 1970)}, or {} when the file cannot be read. Returns ("", {}) when the store has had no
+    driver."""
     names = sorted(store.list("log/heartbeat"))
     return (names[-1], _json(store, names[-1]) or {}) if names else ("", {})
 
@@ -165,7 +166,8 @@ def progress_of(store: Store, run: str) -> dict[str, Any]:
 
 def _json(store: Store, path: str, kinds: Mapping[str, type] | None = None) -> dict[str, Any] | None:
     """Read a JSON object from the store. Returns None when there is no such file. Returns {} when the file cannot be
-    read, or when a field does not have the type that `kinds` requires. A field that is not an int may also be null."""
+    read, or when a field has another type than `kinds` requires for it. Fields of other types than int may also be
+    null."""
     try:
         document = json.loads(store.read(path))
     except FileNotFoundError:
@@ -191,7 +193,7 @@ def status_document(store: Store, current: Standing) -> dict[str, Any]:
 
 # -- names -----------------------------------------------------------------------------------------------------------
 def run_names(store: Store) -> list[str]:
-    """Return the sorted names of the store's runs. On a disk the folders of the runs are not listed to their end."""
+    """Return the sorted names of the store's runs. A folder below runs/ counts as a run if it holds a file."""
     if store.local is not None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(store.local / "runs") as entries:
             folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -201,7 +203,8 @@ def run_names(store: Store) -> list[str]:
 
 
 def has_run(store: Store, run: str) -> bool:
-    """Whether the store has a run named `run`. The caller must have checked the name with `bad_name`."""
+    """Whether the store has a run named `run`, that is, a file in the run's folder. The caller must have checked the
+    name with `bad_name`."""
     return next(store.list(f"runs/{run}"), None) is not None
 
 
@@ -247,7 +250,7 @@ def note_refusal(store: Store, run: str, attempt: int, error: str) -> None:
 
 
 def utc_now(clock: Clock = SYSTEM) -> str:
-    """Return the current time in a readable form, e.g. '2026-11-21T08:05:16Z'."""
+    """Return the current time (UTC) in a readable form, e.g. '2026-11-21T08:05:16Z'."""
     return datetime.fromtimestamp(clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -269,9 +272,9 @@ def piece_name(run: str, attempt: int, piece: int) -> str:
 
 
 class LogReader:
-    """Reads the log of one attempt of a run from its beginning. Each call of `more` continues where the previous call
-    stopped. `check` is called with the path of every piece (file) of the log before the piece is read; its exceptions
-    are passed on."""
+    """Reads the log of one attempt (start) of a run from its beginning. Each call of `more` continues where the
+    previous call stopped. `check` is called with the path of every piece (file) of the log before the piece is read;
+    its exceptions are passed on."""
 
     def __init__(self, store: Store, run: str, attempt: int, check: Callable[[str], None] = lambda piece: None) -> None:
         self.store, self.run, self.attempt, self._check = store, run, attempt, check
@@ -296,9 +299,10 @@ class LogReader:
 
 # -- the recipe, and the user's own code -----------------------------------------------------------------------------
 def keep_recipe(store: Store, run: str, recipe: bytes, text: str | None) -> None:
-    """Write the recipe of a run to recipe.yaml in full, and to recipe.text.yaml as its author wrote it (`text`, with
-    secrets masked). If `text` is None, recipe.text.yaml also gets the full recipe. If the run has this recipe already,
-    recipe.text.yaml stays as it is: a run that is resumed from recipe.yaml keeps the author's text."""
+    """Write two files to the folder of a run. recipe.yaml gets `recipe`, the complete recipe in canonical form.
+    recipe.text.yaml gets `text`, the recipe as its author wrote it, with secrets masked, or `recipe` if `text` is None.
+    If recipe.yaml holds `recipe` already, an existing recipe.text.yaml is not changed: a run that is resumed from
+    recipe.yaml keeps the author's text."""
     written = f"runs/{run}/{RECIPE_TEXT}"
     path = f"runs/{run}/recipe.yaml"
     if not (store.exists(written) and store.exists(path) and store.read(path) == recipe):
@@ -318,9 +322,9 @@ def code_folder(run: str) -> str:
 
 
 def kept_code(store: Store, run: str, names: Sequence[str], scratch: str) -> list[str]:
-    """Return the paths, on this machine, of the Python files that `keep_code` copied, in the order of `names`. From
-    object storage the files are downloaded to the folder `scratch`. For a file that was never copied, nothing exists at
-    its path."""
+    """Return the paths, on this machine, of the Python files that `keep_code` copied to the folder of the run, in the
+    order of `names`. From object storage the files are downloaded to the folder `scratch`. A file that was never copied
+    has a path in the result, too, but does not exist."""
     result = []
     for name in names:
         path = f"{code_folder(run)}/{os.path.basename(name)}"

@@ -1,5 +1,5 @@
-"""Cancellation of a run: the process that schedules the run checks the store every few seconds for a request to
-stop."""
+"""Cancellation of a run: the process that schedules the run checks every few seconds whether the store holds a request
+to stop."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ GRACE_S = 60.0           # seconds for which running tasks may go on after a can
 @contextlib.contextmanager
 def watching(store: Store, run: str, attempt: int, stop: Callable[[], None],
              poll_s: float = POLL_S) -> Iterator[None]:
-    """A context manager that watches for a request to stop this attempt of the run (`attempts.ask_to_stop`). When a
-    request comes, `stop` is called once, from another thread."""
+    """A context manager that watches for a request to stop this attempt (start) of the run (`attempts.ask_to_stop`).
+    When a request comes, `stop` is called once, from another thread."""
     ended = threading.Event()
 
     def poll() -> None:
@@ -41,9 +41,9 @@ def watching(store: Store, run: str, attempt: int, stop: Callable[[], None],
 
 
 def interrupted(store: Store, run: str, attempt: int) -> contextlib.AbstractContextManager[None]:
-    """A context manager for work outside the scheduler, such as planning. While it is active, a request to stop this
-    attempt of the run sends SIGTERM to this process. It does nothing in a process that has no handler for SIGTERM,
-    because such a process would end without cleaning up."""
+    """A context manager for work outside the scheduler, such as planning. While the context is active, a request to
+    stop this attempt (start) of the run sends SIGTERM to this process. The context does nothing in a process that has
+    no handler for SIGTERM, because such a process would end without cleaning up."""
     if not callable(signal.getsignal(signal.SIGTERM)):
         return contextlib.nullcontext()
     return watching(store, run, attempt, lambda: os.kill(os.getpid(), signal.SIGTERM))

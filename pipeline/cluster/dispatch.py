@@ -1,5 +1,6 @@
-"""Starts the runs of a store's queue, one after the other. Every server of a store does this; the queue decides which
-of the servers starts an entry (`pipeline.cluster.queue`).
+"""Starts the runs of a store's queue, one after the other. An entry of the queue is a submitted run. Every server of a
+store (`tokenmill serve`) uses this module; the queue decides which of the servers starts an entry
+(`pipeline.cluster.queue`).
 
 A server starts each run as a driver, a process that plans the run and commits its tasks. The driver has its own
 session, so it goes on when the server ends. The next server sees from the store that the run goes on. An entry is
@@ -40,7 +41,7 @@ ROOTS = "TOKENMILL_ROOTS"
 
 
 class Child(Protocol):
-    """The driver of a run (the process that schedules its tasks), which this process has started."""
+    """The driver of a run (the process that schedules its tasks), as a child process of this server."""
 
     def poll(self) -> int | None:
         """Return the exit code of the process; None while it runs."""
@@ -70,8 +71,8 @@ class DriverOptions:
 
 
 def start_driver(store: Store, options: DriverOptions, entry: QueueEntry) -> subprocess.Popen[bytes]:
-    """Start the driver (the process that schedules the run) of an entry of the queue. This process must have claimed
-    the entry: the last event of the entry is the claim."""
+    """Start the driver (the process that schedules the run) of an entry of the queue. This server must have claimed the
+    entry (taken it in order to start its run): the claim must be the entry's last event."""
     environment = {k: v for k, v in os.environ.items() if k not in options.secrets} | {"PYTHONPATH": import_path()}
     if options.roots is not None:
         environment |= {ROOTS: json.dumps(options.roots), DIRECT: "1"}
@@ -123,7 +124,8 @@ class Dispatcher:
             self._children[claimed.number, len(claimed.events)] = self._start(claimed)
 
     def _done(self, entry: QueueEntry) -> int:
-        """Return the number of tasks that the run of an entry has done, as its progress says."""
+        """Return the number of tasks that are done in the run of an entry of the queue, as the run's last progress
+        report says."""
         return int(progress_of(self.store, entry.run).get("done") or 0)
 
     def _is_abandoned(self, entry: QueueEntry) -> bool:
@@ -153,8 +155,8 @@ class Dispatcher:
         return self._unchanged("driver", (claim, beat.get("counter"), beat.get("closed"))) > UNSEEN_S
 
     def _pauses(self, entry: QueueEntry) -> bool:
-        """Whether a waiting entry must not be started yet, because its driver could not reach the cluster a moment ago.
-        Each further failure doubles the pause."""
+        """Whether an entry of the queue must wait a little longer, because its driver (the process that schedules the
+        run) could not reach the cluster a moment ago. Each further failure doubles the pause."""
         failures = entry.unreachable()
         return failures > 0 and self._unchanged("pause", (entry.number, len(entry.events))) < min(
             LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10))
@@ -172,8 +174,8 @@ class Dispatcher:
         return self._unchanged("lease", (holder, beat.get("counter"))) <= PATIENCE_S
 
     def _unchanged(self, what: str, value: Any) -> float:
-        """Return for how many seconds all calls with the name `what` have passed the same `value`, by the clock of this
-        process."""
+        """Return for how many seconds the value named `what` has not changed, as far as the calls of this method show.
+        `value` is the present value. When it differs from that of the call before, the time begins at 0 again."""
         before, since = self._last_values.get(what, (None, 0.0))
         if before != value:
             self._last_values[what] = (value, self._clock.now())
@@ -188,9 +190,9 @@ class ClaimLost(QueueError):
 
 
 def begin(queue: Queue, number: int, event: int, holder: Holder) -> QueueEntry:
-    """Note in the queue, as event `event` of entry `number`, that a driver (a process that schedules a run) has begun
-    the entry. Returns the entry. The event before `event` is the claim by which a server started this driver. Raises
-    ClaimLost when the entry was cancelled or claimed again since."""
+    """Note in the queue that this driver (a process that schedules a run) has begun entry `number`. The note becomes
+    event `event` of the entry. The event before it must be the claim by which a server started this driver. Returns the
+    entry. Raises ClaimLost when the entry has been cancelled or claimed again since that claim."""
     entry = queue.entry(number)
     attempt = facts_of(queue.store, entry.run).get("attempt", 0) + 1
     while asked_to_stop(queue.store, entry.run, attempt):     # run.json was lost, the request is for an earlier attempt
@@ -205,11 +207,11 @@ def begin(queue: Queue, number: int, event: int, holder: Holder) -> QueueEntry:
 
 
 def end(queue: Queue, number: int, event: int, kind: str, error: str = "") -> None:
-    """Note in the queue how the run of entry `number` has ended: `kind` is done, failed or cancelled, or one of
-    returned and unreachable, which make the entry wait again. If the run was cancelled, an entry that would wait again
-    becomes cancelled instead. `event` is the number of the event by which this driver (the process that scheduled the
-    run) noted that it had begun. Does nothing when the entry has ended, or when another driver has been started
-    since."""
+    """Note in the queue how the run of entry `number` has ended. `kind` is done, failed or cancelled; or it is returned
+    or unreachable, after which the entry waits to be started again. If the run was cancelled, the entry becomes
+    cancelled instead of waiting again. `event` is the number of the event by which this driver (the process that
+    scheduled the run) noted that it had begun. Does nothing when the entry has ended already, or when another driver
+    has been started for it."""
     while True:
         entry = queue.entry(number)
         since = entry.events[event + 1:]

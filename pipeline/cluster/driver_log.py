@@ -80,9 +80,9 @@ class DriverLog:
         self._copy()
 
     def _take(self, text: str, last: bool = False) -> None:
-        """Add `text` to the log, and pass whole lines on to stderr, with secrets masked. An unfinished line is held
-        until its end comes, and so is a private key of several lines, because half a secret would not be recognised.
-        With `last`, or beyond LONGEST characters, nothing is held."""
+        """Add `text` to the log, and pass whole lines on to stderr, with secrets masked in both. An unfinished line is
+        held back until its end comes, and so is a private key of several lines, because half a secret would not be
+        recognised. Nothing is held back if no more text follows (`last`), or beyond LONGEST characters."""
         lines = self._line + text
         cut = lines.rfind("\n") + 1
         key = lines.rfind("-----BEGIN ", 0, cut)

@@ -40,8 +40,8 @@ _OVERRIDES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 
 @dataclass(frozen=True)
 class JobState:
-    """The state of a job as Ray reports it. `status` is PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED. `exit_code` is
-    None as long as Ray does not know the exit code."""
+    """The state of a Ray job as Ray reports it. `status` is PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED. `exit_code`
+    is None as long as Ray does not know the exit code."""
 
     status: str
     message: str
@@ -82,7 +82,7 @@ def submit(address: str, id: str, arguments: Sequence[str], *, python: str = "py
 
 
 def state(address: str, id: str) -> JobState | None:
-    """Return the state of the job `id` as Ray reports it; None when the cluster has no such job."""
+    """Return the state of the Ray job `id` as Ray reports it; None when the cluster has no such job."""
     with _client(address) as client:
         try:
             info = client.get_job_info(id)
@@ -95,8 +95,8 @@ def state(address: str, id: str) -> JobState | None:
 
 
 def stop(address: str, id: str) -> bool:
-    """Ask Ray to stop the job `id`, and return at once. Ray sends SIGTERM, and SIGKILL after STOP_WAIT_S seconds.
-    Returns False when the job has ended or the cluster has no such job."""
+    """Ask Ray to stop the job `id` of the cluster, and return without waiting. Ray sends SIGTERM, and SIGKILL after
+    STOP_WAIT_S seconds. Returns False when the job has ended or the cluster has no such job."""
     with _client(address) as client:
         try:
             return bool(client.stop_job(id))
@@ -107,7 +107,7 @@ def stop(address: str, id: str) -> bool:
 
 
 def job_output(address: str, id: str) -> str:
-    """Return the output of the job `id`, as far as Ray has kept it, with secrets masked; "" when Ray has none."""
+    """Return the output of the Ray job `id`, as far as Ray has kept it, with secrets masked; "" when Ray has none."""
     with _client(address) as client:
         try:
             return redact(client.get_job_logs(id))

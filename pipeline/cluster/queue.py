@@ -4,17 +4,19 @@
                    0001.json …  later events of the entry, one per file
 
 A store has one driver (process that schedules a run) at a time, so its runs wait for each other in the order of their
-numbers. Every file is created by put-if-absent and never changed. An event is put at the first free number of its
-entry. If two processes decide about the same entry at the same time, one of them creates the file, and the other reads
-the file and decides again. Two servers can therefore not start an entry twice, and a cancel and a start cannot both
-succeed. The commit log, which alone decides which driver may commit, does not know the queue.
+numbers. Every file is created by put-if-absent (only if it does not exist) and never changed. An event is put at the
+first free number of its entry. If two processes decide about the same entry at the same time, one of them creates the
+file, and the other reads the file and decides again. Two servers can therefore not start an entry twice, and a cancel
+and a start cannot both succeed. The commit log, which alone decides which driver may commit, does not know the queue.
 
 An entry is `waiting` until a server claims it (event `start`), `starting` until its driver has begun (`running`), and
 ends as `done`, `failed` or `cancelled`. An entry is claimed only when all entries before it have ended, and an entry
-that has ended never changes, so at most one entry is starting or running. The event `returned` makes an entry wait
-again: a driver that is not in the queue held the store or took it over, or the entry's driver was told to stop although
-nobody had cancelled the run. The event `unreachable` does so, too, because the Ray cluster did not answer.
-`pipeline.cluster.dispatch` claims entries and starts their drivers.
+that has ended never changes, so at most one entry is starting or running. `pipeline.cluster.dispatch` claims entries
+and starts their drivers.
+
+Two events make an entry wait again. The event `unreachable` means that the Ray cluster did not answer. The event
+`returned` means that a driver from outside the queue used the store or took it over, or that the entry's driver was
+told to stop although nobody had cancelled the run.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class QueueError(StoreError):
 
 
 class DamagedQueue(StoreError):
-    """Raised when the bytes of a file of the queue are not those that were written, or another version wrote them."""
+    """Raised when a file of the queue does not hold the bytes that were written to it, or was written by another
+    version of Tokenmill."""
 
 
 class RequestReused(QueueError):
@@ -61,7 +64,7 @@ class RequestReused(QueueError):
 
 
 class RunTaken(QueueError):
-    """Raised when a different submission with the same run name is in the queue and has not ended."""
+    """Raised when the queue already has an unfinished entry with the run name of a new, different submission."""
 
 
 class QueueFull(QueueError):
@@ -91,8 +94,8 @@ class Submission:
     resumes: bool = False
 
     def digest(self) -> str:
-        """Return a hash of everything that determines the run, as 32 hex characters. The request id and the submitter
-        are left out."""
+        """Return a hash of everything in the submission that determines the run, as 32 hex characters. The request id
+        and the submitter are left out."""
         what = {k: v for k, v in asdict(self).items() if k not in ("request", "by")}
         return hashlib.blake2b(compact_json(what), digest_size=16).hexdigest()
 
@@ -134,7 +137,7 @@ class QueueEntry:
 
     @property
     def state(self) -> str:
-        """The state of the entry: waiting, starting, running, done, failed or cancelled."""
+        """The state of the entry (a submitted run): waiting, starting, running, done, failed or cancelled."""
         return STATES[self.last.kind]
 
     @property
@@ -143,7 +146,7 @@ class QueueEntry:
 
     @property
     def stopping(self) -> bool:
-        """Whether a running entry was asked to stop."""
+        """Whether the run of this entry was asked to stop, and has not ended yet."""
         return self.last.kind == "cancelling"
 
     @property
@@ -153,7 +156,7 @@ class QueueEntry:
         return next((e.attempt for e in reversed(self.events) if e.kind == "running"), 0)
 
     def unreachable(self) -> int:
-        """Return how many starts in a row, up to the latest event, have found that the cluster does not answer."""
+        """Return how many of the latest starts of the run in a row have failed because the cluster did not answer."""
         count, failed = 0, False                             # `failed`: the next start, going backwards, is counted
         for event in reversed(self.events):
             if event.kind == "unreachable":
@@ -165,12 +168,13 @@ class QueueEntry:
         return count
 
     def deaths(self, done: int) -> int:
-        """Return how many starts in a row, up to the latest, have ended without a message and without having finished a
-        task. `done` is the number of tasks that the run has done by now. A start after which the entry waits again does
-        not count.
+        """Return how many of the latest starts of the run in a row have ended without a message and without finishing a
+        task. `done` is the number of tasks that the run has done by now. A start after which the entry waited again
+        does not count.
 
-        A start has finished tasks if more tasks are done after it than before it and all earlier starts. A start that
-        dies while it plans leaves fewer tasks, as it has not yet found all results of the earlier ones.
+        A start has finished a task if the number of done tasks is larger after the start than before this and all
+        earlier starts. The number may also shrink: a start that dies while it plans has not yet found all results of
+        earlier starts.
         """
         starts = [i for i, event in enumerate(self.events) if event.kind == "start"]
         count = most = 0
@@ -199,7 +203,7 @@ class Queue:
 
     # -- reading -------------------------------------------------------------------------------------------------
     def entries(self) -> list[QueueEntry]:
-        """Return all entries as they are now, in the order of their numbers."""
+        """Return all entries of the queue as they are now, in the order of their numbers."""
         with self._lock:
             if self._next == 0:
                 listed = {int(m[1]) for path in self.store.list("queue") if (m := _NAME.fullmatch(path))}
@@ -238,8 +242,8 @@ class Queue:
             return entry
 
     def submission(self, number: int) -> Submission:
-        """Return the recipe that was submitted as entry `number`, with its text. Raises UnknownEntry when there is no
-        such entry."""
+        """Return the recipe that was submitted as entry `number` of the queue, with its text. Raises UnknownEntry when
+        there is no such entry."""
         body = self._read(event_name(number, 0))
         if body is None:
             raise UnknownEntry(f"the queue of {self.store.root} has no entry {number}")
@@ -261,7 +265,8 @@ class Queue:
         return self._follow(entry)
 
     def _follow(self, entry: QueueEntry) -> QueueEntry:
-        """Return `entry` with the events that were added to it since it was last read."""
+        """Return `entry` (a submitted run) together with the events that other processes or this one have added to it
+        since it was read."""
         while not entry.ended:
             name = event_name(entry.number, len(entry.events))
             body = self._read(name)
@@ -276,8 +281,8 @@ class Queue:
         return entry
 
     def _read(self, name: str) -> dict[str, Any] | None:
-        """Return the body of the file `name` of the queue; None when there is no such file. Raises DamagedQueue when
-        the file is damaged or of another version."""
+        """Return the JSON document in the file `name` of the queue; None when there is no such file. Raises
+        DamagedQueue when the file is damaged, or was written by another version of Tokenmill."""
         try:
             data = self.store.read(name)
         except FileNotFoundError:
@@ -330,8 +335,9 @@ class Queue:
                 self._put(event_name(number, 0), {"submission": asdict(submission), "digest": digest}, event)
 
     def append(self, entry: QueueEntry, kind: str, **facts: Any) -> QueueEntry | None:
-        """Add an event to `entry`, whose events are those that this process last read. Returns the entry with the new
-        event. Returns None, and adds nothing, when another process has added an event since."""
+        """Add an event to `entry` (a submitted run) in the store. `entry` must hold the events that this process last
+        read. Returns the entry with the new event. Returns None, and adds nothing, when another process has added an
+        event since."""
         if "error" in facts:
             facts["error"] = redact(facts["error"])[:LONGEST_ERROR]
         event = Event(kind, utc_now(self.clock), self.clock.new_id(), **facts)
@@ -356,7 +362,7 @@ class Queue:
             self.append(entry, "cancelled", by=by)
 
     def _put(self, name: str, body: dict[str, Any], event: Event) -> bool:
-        """Create a file of the queue. Returns False when the file exists already."""
+        """Create a file of the queue. Returns False, and writes nothing, when the file exists already."""
         return self.store.put_absent(name, sealed({"event": asdict(event), **body}, FORMAT))
 
 

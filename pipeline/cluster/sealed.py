@@ -13,7 +13,7 @@ class Unsound(ValueError):
 
 
 class OtherFormat(ValueError):
-    """Raised when another version of Tokenmill wrote the file."""
+    """Raised when a file was written by another version of Tokenmill, in another format."""
 
 
 def sealed(document: dict[str, Any], format: int) -> bytes:

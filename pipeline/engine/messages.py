@@ -48,11 +48,14 @@ class ProtocolError(ValueError):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an attempt at a task failed. `row` is the document at which the task's own code raised an exception (-1:
-    outside any document); if the next attempt raises the same message at the same row, the run ends. `row` is None for
-    errors that must not end the run in this way, for instance because they may be temporary. `path` is the damaged file
-    of the store if `kind` is "damaged", else "". `traceback` is that of the exception, the end of the output of a child
-    that died, or ""."""
+    """Why an attempt at a task failed.
+
+    `row` is the document at which the task's own code raised an exception (-1: outside any document). If the next
+    attempt raises the same message at the same row, the run ends. `row` is None for errors that must not end the run in
+    this way, for instance because they may be temporary. `path` is the damaged file of the store if `kind` is
+    "damaged", else "". `traceback` is the traceback of the exception, or the end of the output of a child process that
+    died, or "".
+    """
 
     kind: FailureKind
     message: str
@@ -127,9 +130,10 @@ class Hindered:
 
 @dataclass(frozen=True)
 class Lost:
-    """Event: the supervisor that had these attempts at tasks died, alone or together with its node (machine), or no
-    longer answers. No document is to blame. `host` is the node's id, or "" if it is not known. A node may have several
-    supervisors. Losses on one node within `losses.SAME_DEATH_S` seconds count as one death of the node."""
+    """Event: the supervisor that had these attempts at tasks died, alone or together with its node (machine), or does
+    not answer any more. A supervisor runs tasks on a node. No document is to blame. `host` is the node's id, or "" if
+    it is not known. A node may have several supervisors. Losses on one node within `losses.SAME_DEATH_S` seconds count
+    as one death of the node."""
 
     ids: tuple[int, ...]
     message: str
@@ -147,17 +151,18 @@ class Returned:
 
 @dataclass(frozen=True)
 class Hanging:
-    """Event: an attempt at a task has made no progress for a long time. Its crash cursor, which marks the document
-    being processed, has not moved."""
+    """Event: an attempt at a task has made no progress for a long time. Its crash cursor (the record of which document
+    it works on) has not moved."""
 
     status: TaskStatus
 
 
 @dataclass(frozen=True)
 class Quarantined:
-    """Event: it is proved that the document in row `row` kills the process that works on it, or that an input file
-    kills the process that reads row `row` from it. Later attempts at the task skip the document, or stop reading the
-    file before that row and continue behind it if the file's format allows it."""
+    """Event: a row is proved to kill the process that runs the task. The row is either a document that kills its
+    process in a stage, or a record that kills the process while it is read from an input file. Later attempts at the
+    task skip such a document. They stop reading the file before such a record, and continue behind it if the file's
+    format allows it."""
 
     id: int
     row: int
@@ -167,8 +172,8 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class StatusReport:
-    """Event: the states of all running tasks. A supervisor reports its own tasks. The scheduler receives one report for
-    all supervisors."""
+    """Event: the states of all running tasks. A supervisor (which runs the tasks of one node) reports its own tasks.
+    The scheduler receives one report for all supervisors."""
 
     running: tuple[TaskStatus, ...]
 
@@ -222,8 +227,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 @cache
 def _checks(kind: type[Any]) -> list[tuple[str, type | tuple[type, ...]]]:
-    """Returns the fields of a dataclass whose types are checked, each with the types that it may have. The result is
-    cached for each class, because the driver reads a record for every task."""
+    """Returns the fields of a dataclass whose types are checked, each with the Python types that its value may have.
+    The result is cached for each class, because the driver checks a record for every task."""
     return [(f.name, _TYPES[str(f.type)]) for f in fields(kind) if str(f.type) in _TYPES]
 
 
@@ -296,8 +301,8 @@ class Channel(Generic[M]):
         self._kinds = {kind.__name__: kind for kind in kinds}
 
     def decode(self, doc: Any) -> M:
-        """Turn the output of `encode` back into a message. Raises ProtocolError unless it is a message that this
-        channel accepts."""
+        """Turn the output of `encode` back into a message. Raises ProtocolError unless the result is a message that
+        this channel accepts."""
         try:
             kind = self._kinds[doc["type"]]
             message: M = _checked(kind(**{name: _READ[name](value) if name in _READ else value
@@ -308,7 +313,7 @@ class Channel(Generic[M]):
 
     def unpack(self, buffer: bytearray) -> M | None:
         """Remove the first complete message from `buffer` and return it; None if no message is complete yet. Raises
-        ProtocolError unless it is a message that this channel accepts."""
+        ProtocolError unless the message is one that this channel accepts."""
         if len(buffer) < _LENGTH.size:
             return None
         (size,) = _LENGTH.unpack_from(buffer)
@@ -332,5 +337,5 @@ ANSWERS: Channel[Answer] = Channel(Finished, Raised, NeedsFreshProcess)
 
 
 def skips(rows: Mapping[int, tuple[int, str]]) -> tuple[Skip, ...]:
-    """Returns the rows to skip, {row: (stage, reason)}, as `Skip` objects in the order of the rows."""
+    """Turn {row: (stage, reason)}, the rows that a task must skip, into `Skip` objects in the order of the rows."""
     return tuple(Skip(row, stage, reason) for row, (stage, reason) in sorted(rows.items()))

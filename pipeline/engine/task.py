@@ -94,7 +94,8 @@ class TaskSpec:
         return ResourceRequest(self.memory_mb, self.gpus, self.cpu)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name. `args` is shared with this object, not copied."""
+        """Return the task's fields as a dict by name, which can be written as JSON. `args` is shared with this object,
+        not copied."""
         return {**vars(self), "roots": list(self.roots)}
 
     @classmethod
@@ -200,8 +201,8 @@ class TaskInputs:
     def fetch(self, ref: Mapping[str, Any], needs: Needs | None = None) -> str:
         """Return the local path of the file that the argument `ref` names. `ref` holds either `$ref`, a file of the
         store, or `$file`, an input file. The task must not change the file. A remote file is downloaded to the scratch
-        folder, through this machine's cache. If `needs` names ranges of a remote input file, only these ranges are
-        downloaded.
+        folder, through this machine's cache. `needs`, a function, may choose byte ranges of a remote input file; then
+        only these ranges are sure to be present.
 
         Raises ChangedInput if an input file has changed since the run was planned, because results made from it must
         not be stored under this task's key. Raises DamagedFile if a file of the store differs from its record.
@@ -221,7 +222,8 @@ class TaskInputs:
         return path
 
     def check(self) -> None:
-        """Raise ChangedInput when a local input file that `fetch` returned has changed since the run was planned."""
+        """Raise ChangedInput when one of the local input files that `fetch` returned has changed since the run was
+        planned."""
         for path, ref in self._read.items():
             if not _unchanged(path, ref):
                 raise _changed(ref)
@@ -237,17 +239,17 @@ class TaskInputs:
             raise self.damaged(ref, GONE) from e
 
     def _place(self, ref: Mapping[str, Any]) -> tuple[Store, str]:
-        """Returns (store, path) of a file that is read by range: one of the store (`$ref`), or of an index outside it
-        (`$file`)."""
+        """Returns (store, path) of a file that is read by range: a file of the store (`$ref`), or of a deduplication's
+        index outside the store (`$file`)."""
         if "$file" in ref:
             return Store(ref["root"]), ref["$file"]
         self._by_range[ref["$ref"]] = ref
         return self.store, ref["$ref"]
 
     def read_range(self, ref: Mapping[str, Any], start: int, stop: int) -> bytes:
-        """Returns the bytes [start, stop) of a file of the store or of an index outside it, or fewer if the file was
-        cut short. The bytes are not checked here: the caller must compare them with checksums that it knows. Raises the
-        error that `damaged` returns when the file is missing."""
+        """Returns the bytes [start, stop) of a file of the store, or of a deduplication's index outside the store.
+        Returns fewer bytes if the file was cut short. The bytes are not checked here: the caller must compare them with
+        checksums that it knows. Raises the error that `damaged` returns when the file is missing."""
         store, path = self._place(ref)
         try:
             return store.read_range(path, start, stop)
@@ -256,8 +258,8 @@ class TaskInputs:
 
     def damaged(self, ref: Mapping[str, Any], why: str = "is damaged: its checksum is wrong") -> Exception:
         """Returns the error that a task must raise when a file that it reads by range does not hold the bytes that were
-        written: DamagedFile for a file of the store, which the run then makes again, and DamagedIndex for a file of an
-        index outside the store, which only the user can make again."""
+        written. The error is DamagedFile for a file of the store, which the run then makes again. It is DamagedIndex
+        for a file of a deduplication's index outside the store, which only the user can make again."""
         if "$file" in ref:
             return DamagedIndex(f"{ref['$file']} (below {ref['root']}) {why}; make the index again with `tokenmill "
                                 f"dedup index`")
@@ -344,17 +346,18 @@ class TaskOutputs:
 
     def quarantine(self, row: int, id: str, stage: str, stage_key: str, reason: str,
                    file: Mapping[str, Any] | None = None) -> None:
-        """Note that a document is quarantined because it crashed its process, or used too much CPU time or memory.
-        `file` is given if this happened while the document was read from an input file; it then tells later runs where
-        to stop reading that file. The entry becomes part of the task's commit record."""
+        """Note that a document of the task is quarantined because it crashed its process, or used too much CPU time or
+        memory. The note becomes part of the task's commit record. `file` is given if the process died while it read the
+        document from an input file; `file` then tells later runs where to stop reading."""
         self.quarantined.append({"row": row, "id": id, "stage": stage, "stage_key": stage_key, "reason": reason,
                                **({} if file is None else {"file": dict(file)})})
 
 
 class Task(Protocol):
-    """The interface of a task (a unit of work). `name` is unique among tasks. A worker takes rights away from its
-    process before it calls `run`. If the task has an attribute `sets_up` that is True, `run` starts with these rights,
-    sets up its stages, and must give the rights up by calling `inputs.confine` before it parses input."""
+    """The interface of a task (a unit of work). `name` is unique among the classes of tasks. Before a worker calls
+    `run`, it takes rights away from its process (network, programs, files outside its folders). If the task has an
+    attribute `sets_up` that is True, the process still has these rights when `run` begins. `run` then sets up its
+    stages, and must give the rights up by calling `inputs.confine` before it parses input."""
 
     name: str
     version: int

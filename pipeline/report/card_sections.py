@@ -208,7 +208,8 @@ def contamination(document: Report) -> list[str]:
         if "contamin" in f"{r['stage']} {r['reason']}".lower()]
     sentences += [
         f"{plain(dataset)} held {plural(sum(map(len, figures['items'].values())), 'item')} of {plain(name)}: "
-        f"{plural(figures['dropped'], 'document')} dropped, {figures['cut']:,} cut."
+        f"{plural(figures['dropped'], 'document')} dropped, {figures['cut']:,} cut, "
+        f"{figures['noted']:,} kept whole as their items are short."
         for dataset in document["names"]["datasets"]
         for name, figures in sorted(document["datasets"][dataset].get("contamination", {}).items())]
     near = sum(t["near_held_out"] for t in document["tokens"].values())

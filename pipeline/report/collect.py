@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline.base.visible import json_text
 from pipeline.engine.driver.sums import NodeSums
+from pipeline.plan.changes import run_recipe_of
 from pipeline.report.clusters import cluster_section
 from pipeline.report.costs import pass_costs, stage_costs, task_costs
 from pipeline.report.course import losses, mixture_course
@@ -25,6 +26,7 @@ from pipeline.report.documents import dataset_section, duplicate_section, funnel
 from pipeline.report.domains import domain_section
 from pipeline.report.graph import graph
 from pipeline.report.made import made_section
+from pipeline.report.marks import stages_of
 from pipeline.report.nodes import NodeFigures
 from pipeline.report.order import order_quality
 from pipeline.report.samples import kept_samples
@@ -104,6 +106,7 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
     them."""
     plan, nodes = nodes_of(store, run, get, sums)
     passes = [n for n in nodes if n.kind == "pass"]
+    recipe = run_recipe_of(store, run)
     curriculum = curriculum_of(store, run)
     tokens = token_counts(store, nodes, curriculum)
     document = {
@@ -113,7 +116,8 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
         "names": names(plan, passes, tokens),
         "sources": {name: source_section(name, info, passes) for name, info in plan["sources"].items()},
         "funnel": funnel(plan["sources"], passes, tokens),
-        "datasets": {n.dataset: dataset_section(store, [p for p in passes if p.dataset == n.dataset])
+        "datasets": {n.dataset: dataset_section(store, [p for p in passes if p.dataset == n.dataset],
+                                                stages_of(recipe, n.dataset or ""))
                      for n in passes if n.publishes},
         "signals": {n.dataset: signal_section(store, [p for p in passes if p.dataset == n.dataset])
                     for n in passes if n.publishes},

@@ -32,7 +32,7 @@ from pipeline.report.moved import CHANGES, DROPPED, QUARANTINED, MovedDocuments,
 from pipeline.report.nodes import NodeFigures, take
 from pipeline.report.recipe_diff import compare_recipes
 from pipeline.report.samples import excerpt, masked_address, parting, sample
-from pipeline.report.side_by_side import compare_figures
+from pipeline.report.side_by_side import compare_figures, other_tokenizer
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from pipeline.store.records import FileInfo, PartRecord
@@ -162,6 +162,9 @@ def _notes(before: FinishedRun, after: FinishedRun, documents: dict[str, Any], o
     if len(trained) == 1:
         run = before if trained == ["before"] else after
         notes.append(f"only {run.name} was trained: its losses have nothing to be compared with")
+    if other_tokenizer(figures):
+        notes.append("the tokenizers differ (a tokenizer is trained anew when its documents change), so the tokens of "
+                     "a stream differ even if its documents are the same")
     for names, run in zip(only, (before, after)):
         if names:
             notes.append(f"only {run.name} has {', '.join(names)}: its documents have nothing to be compared with")

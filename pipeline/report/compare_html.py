@@ -13,7 +13,7 @@ from pipeline.base import humanize
 from pipeline.base.visible import visible_json
 from pipeline.report import charts
 from pipeline.report.html import environment, marked
-from pipeline.report.side_by_side import HASHES
+from pipeline.report.side_by_side import HASHES, other_tokenizer
 
 #: sections of report.json in the order of the page, with their titles. Sections that are not named follow
 TITLES = {"sources": "Sources", "funnel": "Funnel", "datasets": "Reasons, languages, lengths, scores",
@@ -32,9 +32,10 @@ def render(document: dict[str, Any]) -> str:
     """Return the comparison as an HTML page. `document` is the result of `pipeline.report.compare.compare_runs`."""
     document = visible_json(json.loads(json.dumps(document)))
     differ, equal = by_difference(overview(document))
+    differ, retokenised = without_retokenised(document, differ)
     return environment().get_template("compare.html.j2").render(
-        d=document, head=cut(differ, ROWS), equal=equal, more=max(0, len(differ) - ROWS), lengths=_lengths(document),
-        sections=sections(document, ROWS), datasets=datasets(document),
+        d=document, head=cut(differ, ROWS), equal=equal, retokenised=retokenised, more=max(0, len(differ) - ROWS),
+        lengths=_lengths(document), sections=sections(document, ROWS), datasets=datasets(document),
         rows=ROWS, groups=GROUPS, value=value, figure=figure, change=change, fate=fate, decided=decided, marked=marked,
         plural=humanize.plural, bar=_bar, names=lambda path: " · ".join(path) or "–", swatches=_COLORS)
 
@@ -62,6 +63,17 @@ def by_difference(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], lis
     """Return (the rows of figures that differ between the two runs, the rows that are equal)."""
     different = [row for row in rows if row["before"] != row["after"]]
     return different, [row for row in rows if row["before"] == row["after"]]
+
+
+def without_retokenised(document: Mapping[str, Any], rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]],
+                                                                                         list[dict[str, Any]]]:
+    """Divide rows of the overview: last come the token counts of streams and sources that have as many documents in
+    both runs, if the runs have different tokenizers. They would hide what changed in the documents."""
+    if not other_tokenizer(document["figures"]):
+        return rows, []
+    same = {row["name"] for row in overview(document) if row["what"] == "documents" and row["before"] == row["after"]}
+    tokens = [row for row in rows if row["path"][0] == "tokens" and row["what"] != "documents" and row["name"] in same]
+    return [row for row in rows if row not in tokens], tokens
 
 
 def datasets(document: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -148,9 +160,10 @@ def value(setting: Any) -> str:
 
 def fate(side: Mapping[str, Any] | None) -> str:
     """Return as text what became of a document in one of the runs: kept, dropped or quarantined, by which step and for
-    what reason. `side` is the document's entry for this run (`compare.documents_section`)."""
+    what reason. `side` is the document's entry for this run (`compare.documents_section`), None if the document was not
+    given to the dataset."""
     if side is None:
-        return "not there"
+        return "did not reach it"
     return f"{side['fate']} by {side['stage'] or 'reader'}: {side['reason']}" if side.get("reason") else side["fate"]
 
 

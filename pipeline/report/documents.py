@@ -11,6 +11,7 @@ from pipeline.report.samples import drop_samples, masked_address, pair_samples, 
 from pipeline.store.fs import Store
 from pipeline.store.records import Counters, merge_counters
 from stages.cut import cut_name
+from stages.stage import Stage
 
 #: the report warns when a deduplication removes more than this share of the documents of a source, or cuts more than
 #: this share of their text
@@ -65,10 +66,11 @@ def funnel(sources: Mapping[str, Any], passes: list[NodeFigures],
     return out
 
 
-def dataset_section(store: Store, passes: list[NodeFigures]) -> dict[str, Any]:
-    """Make the report's section about a dataset, which the `passes` (groups of steps that run together) made. It has
-    the numbers of kept, dropped and quarantined documents, and the reasons for dropping, with samples. It has the
-    languages, lengths and personal data of kept documents, and the languages and lengths of dropped documents. The
+def dataset_section(store: Store, passes: list[NodeFigures], stages: Mapping[str, Stage]) -> dict[str, Any]:
+    """Make the report's section about a dataset, which the `passes` (groups of steps that run together) made. `stages`
+    are its steps, as `stages_of` returns them. It has the numbers of kept, dropped and quarantined documents, and the
+    reasons for dropping, with samples. It has the languages, lengths and personal data of kept documents, and the
+    languages and lengths of dropped documents. The
     distributions of scores cover all documents that the scoring stage saw (`pipeline.passes.tally`). Everything except
     the samples comes from counters of the passes."""
     last = next(p for p in passes if p.publishes)
@@ -82,7 +84,7 @@ def dataset_section(store: Store, passes: list[NodeFigures]) -> dict[str, Any]:
                 row = reasons.setdefault((stage, reason), {"stage": stage, "reason": reason, "docs": 0, "sources": {}})
                 row["docs"] += sum(by_source.values())
                 merge_counters(row["sources"], by_source)
-    samples = drop_samples(store, passes)
+    samples = drop_samples(store, passes, stages)
     for key, row in reasons.items():
         row["samples"] = samples.get(key, [])
     kept = last.counters.get("kept", {})

@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from functools import cache
+from collections.abc import Mapping
 from typing import Any
 
-from stages.catalog import STAGES, stage_class
+from stages.catalog import UnknownName, stage_class, steps
+from stages.document import Document
 from stages.scrub.pii import scrub_text
+from stages.stage import Stage
 
 #: numbers of characters: searched in a text, shown before the first passage, shown in all
 SEARCHED, BEFORE, SHOWN = 1 << 16, 90, 320
 
 
-def match(stage: str, reason: str, text: str, meta: str | None = None) -> dict[str, list[list[str]]]:
+def stages_of(recipe: Mapping[str, Any], dataset: str) -> dict[str, Stage]:
+    """Return the registered steps of a dataset by name, with their settings in the recipe. Of steps with one name the
+    first counts. Steps from a file of the user's own are left out, and so are steps whose settings, libraries or models
+    this machine does not accept or have."""
+    section = recipe.get("datasets", {}).get(dataset) or {}
+    out: dict[str, Stage] = {}
+    for name, config in (next(iter(step.items())) for step in section.get("steps") or () if step):
+        if name in steps() and name not in out:
+            with contextlib.suppress(OSError, ValueError, ImportError, UnknownName):
+                out[name] = stage_class(name)(config or {})
+    return out
+
+
+def match(stage: Stage | None, reason: str, row: Mapping[str, Any]) -> dict[str, list[list[str]]]:
     """Return {"match": [[kind, text], …]}: an excerpt around the first passage that gave a document the reason for
-    which the stage dropped it. The kinds are "text", "mark" (such a passage) and "cut" (left-out text). Returns {} if
-    the stage cannot name a passage, or if it is a barrier that removed the document as a duplicate (`meta` then has the
+    which the stage dropped it. `row` has the document's text, language and meta. The kinds are "text", "mark" (such a
+    passage) and "cut" (left-out text). Returns {} if the stage cannot name a passage, if this machine lacks what it
+    needs to find one, or if the stage is a barrier that removed the document as a duplicate (`meta` then has the
     barrier's note).
 
     Personal data is removed from the text before the search. In a finished excerpt, an address may be cut in half and
     would not be recognised."""
-    finder = _finder(stage)
-    if finder is None or verdict(meta, stage) is not None:
+    if stage is None or verdict(row["meta"], stage.name) is not None:
         return {}
+    text = row["text"]
     head = text[:SEARCHED]
     if len(text) > SEARCHED:
         head = head[:max(head.rfind(" "), head.rfind("\n"), 0)]
     head = scrub_text(head)
-    spans = finder(head, reason)
+    try:
+        spans = stage.matches(Document("", head, language=row["language"] or ""), reason)
+    except (OSError, ValueError, ImportError):             # a list, a model or a library
+        return {}
     return {"match": excerpt(head, spans)} if spans else {}
 
 
@@ -41,13 +61,6 @@ def verdict(meta: str | None, barrier: str) -> dict[str, Any] | None:
     if not isinstance(verdict, dict) or not isinstance(verdict.get("kept"), str):
         return None
     return verdict if isinstance(verdict.get("similarity", ""), int | float | None) else None
-
-
-@cache
-def _finder(stage: str) -> Any:
-    """Return the method `matches` of a registered step, which finds the passages that made it drop a text. None for a
-    step that is not registered or has no such method."""
-    return getattr(stage_class(stage), "matches", None) if stage in STAGES else None
 
 
 def excerpt(text: str, spans: list[tuple[int, int]]) -> list[list[str]]:

@@ -56,6 +56,8 @@ def _shown(name: str, value: Any) -> Any:
     that shows that the value is a secret."""
     if isinstance(value, dict):
         return {key: _shown(key, below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_shown(name, item) for item in value]
     if isinstance(value, (str, int)) and redact(str(value)) == str(value) and MASK in redact(f"{name}: {value}"):
         return MASK
     return value

@@ -10,7 +10,7 @@ URL, path, error), even if a step has already removed it, because the recipe of 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
 from itertools import islice
 from typing import Any
@@ -21,6 +21,7 @@ from pipeline.store.dataset import QUARANTINE
 from pipeline.store.fs import Store
 from pipeline.store.records import FileInfo
 from stages.scrub.pii import scrub_text
+from stages.stage import Stage
 
 #: samples per reason; characters of an excerpt; parts of a pass that are searched
 SAMPLES, EXCERPT, SAMPLE_PARTS = 3, 320, 64
@@ -90,19 +91,20 @@ def rows_at(store: Store, files: list[FileInfo], places: Iterable[Place],
             for row, values in take(store, files[number], rows, columns).items()}
 
 
-def drop_samples(store: Store, passes: list[NodeFigures]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+def drop_samples(store: Store, passes: list[NodeFigures],
+                 stages: Mapping[str, Stage]) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Choose, for each stage and reason, at most SAMPLES documents that these passes dropped, those with the smallest
-    ids. Returns {(stage, reason): samples}. A sample is what `sample` returns and, if the stage can name the passage
-    that gave the reason, an excerpt around it (`match`)."""
+    ids. `stages` are the dataset's, as `stages_of` returns them. Returns {(stage, reason): samples}. A sample is what
+    `sample` returns and, if the stage can name the passage that gave the reason, an excerpt around it (`match`)."""
     out: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in passes:
         files = _searched(node, "dropped.parquet")
         chosen = smallest(store, files, ["stage", "reason"], SAMPLES)
         rows = rows_at(store, files, (p for places in chosen.values() for p in places),
-                       ["id", "url", "source", "text", "meta", "locator"])
+                       ["id", "url", "source", "text", "meta", "locator", "language"])
         for (stage, reason), places in chosen.items():
             out.setdefault((stage, reason), []).extend(
-                {**sample(rows[place], stage), **match(stage, reason, rows[place]["text"], rows[place]["meta"])}
+                {**sample(rows[place], stage), **match(stages.get(stage), reason, rows[place])}
                 for place in places)
     return {key: sorted(samples, key=lambda s: s["id"])[:SAMPLES] for key, samples in out.items()}
 

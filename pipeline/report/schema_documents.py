@@ -120,7 +120,9 @@ class Contamination(ReportPart):
     """The items of one evaluation set that the step `decontaminate` found in documents."""
 
     dropped: int = fact("documents dropped that hold items of the set", "documents")
-    cut: int = fact("documents from which items were cut", "documents")
+    cut: int = fact("documents with items of the set that were cut", "documents")
+    noted: int = fact("documents that stayed whole, since all items in them have fewer than `min_words` words",
+                      "documents")
     items: Nested = fact("part (`question`, `answer`, `passage`) → row of the set, from 0 → documents that hold it",
                          "documents")
 

@@ -61,6 +61,12 @@ def _row(path: Path, before: Any, after: Any) -> dict[str, Any]:
             "relative": difference / abs(before) if difference is not None and before else None, "measured": measured}
 
 
+def other_tokenizer(rows: list[dict[str, Any]]) -> bool:
+    """Return whether two runs made their tokens with different tokenizers, from the figures of their reports."""
+    return any(row["path"][0] == "lineage" and row["path"][1].startswith("tokenizer:") and row["path"][-1] == "content"
+               and row["before"] != row["after"] for row in rows)
+
+
 def figures(value: Any, path: Path = ()) -> Iterator[tuple[Path, int | float | str]]:
     """Yield (path, number) for every figure in `value`. Hashes (the keys HASHES) are yielded as strings."""
     if isinstance(value, Mapping):

@@ -39,8 +39,8 @@ class Figures(BaseModel):
 
     @model_validator(mode="after")
     def _names_agree(self) -> Figures:
-        """Raise ValueError if a section names a dataset, node or pass of which the section about datasets, nodes or
-        passes has no figures."""
+        """Raise ValueError if a section of the report names a dataset, node or pass for which the report has no
+        figures."""
         nodes = {node.name for node in self.graph.nodes}
         ends = {end for edge in self.graph.edges for end in (edge.from_, edge.to)}
         passes = {node.name for node in self.lineage if node.kind == "pass"}
@@ -61,7 +61,8 @@ class KeptSize(BaseModel):
 
 
 class KeptSizes(BaseModel):
-    """The section of report.json about datasets. Only the sizes of the datasets are checked."""
+    """The part of report.json from which the sizes of the datasets are read. All other parts of the file are ignored.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 

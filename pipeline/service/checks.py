@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -42,7 +42,7 @@ CHECK_S, CHECK_BYTES = 50.0, 4 << 30
 FILES_S = 5.0
 ELSEWHERE = "or plan it with tokenmill plan on the server's machine"
 #: the result for a recipe that cannot be run, except its `problems`
-NOTHING: dict[str, Any] = {"run": None, "digest": None, "plan": None, "causes": {}}
+NOTHING: dict[str, Any] = {"run": None, "digest": None, "plan": None, "causes": {}, "as_before": 0}
 _PLACED = re.compile(r"(?P<file>[^:\n]*):(?P<line>\d+):(?P<column>\d+): (?:(?P<key>[\w.\[\]-]+): )?(?P<message>.*)",
                      re.DOTALL)
 _KEYED = re.compile(r"(?P<key>[\w-]+[.\[][\w.\[\]-]+): (?P<message>.*)", re.DOTALL)
@@ -59,9 +59,9 @@ class CheckRoom:
             DIRECT: "1", "PYTHONPATH": import_path()}
 
     async def check(self, client: Request, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Run `check` on this request in a new process and return its result. Raises HttpProblem when it takes too
-        long, when the recipe cannot be planned, and when too many checks wait. Raises ClientDisconnect, and kills the
-        process, when the client disconnects."""
+        """Check or plan a recipe in a new process: call the module's function `check` on `request` there, and return
+        its result. Raises HttpProblem when it takes too long, when the recipe cannot be planned, and when too many
+        checks wait. Raises ClientDisconnect, and kills the process, when the client disconnects."""
         async def gone() -> None:
             while (await client.receive())["type"] != "http.disconnect":
                 pass
@@ -110,13 +110,16 @@ class CheckRoom:
 
 # -- in the separate process -----------------------------------------------------------------------------------------
 def check(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Load a recipe and, if the request names a `store`, plan it there. The inputs of the recipe must lie in the
-    request's `roots`. If the request names no store but sets `find_files`, a source without a file is reported as a
-    warning.
+    """Load a recipe and, if the request names a `store`, plan the recipe in that store. The inputs of the recipe must
+    lie in the request's `roots`. If the request names no store but sets `find_files`, a source without a file is
+    reported as a warning.
 
-    Returns {"problems", "run", "digest", "plan", "causes"}. Each problem has severity (error, warning), file, line,
-    column, key, message and remedy. `run` is None when the recipe cannot be run. `causes` says why nodes of the plan
-    are stale (`pipeline.plan.why.stale_causes`), for as many nodes as the request's `causes` asks for.
+    If the recipe is a changed one and is planned, the request has the recipe `before` the changes. Warnings that it
+    gets as well are left out, because nothing was changed about them; `as_before` is their number.
+
+    Returns {"problems", "run", "digest", "plan", "causes", "as_before"}. Each problem has severity (error, warning),
+    file, line, column, key, message and remedy. `run` is None when the recipe cannot be run. `causes` says why nodes of
+    the plan are stale (`pipeline.plan.why.stale_causes`), for as many nodes as the request's `causes` asks for.
     """
     from pipeline.plan.lint import findings
     from pipeline.recipe.confine import refusals
@@ -124,36 +127,54 @@ def check(request: Mapping[str, Any]) -> dict[str, Any]:
     from pipeline.run import run_name
 
     name, base = request["name"], request["base"]
+    load = partial(load_text, file=f"{name}.yaml", name=name, base=base, overrides=request["overrides"],
+                   inputs=request["inputs"], inputs_from=base, allow_custom=request["allow_code"],
+                   confine=partial(refusals, base=base, roots=request["roots"]))
     try:
-        recipe = load_text(request["text"], f"{name}.yaml", name=name, base=base, overrides=request["overrides"],
-                           inputs=request["inputs"], inputs_from=base, allow_custom=request["allow_code"],
-                           confine=partial(refusals, base=base, roots=request["roots"]))
+        recipe = load(request["text"])
     except RecipeError as e:
         return {**NOTHING, "problems": [_document(p) for p in e.problems]}
     warnings, texts = [_document(p, "warning") for p in findings(recipe)], list(recipe.warnings)
     plan: dict[str, Any] | None = None
     causes: dict[str, Any] = {}
+    as_before = 0
     if request["store"] is not None:
-        plan, causes = _planned(recipe, request)
-        warnings, texts = [], plan["warnings"]
+        plan, causes, known = _planned(recipe, request, load)
+        warnings, texts = [], [text for text in plan["warnings"] if _gist(text) not in known]
+        as_before = len(plan["warnings"]) - len(texts)
     elif request["find_files"]:
         warnings += [_document(p, "warning") for p in without_files(recipe)]
     run = request["run"] or run_name(recipe)
     if (why := bad_name(run)) is not None:
         return {**NOTHING, "problems": [_parts("error", "", 0, 0, "run", why)]}
     return {"problems": [*warnings, *map(_warning, texts)], "run": run, "digest": recipe.digest(), "plan": plan,
-            "causes": causes}
+            "causes": causes, "as_before": as_before}
 
 
-def _planned(recipe: Recipe, request: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Plan a recipe in the request's store. Returns the plan, and the causes that the request asks for."""
-    from pipeline.plan.estimate import describe_plan, open_plan
+def _planned(recipe: Recipe, request: Mapping[str, Any],
+             load: Callable[[str], Recipe]) -> tuple[dict[str, Any], dict[str, Any], set[tuple[str, str]]]:
+    """Plan a recipe in the request's store. Returns the plan, the causes that the request asks for, and what tells the
+    warnings about the recipe before its changes apart."""
+    from pipeline.plan.estimate import MEASURED, describe_plan, measured, open_plan
+    from pipeline.plan.lint import lint
     from pipeline.plan.survey import survey
     from pipeline.plan.why import stale_causes
 
     plan, most = open_plan(recipe, request["store"], verify_inputs=request["verify_inputs"]), request["causes"]
     states = survey(plan.nodes, plan.log.get_all, plan.fresh, keep=most > 0)
-    return describe_plan(recipe, plan, states), stale_causes(plan, states, most)
+    known: set[tuple[str, str]] = set()
+    if request["before"]:
+        with contextlib.suppress(RecipeError):
+            before = load(request["before"])
+            speeds = measured(plan.log.sample(MEASURED))
+            known = {_gist(text) for text in (*before.warnings, *lint(before, speeds.stages))}
+    return describe_plan(recipe, plan, states), stale_causes(plan, states, most), known
+
+
+def _gist(text: str) -> tuple[str, str]:
+    """Return what tells warnings about a recipe apart, whatever their lines are, and where a step was taken out."""
+    warning = _warning(text)
+    return re.sub(r"\[\d+\]", "", warning["key"]), f"{warning['message']}; {warning['remedy']}"
 
 
 def without_files(recipe: Recipe) -> list[RecipeProblem]:
@@ -188,8 +209,8 @@ def _document(problem: RecipeProblem, severity: str = "error") -> dict[str, Any]
 
 
 def _warning(text: str) -> dict[str, Any]:
-    """Turn a warning of the linter or the planner into JSON. The warning begins with a place (file:line:column), with a
-    key, or with neither."""
+    """Return a warning of the linter or the planner as a problem in JSON. The text of the warning begins with a place
+    (file:line:column), with a key of the recipe, or with neither."""
     if (placed := _PLACED.fullmatch(text)) is not None:
         return _parts("warning", placed["file"], int(placed["line"]), int(placed["column"]), placed["key"] or "",
                       placed["message"])
@@ -198,8 +219,8 @@ def _warning(text: str) -> dict[str, Any]:
 
 
 def _parts(severity: str, file: str, line: int, column: int, key: str, message: str) -> dict[str, Any]:
-    """Return a problem of a recipe as JSON. Its message has the form `what is wrong; what to do`; the second part
-    becomes the remedy."""
+    """Return a problem of a recipe as JSON. `message` has the form `what is wrong; what to do`: the part after the
+    semicolon becomes the field `remedy`."""
     what, _, remedy = message.partition("; ")
     return {"severity": severity, "file": file, "line": line, "column": column, "key": key, "message": what,
             "remedy": remedy}

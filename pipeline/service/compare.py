@@ -1,5 +1,6 @@
-"""Router: how two runs of a store differ, as JSON and as a page: their recipes, their figures, and the documents that
-changed sides."""
+"""Router: shows how two runs of a store differ, as JSON and as a page. It compares their recipes, their figures, and
+the documents that one run kept and the other did not.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from starlette.responses import HTMLResponse, Response
 
 from pipeline.base.visible import visible
 from pipeline.cluster.attempts import bad_name
-from pipeline.plan.changes import comparable_run, latest_run
+from pipeline.plan.changes import comparable_run
 from pipeline.report import compare_html
 from pipeline.report.compare import EXAMPLES
 from pipeline.report.html import marked
@@ -21,7 +22,7 @@ from pipeline.service.access import viewer
 from pipeline.service.comparison import Comparisons
 from pipeline.service.datasets import QueriesOf, answer
 from pipeline.service.html import page
-from pipeline.service.latest import finished_runs
+from pipeline.service.latest import NEWEST
 from pipeline.service.pages import linkable, or_problem
 from pipeline.service.problems import SafeJSON
 from pipeline.service.query import Queries
@@ -45,18 +46,19 @@ async def show_comparison(request: Request, at: StoreOf, queries: QueriesOf,
                           examples: Annotated[int, Query(ge=0, le=MOST_EXAMPLES, description="most documents that are "
                                                          "shown of each kind of change in a dataset")] = EXAMPLES,
                           ) -> Response:
-    """Tell how the run `after` differs from the run `before`, with the fields of `tokenmill report --compare --json`:
+    """Show how the run `after` differs from the run `before`, with the fields of `tokenmill report --compare --json`:
     keys of the recipe, all figures of the reports side by side, and the documents that one run kept and the other did
-    not, or that have another text, with the reasons. Examples come first that are nearest to the threshold that
-    decided. Documents are read from the files that each run made, even if a later run has published the dataset again.
-    If the documents of a dataset cannot be compared in time, the answer is without them, and `problems` says why."""
+    not, or that have another text, with the reasons. The first examples are the documents whose signals are nearest to
+    the threshold that decided. Documents are read from the files that each run made, even if a later run has published
+    the dataset again. If the documents of a dataset cannot be compared in time, the answer leaves them out, and
+    `problems` says why."""
     return await _compared(request, at, queries, (before, after), examples, SafeJSON)
 
 
 async def _compared(request: Request, at: Store, queries: Queries, runs: tuple[str, str], examples: int,
                     make: Callable[[dict[str, Any]], T]) -> T:
-    """Compare two runs, and return what `make` makes of the result. Both happen in a thread: the result may be so large
-    that other requests would have to wait while it is written."""
+    """Compare two runs, and return the result of calling `make` on the comparison. Both happen in a thread: a large
+    result takes long to convert, and other requests would have to wait."""
     comparisons: Comparisons = request.app.state.comparisons
     stop = queries.stop()
 
@@ -73,7 +75,8 @@ async def compare_page(request: Request, store: str, at: StoreOf, queries: Queri
                        ) -> HTMLResponse:
     """Show how two runs differ, and a form that chooses the runs. Without `before`, the form proposes the run before
     the run `after`."""
-    runs = await run_in_threadpool(finished_runs, at)
+    finished = await request.app.state.watch.finished(store, at)
+    runs = finished[:NEWEST]
     problems: list[dict[str, Any]] = []
     shown = None
     if before and after:
@@ -81,7 +84,8 @@ async def compare_page(request: Request, store: str, at: StoreOf, queries: Queri
     else:
         before, after = await run_in_threadpool(_proposed, at, runs, before, after)
     # the documents of the later run are published, so that they have pages
-    published = "before" if await run_in_threadpool(latest_run, at) == before else "after"
+    later = next((run for run in finished if run in (before, after)), after)
+    published = "before" if later == before else "after"
     return page(request, "compare.html.j2", problems[0]["status"] if problems else 200, store=store, runs=runs,
                 before=before, after=after, examples=examples, most_examples=MOST_EXAMPLES, problems=problems,
                 d=shown and shown["document"], shown=shown, published=published, linkable=linkable,
@@ -91,8 +95,8 @@ async def compare_page(request: Request, store: str, at: StoreOf, queries: Queri
 
 
 def _proposed(at: Store, runs: list[str], before: str, after: str) -> tuple[str, str]:
-    """Return the runs that the form proposes: those that were asked for, otherwise the latest run and the one before
-    it."""
+    """Return the names of the two runs with which the form is filled: those in the request, otherwise the latest run
+    and the run before it."""
     after = after or next((run for run in runs if run != before), "")
     if not before and after and bad_name(after) is None:
         earlier = runs[runs.index(after) + 1:] if after in runs else runs
@@ -101,12 +105,13 @@ def _proposed(at: Store, runs: list[str], before: str, after: str) -> tuple[str,
 
 
 def _shown(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a comparison with the rows of the page's tables, as the page of `tokenmill report --compare --html`
-    chooses them."""
+    """Return the values from which the template makes the page of a comparison. The rows of its tables are chosen as
+    for the page of `tokenmill report --compare --html`."""
     differ, equal = compare_html.by_difference(compare_html.overview(document))
+    differ, retokenised = compare_html.without_retokenised(document, differ)
     most = compare_html.ROWS
     return {"document": document, "totals": compare_html.cut(differ, most),
-            "totals_left_out": max(0, len(differ) - most), "equal": equal,
+            "totals_left_out": max(0, len(differ) - most), "equal": equal, "retokenised": retokenised,
             "datasets": compare_html.datasets(document), "sections": compare_html.sections(document, most)}
 
 

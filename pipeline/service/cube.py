@@ -1,5 +1,5 @@
-"""Makes a table of counts for one threshold (a data cube). From this table, the counts at any value of the threshold
-are computed as sums of cells.
+"""Counts the documents that a dataset would have at every value of one threshold. The result is a table (a data cube);
+the counts at any value of the threshold are sums of its cells.
 
 The range of the threshold is divided into bins; the limits of the bins are called edges. For every document, the cube
 needs the bin in which the document changes sides (kept, dropped, unknown) while the threshold rises from the lowest
@@ -39,12 +39,15 @@ COUNTED = (SIDES.index("kept"), SIDES.index("unknown"))
 
 @dataclass
 class Cube:
-    """Counts of documents as a function of one threshold. `start`, with the axes (group, side, weight), has the counts
-    at the lowest edge of the bins. `deltas`, with the axes (group, bin, side, weight), has what each bin adds. A group
-    is all documents of one source and language. The sides (COUNTED) are kept and unknown. The weights (WEIGHTS) are
-    documents, bytes and, if the run made shards, three counts of tokens: the estimate, and the lower and the upper end
-    of its range. `documents` is the number of all documents. `up_to` is the barrier (such as deduplication) up to which
-    documents are followed, or ""."""
+    """Counts of kept and unknown documents as a function of one threshold. The values of the threshold are divided into
+    bins. The array `start`, with the axes (group, side, weight), has the counts at the lowest edge of the bins. The
+    array `deltas`, with the axes (group, bin, side, weight), has what each bin adds to the counts.
+
+    A group is all documents of one source and language. The sides (COUNTED) are kept and unknown. The weights (WEIGHTS)
+    are what is counted: documents, bytes and, if the run made shards, tokens (the estimate, and the lower and the upper
+    end of its range). `documents` is the number of all documents. `up_to` is the barrier (such as a deduplication) up
+    to which documents are followed, or "" if they are followed through all steps.
+    """
 
     step: int
     key: str
@@ -93,8 +96,8 @@ class Cube:
 
 
 def make_cube(playground: Playground, changes: Changes, step: int, key: str) -> Cube:
-    """Return the cube (table of counts by value) of the threshold `key` of a step, while the other changes stay in
-    force. Raises PlaygroundError when this threshold can have no cube."""
+    """Return the cube of one threshold: a table that counts documents at every value of the setting `key` of a step.
+    The other `changes` of settings stay in force. Raises PlaygroundError when this threshold can have no cube."""
     builder, value = _builder(playground, changes, step, key)
     with _by_columns(key):
         return builder.cube(step, value)
@@ -123,8 +126,8 @@ def _by_columns(key: str) -> Iterator[None]:
 
 
 def _builder(playground: Playground, changes: Changes, step: int, key: str) -> tuple[_CubeBuilder, float | None]:
-    """Return an object that builds the cube of a threshold, and the value that the threshold has under `changes`.
-    Raises PlaygroundError for a setting that can have no cube."""
+    """Return an object that builds the cube (table of counts by value) of the threshold `key` of a step, and the value
+    that the threshold has under `changes`. Raises PlaygroundError for a setting that can have no cube."""
     held = dict(changes.thresholds)
     held[step] = {**held.get(step, {})}
     moved = playground.moved(Changes(held, changes.off))
@@ -148,8 +151,10 @@ class _CubeBuilder:
         return self._sum(step, *self.switches(value))
 
     def switches(self, value: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return the edges of the bins and, for these edges, the three arrays that `_switches` returns: each document's
-        side (kept, dropped or unknown) at the lowest and at the highest edge, and where the side changes."""
+        """Return the edges (limits) of the bins into which the threshold's values are divided, and three arrays with a
+        value for each document: the document's side (kept, dropped or unknown) at the lowest edge, its side at the
+        highest edge, and the number of the first edge at which it has the latter side. Raises PlaygroundError when
+        documents change sides more than once."""
         edges = self._edges(value)
         for values in (edges, edges[edges > 0]):                # for many rules, the threshold 0 means "no rule"
             if len(values) < 2:
@@ -165,8 +170,9 @@ class _CubeBuilder:
         return self.playground.outcomes(self.moved, rows, own).sides[1]
 
     def _edges(self, value: float | None) -> np.ndarray:
-        """Return the edges of the bins: quantiles of the numbers that the threshold is compared with, one edge below
-        and one above them, and the threshold's present value. Values that a recipe would refuse are left out."""
+        """Return the edges (limits) of the bins into which the threshold's values are divided. The edges are quantiles
+        of the numbers that the threshold is compared with, one value below and one above these numbers, and the
+        threshold's present value. Values that a recipe would refuse are left out."""
         compared: list[np.ndarray] = []
         whole = np.full(len(self.table), 1.0 if value is None else float(value))
         self._sides(whole, np.arange(len(self.table)), compared)
@@ -199,9 +205,10 @@ class _CubeBuilder:
         return first, last, high
 
     def _once(self, edges: np.ndarray, first: np.ndarray, last: np.ndarray, switch: np.ndarray) -> bool:
-        """Return whether documents change sides (kept, dropped, unknown) at most once. Some documents are judged at
-        every edge; their sides must be those that `first`, `last` and `switch` predict. They are a sample of all
-        documents, and one of the documents that change sides."""
+        """Return whether documents change sides (kept, dropped, unknown) at most once while the threshold goes through
+        the edges of the bins. This is checked for a sample of all documents, and for a sample of those that change
+        sides. Each of these documents is judged at every edge: it must have the side `first` before the edge number
+        `switch`, and the side `last` from there on."""
         switching = np.flatnonzero(first != last)
         sample = np.unique(np.concatenate([rows[:: max(1, len(rows) // CHECKED)] for rows in (
             np.arange(len(self.table)), switching)]))

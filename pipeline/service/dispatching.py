@@ -37,7 +37,8 @@ def driver_options(settings: ServiceSettings) -> DriverOptions:
 @contextlib.asynccontextmanager
 async def dispatching(app: FastAPI) -> AsyncIterator[None]:
     """A context manager that starts the waiting runs of every store's queue, in one thread for each store. The drivers
-    (processes that lead a run) continue when the service ends; the next service finds them through the store."""
+    (processes that lead a run) continue when the service ends. The service that is started next learns of these drivers
+    from the store."""
     stopping = threading.Event()
     options = driver_options(app.state.settings)
     for name, queue in app.state.queues.items():

@@ -1,4 +1,4 @@
-"""Finds the runs that made a dataset."""
+"""Finds the finished runs of a store that made a dataset, the latest first."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ def made_datasets(at: Store, run: str) -> list[str]:
 
 
 def runs_with(at: Store, dataset: str) -> Iterator[str]:
-    """Yield the finished runs that made a dataset, the latest first. The search ends after the latest NEWEST (a number)
-    finished runs of the store."""
+    """Yield the names of the finished runs that made a dataset, the latest first. Only the latest finished runs of the
+    store, NEWEST (a number) of them, are searched."""
     last = latest_run(at)
     # most callers want only this run, and listing the runs of a large store takes long
     if last is not None and _is_finished(at, last) and dataset in made_datasets(at, last):
         yield last
-    for name in _latest_first(at, last)[:NEWEST - (last is not None)]:
+    for name in [name for name in finished_runs(at, {}) if name != last][:NEWEST - (last is not None)]:
         if dataset in made_datasets(at, name):
             yield name
 
 
-def finished_runs(at: Store) -> list[str]:
-    """Return the names of the NEWEST (a number) finished runs of a store that are the latest, the latest first."""
-    last = latest_run(at)
-    first = [last] if last is not None and _is_finished(at, last) else []
-    return [*first, *_latest_first(at, last)][:NEWEST]
+def finished_runs(at: Store, known: Mapping[str, str]) -> dict[str, str]:
+    """Return the finished runs of a store, each with the time of its start, in this order: first the run that finished
+    last, then the others, the latest start first. A run counts as finished when the store has its list of tasks.
 
-
-def _latest_first(at: Store, without: str | None) -> list[str]:
-    """Return the names of the finished runs of a store, except one, in the order of their starts, the latest first."""
-    names = [name for name in run_names(at) if name != without]
-    finished = [name for name, is_finished in zip(names, at.map(lambda name: _is_finished(at, name), names))
+    `known` is the result of an earlier call. Of the runs in it, only the one that finished last is read again, because
+    it may have been run again under the same name.
+    """
+    last, names = latest_run(at), run_names(at)
+    unread = [name for name in names if name == last or name not in known]
+    finished = [name for name, is_finished in zip(unread, at.map(lambda name: _is_finished(at, name), unread))
                 if is_finished]
     begun = at.map(lambda name: str(facts_of(at, name).get("begun") or ""), finished)
-    return [name for _, name in sorted(zip(begun, finished), reverse=True)]
+    runs = {**{name: known[name] for name in set(names).difference(unread)}, **dict(zip(finished, begun))}
+    order = sorted(runs, key=lambda name: (name == last, runs[name], name), reverse=True)
+    return {name: runs[name] for name in order}
 
 
 def _is_finished(at: Store, run: str) -> bool:

@@ -21,7 +21,7 @@ from pipeline.service.browse import CHOSEN, MANY, BrowseView, filter_parameters
 from pipeline.service.datasets import Kind, QueriesOf, filter_of
 from pipeline.service.filters import SORTED_BY, STORED
 from pipeline.service.html import STATIC, own_path, page, static_file
-from pipeline.service.latest import made_datasets, runs_with
+from pipeline.service.latest import NEWEST, made_datasets, runs_with
 from pipeline.service.problems import HttpProblem, problem_of
 from pipeline.service.session import Role
 from pipeline.service.stores import RunOf, StoreOf, check_there
@@ -50,13 +50,13 @@ KEEP = {"Cache-Control": "public, max-age=31536000, immutable"}
 # -- open to all -----------------------------------------------------------------------------------------------------
 @open_router.get("/login")
 def login(request: Request, next: Annotated[str, Query(max_length=4000)] = "/") -> HTMLResponse:
-    """Show the form for the token; `next` is the page to go to after signing in."""
+    """Show the form in which a user types the token; `next` is the page to go to after signing in."""
     return page(request, "login.html.j2", next=own_path(next), problem=None)
 
 
 @open_router.get("/static/{name}")
 def static(name: str) -> Response:
-    """Return a file that pages load, such as a stylesheet."""
+    """Return a file that HTML pages load, such as a stylesheet."""
     if name not in STATIC:
         raise HttpProblem(404, "No such file", f"pages load only {', '.join(STATIC)}", "name")
     return Response(static_file(name), media_type=STATIC[name], headers=KEEP)
@@ -65,7 +65,7 @@ def static(name: str) -> Response:
 # -- stores and runs -------------------------------------------------------------------------------------------------
 @router.get("/")
 async def home(request: Request) -> HTMLResponse:
-    """Show all stores, each with its datasets and its first runs."""
+    """Show the first page of the service: all stores, each with its datasets and its first runs by name."""
     stores: dict[str, Store] = request.app.state.stores
     sections = [await _section(request, name, at, "", FEW) for name, at in sorted(stores.items())]
     return page(request, "home.html.j2", sections=sections)
@@ -75,13 +75,13 @@ async def home(request: Request) -> HTMLResponse:
 async def store_page(request: Request, store: str, at: StoreOf, after: runs.After = "") -> HTMLResponse:
     """Show a store with its datasets and a page of its runs."""
     section = await _section(request, store, at, after, RUNS)
-    finished = [row for row in section["runs"]["runs"] if row.get("report")] if section["runs"] else []
-    latest_first = sorted(finished, key=lambda row: (row["latest"], str(row.get("begun") or "")), reverse=True)
-    return page(request, "store.html.j2", section=section, after=after, finished=[row["run"] for row in latest_first])
+    finished = await request.app.state.watch.finished(store, at) if section["runs"] else []
+    return page(request, "store.html.j2", section=section, after=after, finished=finished[:NEWEST])
 
 
 async def _section(request: Request, name: str, at: Store, after: str, most: int) -> dict[str, Any]:
-    """Return what the pages show of a store. In place of a part that cannot be read, they show the problem."""
+    """Return what the pages show of one store: its datasets and a page of its runs. If one of these cannot be read, its
+    value is None, and `problems` says why."""
     try:
         check_there(at)
     except HttpProblem as e:
@@ -93,7 +93,7 @@ async def _section(request: Request, name: str, at: Store, after: str, most: int
 
 
 async def or_problem(work: Awaitable[dict[str, Any]], problems: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Wait for `work` and return its result. If it fails, add the problem to `problems` and return None."""
+    """Await `work` and return its result. If it fails, add the error as JSON to the list `problems` and return None."""
     try:
         return await work
     except (HttpProblem, TokenmillError, OSError) as e:
@@ -119,8 +119,8 @@ async def run_page(request: Request, store: str, run: str, at: StoreOf, role: Vi
 
 
 def _results(at: Store, run: str) -> dict[str, Any]:
-    """Return what the page shows of a finished run's datasets: their sizes and, if there was a run before it, the name
-    of that run, the sizes of its datasets and the command that compares the two."""
+    """Return what the page of a finished run shows of its datasets: their sizes and, if an earlier run can be compared
+    with this one, the name of that run, the sizes of its datasets and the command that compares the two runs."""
     results: dict[str, Any] = {"sizes": kept_sizes(at, run), "before": None, "compare": None, "sizes_before": {}}
     if (before := comparable_run(at, run)) is not None:
         results |= {"before": before, "compare": compare_command(at, before, run),
@@ -129,8 +129,8 @@ def _results(at: Store, run: str) -> dict[str, Any]:
 
 
 def _if_there(read: Callable[[], str]) -> str | None:
-    """Return what `read` returns, or None when it raises HttpProblem. For example, a run has no recipe before it
-    begins."""
+    """Return the result of calling `read`, or None when it raises HttpProblem because the run has no such file. For
+    example, a run has no recipe before it begins."""
     try:
         return read()
     except HttpProblem:
@@ -149,7 +149,7 @@ def log_page(request: Request, store: str, run: RunOf, at: StoreOf,
 @router.get("/stores/{store}/datasets/{dataset}")
 async def dataset_page(request: Request, store: str, at: StoreOf, dataset: str, queries: QueriesOf, role: Viewer,
                        count: bool = False) -> HTMLResponse:
-    """Show a page of kept, dropped or quarantined documents, with the filter in use and counts."""
+    """Show a page of the kept, dropped or quarantined documents of a dataset, with the filter in use and counts."""
     view = BrowseView.read(request.query_params)
     kind = _kind_of(view)
     filter = filter_of(**filter_parameters(view))
@@ -178,7 +178,8 @@ async def dataset_page(request: Request, store: str, at: StoreOf, dataset: str, 
 
 
 def _kind_of(view: BrowseView) -> Kind:
-    """Return the kind of documents that a view names. Raises HttpProblem when there is no kind of that name."""
+    """Return the kind of documents (kept, dropped or quarantined) that a page's URL names. Raises HttpProblem when
+    there is no such kind."""
     kinds: tuple[Kind, ...] = get_args(Kind)
     for kind in kinds:
         if kind == view.kind:
@@ -187,8 +188,8 @@ def _kind_of(view: BrowseView) -> Kind:
 
 
 def linkable(id: Any) -> bool:
-    """Return whether an id can be part of a URL, so that its document has a page. The id of a quarantined document may
-    be any text."""
+    """Return whether a document's id can be part of a URL, so that the document can have a page. The id of a
+    quarantined document may be any text."""
     return isinstance(id, str) and _ID.fullmatch(id) is not None
 
 

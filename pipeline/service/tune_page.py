@@ -25,6 +25,7 @@ from pipeline.service.pages import linkable
 from pipeline.service.plan_page import plan_page, planned
 from pipeline.service.playground import MOST, Changes, Playground
 from pipeline.service.problems import HttpProblem
+from pipeline.service.runs import RECIPE, run_file
 from pipeline.service.session import Role
 from pipeline.service.stores import RunOf, StoreOf
 from pipeline.service.submit import base_of, enqueue, request_id
@@ -49,9 +50,9 @@ ALL_SIGNALS = "run.signals=all"
 def tune_page(request: Request, store: str, run: RunOf, dataset: str, game: tune.GameOf, role: Viewer,
               changes: Annotated[str, Query(max_length=4000)] = "{}", exact: bool = False,
               move: Annotated[str, Query(max_length=120)] = "") -> Response:
-    """Show the playground: thresholds as fields of a form, what the dataset would hold, and example documents near the
-    thresholds. With `move` (STEP.KEY), the page also shows what the dataset would hold at other values of this
-    threshold. When the form was sent, the answer redirects to a URL that holds only the changes."""
+    """Show the playground: thresholds as fields of a form, how many documents the dataset would have, and example
+    documents near the thresholds. With `move` (STEP.KEY), the page also shows the counts at other values of this
+    threshold. When the form was sent, the answer redirects to a URL that contains only the changes."""
     steps, problem, answer, moves = game.steps(), None, None, None
     typed = {name: value for name, value in request.query_params.items() if name.startswith(KEYS)}
     asked = tune.RequestedChanges()
@@ -79,17 +80,19 @@ def tune_page(request: Request, store: str, run: RunOf, dataset: str, game: tune
 
 @run_router.post("/plan")
 async def plan(request: Request, store: str, at: StoreOf, run: RunOf, dataset: str, role: Operator) -> Response:
-    """Show the plan of the run's recipe after the changes were put into it."""
+    """Show the plan of the run's recipe with the user's changes (thresholds, steps left out) put into it."""
     asked, submission = await _submission(request, at, run, dataset, role)
     way = path("stores", store, "runs", run, "datasets", dataset, "tune", "run")
-    return plan_page(request, store, submission, await planned(request, submission, at), action=way,
+    before = await run_in_threadpool(lambda: run_file(at, run, "recipe.yaml", RECIPE).decode("utf-8", "replace"))
+    return plan_page(request, store, submission, await planned(request, submission, at, before), action=way,
                      fields={"changes": _written(asked), **({"signals": "all"} if submission.overrides else {})},
-                     back=("Back to the thresholds", address(store, run, dataset, asked)), ask_name=True)
+                     back=("Back to the thresholds", address(store, run, dataset, asked)), changed_run=run)
 
 
 @run_router.post("/run")
 async def submit(request: Request, store: str, at: StoreOf, run: RunOf, dataset: str, role: Operator) -> Response:
-    """Put the changes into the run's recipe, and the recipe into the queue."""
+    """Put the user's changes (thresholds, steps left out) into the run's recipe, and put this recipe into the queue of
+    runs."""
     _, submission = await _submission(request, at, run, dataset, role)
     await enqueue(request, store, at, submission)
     return RedirectResponse(path("stores", store, "queue"), 303)
@@ -105,8 +108,8 @@ def latest(at: StoreOf, store: str, dataset: str) -> Response:
 
 # -- the form --------------------------------------------------------------------------------------------------------
 def read_form(steps: list[dict[str, Any]], query: QueryParams) -> tune.RequestedChanges:
-    """Parse the fields of the form into changes. A field that holds the value of the run is no change. Raises
-    HttpProblem for an invalid value."""
+    """Parse the fields of the playground's form into changes of thresholds and steps. A field that holds the value of
+    the run is no change. Raises HttpProblem for an invalid value."""
     thresholds: dict[int, dict[str, Any]] = {}
     for step in steps:
         for key in step["keys"]:
@@ -121,7 +124,8 @@ def read_form(steps: list[dict[str, Any]], query: QueryParams) -> tune.Requested
 
 
 def _value(key: Mapping[str, Any], text: str) -> Any:
-    """Parse the text that somebody typed for a key. Raises HttpProblem when it does not fit the key's type."""
+    """Parse the text that a user typed for a setting of a step. Raises HttpProblem when the text does not fit the
+    setting's type."""
     if not text and key["optional"]:
         return None
     if key["type"] == "boolean":
@@ -155,8 +159,8 @@ def _written(asked: tune.RequestedChanges) -> str:
 
 def _shown(step: Mapping[str, Any], asked: tune.RequestedChanges, typed: Mapping[str, str],
            move: str) -> dict[str, Any]:
-    """Return a step as the template shows it: for each key the text of its field, and whether it differs from the run's
-    value. `open` says that the page shows the step's keys unfolded."""
+    """Return the values from which the template shows a step: for each of its settings the text of the form's field,
+    and whether it differs from the run's value. `open` says that the page shows the step's settings unfolded."""
     keys = []
     for key in step["keys"]:
         name = f"{KEYS}{step['step']}.{key['key']}"
@@ -172,8 +176,8 @@ def _shown(step: Mapping[str, Any], asked: tune.RequestedChanges, typed: Mapping
 # -- the moves of one threshold --------------------------------------------------------------------------------------
 def _moves(request: Request, game: Playground, changes: Changes, steps: list[dict[str, Any]],
            move: str) -> dict[str, Any]:
-    """Return the table of one threshold, `move` (STEP.KEY): some of its values, each with the counts that the dataset
-    would have."""
+    """Return the values from which the template shows the table of one threshold, `move` (STEP.KEY). Each row is a
+    possible value of the threshold, with the counts that the dataset would have."""
     number, _, name = move.partition(".")
     step = next((step for step in steps if str(step["step"]) == number), None)
     key = next((key for key in step["keys"] if key["key"] == name), None) if step else None
@@ -201,8 +205,8 @@ def _natural(key: Mapping[str, Any], value: float) -> int | float:
 # -- running it ------------------------------------------------------------------------------------------------------
 async def _submission(request: Request, at: Store, run: str, dataset: str,
                       role: Role) -> tuple[tune.RequestedChanges, Submission]:
-    """Read the changes from the request's form. Returns them, and the submission of the run's recipe with these
-    changes; if the form asks for it, the run computes all signals, also of dropped documents."""
+    """Return the changes that the request's form contains, and a submission: the run's recipe, with these changes put
+    into it, to be run. If the form asks for it, this run computes all signals, also of dropped documents."""
     form = await form_of(request)
     asked = tune.parse_changes(form.get("changes", "{}")[:4000])
 

@@ -19,6 +19,7 @@ from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.visible import json_text
 from pipeline.cluster.attempts import run_names, standing
 from pipeline.plan.changes import latest_run
+from pipeline.service.latest import finished_runs
 from pipeline.service.outward import run_document
 from pipeline.service.stores import check_run
 from pipeline.store.fs import Store
@@ -32,8 +33,8 @@ RESTLESS = ("silent_s", "age_s")
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run at the time when it was read. `id` changes when the state changes, and is the same on every
-    server. `data` is `document` in JSON."""
+    """The state of a run when it was last read. `id` changes when the state changes, and is the same on every server.
+    `document` is the state as a dict, and `data` is the same as JSON text."""
 
     id: str
     document: dict[str, Any]
@@ -49,27 +50,37 @@ class _Reading:
 
 
 class RunWatch:
-    """Keeps the latest state of each run, and the latest list of each store's runs, up to KEPT of them. What is older
-    than `fresh_s` seconds is read again when it is asked for. Requests that come at the same time wait for one reading.
+    """Keeps the latest state of each run and the lists of each store's runs in memory, at most KEPT of them in all.
+    What is older than `fresh_s` seconds is read again when it is asked for. Requests that come at the same time wait
+    for one reading. A finished run stays finished, so it is not read again for the list of finished runs.
 
-    If the driver (the process that leads a run) is on another machine and silent, a reading takes some 12 seconds,
-    until the driver counts as dead. Requests in this time get the previous state.
+    If the driver (the process that leads a run) is on another machine and silent, reading the run's state takes some 12
+    seconds, until the driver counts as dead. Requests in this time get the previous state.
     """
 
     def __init__(self, fresh_s: float, clock: Clock = SYSTEM) -> None:
         self._fresh_s, self._clock = fresh_s, clock
-        self._readings: OrderedDict[tuple[str, str | None], _Reading] = OrderedDict()
+        self._readings: OrderedDict[tuple[str, ...], _Reading] = OrderedDict()
+        self._finished: dict[str, dict[str, str]] = {}                # by store, as `finished_runs` returns them
 
     async def state(self, name: str, store: Store, run: str) -> RunState:
         """Return the state of `run` in the store called `name`. If the state in memory is older than `fresh_s` seconds,
         it is read again; if reading takes long, the older state is returned."""
-        return await self._fresh((name, run), lambda: read_state(store, run))
+        return await self._fresh(("run", name, run), lambda: read_state(store, run))
 
     async def runs(self, name: str, store: Store) -> tuple[list[str], str | None]:
         """Return the names of all runs of the store called `name`, and the name of the run that finished last."""
-        return await self._fresh((name, None), lambda: (run_names(store), latest_run(store)))
+        return await self._fresh(("runs", name), lambda: (run_names(store), latest_run(store)))
 
-    async def _fresh(self, key: tuple[str, str | None], read: Callable[[], T]) -> T:
+    async def finished(self, name: str, store: Store) -> list[str]:
+        """Return the names of the finished runs of the store called `name`, the latest first."""
+        def read() -> list[str]:
+            self._finished[name] = runs = finished_runs(store, self._finished.get(name, {}))
+            return list(runs)
+
+        return await self._fresh(("finished", name), read)
+
+    async def _fresh(self, key: tuple[str, ...], read: Callable[[], T]) -> T:
         entry = self._readings.setdefault(key, _Reading())
         self._readings.move_to_end(key)
         if len(self._readings) > KEPT:

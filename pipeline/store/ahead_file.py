@@ -1,4 +1,5 @@
-"""Reads an object of remote storage from front to back, and requests what comes next meanwhile."""
+"""Reads an object of remote storage from front to back, and requests the next bytes in advance, while the reader uses
+the present ones."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ PIECE, AHEAD, KEPT = 4 << 20, 4, 20
 
 
 class AheadFile(RemoteFile):
-    """A read-only file over a remote object of `size` bytes. `fetch(start, stop)` must return a range of the object's
-    bytes; it is called from several threads. Up to KEPT pieces (80 MiB) are held in memory, and nothing on the disk.
-    After a piece, the reader gets the next one without waiting for a whole request."""
+    """A read-only file over a remote object of `size` bytes, which is read in pieces of PIECE bytes. While the caller
+    reads forward, the AHEAD pieces that follow are requested in advance, so that the next piece is there or on its way
+    when it is needed. `fetch(start, stop)` must return a range of the object's bytes; it is called from several
+    threads. Up to KEPT pieces (80 MiB) are held in memory, and nothing on the disk."""
 
     def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
         super().__init__(size, fetch)
@@ -33,12 +35,15 @@ class AheadFile(RemoteFile):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def forget(self, start: int, stop: int) -> None:
-        """Request the bytes [start, stop) again when they are read next: the connection may have damaged them."""
+        """Drop the bytes [start, stop) from memory, so that they are requested again when they are read next. Callers
+        use this when a checksum is wrong: the connection may have damaged the bytes."""
         for number in range(start // PIECE, -(-stop // PIECE)):
             self._pieces.pop(number, None)
 
     def _piece(self, number: int) -> bytes:
-        """Return a piece. If reading goes on from the piece before it, the next ones are requested."""
+        """Return the piece with this number, and wait for it if necessary. If it is the first piece, or the piece
+        before it was read lately, the AHEAD pieces that follow are requested in advance. Raises OSError when the object
+        has become shorter."""
         goes_on = not number or number in self._pieces or number - 1 in self._pieces
         for wanted in range(number, min(number + 1 + AHEAD * goes_on, -(-self.size // PIECE))):
             if wanted not in self._pieces:

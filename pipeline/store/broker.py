@@ -69,10 +69,10 @@ def _exactly(source: socket.socket, size: int) -> bytes:
 
 
 def _receive(source: socket.socket, *, request: bool = False) -> tuple[dict[str, Any], bytes, list[int]]:
-    """Receive a message from the other side of a broker's socket. Returns the JSON of the message, the bytes that
-    follow, and the open file descriptors sent with it. Raises EOFError when the other side has closed the socket.
-    `request` says that a child sent the message. EOFError is then also raised when the message is larger than allowed,
-    so that a child cannot fill the broker's memory."""
+    """Receive a message over a socket between a confined child and its broker (the process that uses object storage for
+    the child). Returns the JSON of the message, the bytes that follow, and the open file descriptors sent with it.
+    Raises EOFError when the other side has closed the socket. `request` says that a child sent the message. EOFError is
+    then also raised when the message is larger than allowed, so that a child cannot fill the broker's memory."""
     head, files, _, _ = socket.recv_fds(source, _LENGTH.size, 1)
     if not head:
         raise EOFError
@@ -98,10 +98,10 @@ class Broker:
         return Brokered(self, root)
 
     def ask(self, message: dict[str, Any], file: int | None = None, needs: Needs | None = None) -> tuple[Any, bytes]:
-        """Send a request to the broker (the process that uses object storage for this one) and return (result, bytes).
-        `file` is an open file descriptor to send with the request. If the broker asks which byte ranges of a file to
-        download, `needs` chooses them. Raises the error that the broker reports, or EnvironmentFailure when the broker
-        process is gone."""
+        """Send a request to the broker (the process that uses object storage for this one) and return (result, bytes)
+        from its reply. `file` is an open file descriptor to send with the request. If the broker asks which byte ranges
+        of a file to download, the function `needs` chooses them. Raises the error that the broker reports, or
+        EnvironmentFailure when the broker process is gone."""
         line = self._line()
         reply, data = _exchange(line, message, () if file is None else (file,))
         while "needs" in reply:
@@ -125,8 +125,9 @@ class Broker:
         return line
 
     def _ranges(self, line: socket.socket, message: dict[str, Any], size: int, needs: Needs) -> Any:
-        """Call `needs` to learn which byte ranges of a file must be downloaded, and return these ranges. While it
-        decides, `needs` may read some bytes of the file through the broker."""
+        """Ask the function `needs` which byte ranges of a file must be downloaded, and return these ranges. `needs` may
+        read some bytes of the file before it decides; they are requested from the broker (the process that uses object
+        storage for this one)."""
         def read(start: int, stop: int) -> bytes:
             return _exchange(line, {"call": "read_range", "start": start, "stop": stop})[1]
 
@@ -149,7 +150,8 @@ def _raises_if_gone() -> Iterator[None]:
 
 def _exchange(line: socket.socket, message: dict[str, Any],
               files: tuple[int, ...] = ()) -> tuple[dict[str, Any], bytes]:
-    """Send a message and return (JSON of the reply, bytes of the reply). Raises the error that the reply reports."""
+    """Send a message to the process at the other end of a broker's socket, and return (JSON of the reply, bytes of the
+    reply). Raises the error that the reply reports."""
     with _raises_if_gone():
         _send(line, message, files=files)
         reply, data, _ = _receive(line)
@@ -221,7 +223,8 @@ class Server:
             return self._remotes[root]
 
     def run(self, control: socket.socket) -> None:
-        """Receive sockets over `control` until the child process is gone, and serve each one in a thread of its own."""
+        """Receive sockets over the socket `control` until the child process is gone, and serve each one in a thread of
+        its own."""
         while True:
             data, files, _, _ = socket.recv_fds(control, 1, 1)
             if not data:
@@ -320,8 +323,9 @@ def _args(error: Exception) -> list[Any]:
 
 
 def main() -> None:
-    """Run a broker: `python -m pipeline.store.broker CONTROL_FD PARENT_PID JSON`. CONTROL_FD is the broker's end of the
-    socket pair that the child got at its start. JSON holds the arguments of `Server`."""
+    """Run a broker, the process that uses object storage for a confined child. The command is `python -m
+    pipeline.store.broker CONTROL_FD PARENT_PID JSON`. CONTROL_FD is the broker's end of the socket pair that the child
+    got at its start. JSON holds the arguments of `Server`."""
     process.die_with_parent(int(sys.argv[2]))
     process.no_core()
     confinement.not_dumpable()

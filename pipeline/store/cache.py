@@ -48,9 +48,9 @@ _KEY = re.compile(r"[0-9a-f]{32}")
 
 def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: str | None, needs: Needs | None) -> str:
     """Return the path, in the folder `scratch`, of a local copy of a remote file. The copy comes from this machine's
-    cache or is downloaded. If `needs` is given, only the byte ranges that it chooses are sure to be present. Raises
-    ChangedFile when a downloaded file is shorter than `size` or, if `version` is given, has another size or version,
-    and FileNotFoundError when it does not exist."""
+    cache or is downloaded. If the function `needs` is given, only the byte ranges that it chooses are sure to be
+    present. Raises ChangedFile when a downloaded file is shorter than `size` or, if `version` is given, has another
+    size or version, and FileNotFoundError when the file does not exist."""
     if size is None:
         entry = remote.head(path)
         if entry is None:
@@ -92,8 +92,8 @@ def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: st
 
 
 def forget(remote: Remote, path: str, scratch: str, size: int | None) -> None:
-    """Remove this machine's copies of a remote file, both in the folder `scratch` and in the cache, if it was fetched
-    without a version and without `needs`."""
+    """Remove this machine's copies of a remote file: the one in the folder `scratch`, and the one in the cache. It
+    finds only copies of the whole file that `fetch` made without `version`."""
     if size is None and (entry := remote.head(path)) is not None:
         size = entry.size
     key = _key(remote, path, size or 0, None, None)
@@ -105,14 +105,15 @@ def forget(remote: Remote, path: str, scratch: str, size: int | None) -> None:
 
 
 def _key(remote: Remote, path: str, size: int, version: str | None, ranges: list[Range] | None) -> str:
-    """Return the key under which the cache holds a version of a remote file, or some byte ranges of it. The key is the
-    name of the file in the cache."""
+    """Return the key under which the cache holds a version of a remote file, or some byte ranges of that version. The
+    key is the name of the file in the cache."""
     parts = (_boot(), _endpoint(remote), remote.root, path, str(size), version or "", repr(ranges))
     return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _suffix(path: str) -> str:
-    """Return the suffix of the file name, from which readers recognise the type of the file."""
+    """Return the suffix of a remote file's name, such as ".parquet". The local copy gets the same suffix, because
+    readers recognise the type of a file by it."""
     return os.path.splitext(path)[1][:16]
 
 
@@ -184,7 +185,8 @@ class Cache:
         self.folder, self.cap = folder, cap
 
     def take(self, key: str, target: str) -> bool:
-        """Make `target` a hard link to the cached file `key`. Returns False when the file is not in the cache."""
+        """Make `target` a hard link to the file that the cache holds under `key`. Returns False when the cache does not
+        hold it."""
         try:
             os.utime(self.folder / key)
             os.link(self.folder / key, target)
@@ -193,9 +195,9 @@ class Cache:
         return True
 
     def put(self, key: str, size: int, target: str, make: Callable[[str], None]) -> None:
-        """Provide the file `key`, which takes `size` bytes of disk, at the path `target`. If the cache does not hold
-        the file, `make(path)` downloads it. When several tasks need the file at the same time, one task downloads it
-        and the others wait."""
+        """Provide at the path `target` the file that the cache holds, or will hold, under `key`, and that takes `size`
+        bytes of disk. If the cache does not hold the file, `make(path)` downloads it. When several tasks need the file
+        at the same time, one task downloads it and the others wait."""
         part = self.folder / f"{key}.{size}.part"
         full = False
         while not self.take(key, target):
@@ -237,8 +239,8 @@ class Cache:
             return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def _reserve(self, size: int, part: Path) -> bool:
-        """Reserve `size` bytes of the cache for the download `part`. Files are evicted as necessary. Returns False when
-        the download does not fit even after that."""
+        """Reserve `size` bytes of the cache for the unfinished download `part`. Files that no task uses are evicted if
+        necessary. Returns False when the download does not fit even after that."""
         if size > self.cap:
             return False
         with self._locked():
@@ -260,8 +262,8 @@ class Cache:
 
     def _evict(self, leave: int, part: Path | None) -> int:
         """Evict files that no task uses until the cache holds at most `leave` bytes. Returns the number of bytes that
-        remain. The download `part` is counted neither in `leave` nor in the result. The caller holds the lock of the
-        cache."""
+        remain in the cache. The unfinished download `part` is counted neither in `leave` nor in the result. The caller
+        holds the lock of the cache."""
         files = sorted((f for f in self._files() if f[0] != str(part)), key=lambda f: f[2])
         total = sum(size for _, size, _, _ in files)
         for path, size, _, used in files:

@@ -87,7 +87,7 @@ def content_key(name: str, version: int, args: Any) -> str:
 
 def ref_contents(args: Any) -> list[str]:
     """Return the content hashes of all files and lists that the arguments of a task refer to (`$ref` and `$list`), in
-    order."""
+    the order in which the arguments name them."""
     if isinstance(args, dict):
         if "$ref" in args or "$list" in args:
             return [args["content"]]

@@ -21,7 +21,7 @@ FOLDER = "copies"
 
 @dataclass(frozen=True)
 class Copy:
-    """A folder outside a store that holds a copy of what the store has."""
+    """A folder or URL outside a store that holds a copy of texts or tokens of the store."""
 
     kind: str                     # index: of `dedup index`; rows: of `materialize --out`; tokens: of `shards export`
     of: str                       # what was copied: a dataset, a run, or a folder of shards
@@ -29,15 +29,17 @@ class Copy:
     host: str                     # the machine that has the path; "" for a URL
 
     def remedy(self, store: Store) -> str:
-        """Return what to do so that the folder loses the documents that a takedown has removed from `store`."""
+        """Return what the user must do so that this copy loses the documents that a takedown has removed from `store`.
+        """
         if self.kind == "index":
             return f"give `{shlex.join(['tokenmill', 'dedup', 'forget', self.place, '--store', store.root])}`"
         return "remove it, and export it again if it is still needed"
 
 
 def note_copy(store: Store, kind: str, of: str, place: str) -> None:
-    """Write to `store` that `place`, a folder or URL outside it, holds a copy of `of`, or soon will. For `kind` and
-    `of` see `Copy`. Raises StoreError or OSError when the store cannot be written."""
+    """Note in `store` that `place`, a folder or URL outside it, holds a copy of a part of the store, or soon will. `of`
+    names that part, and `kind` says how it was copied (see `Copy`). Raises StoreError or OSError when the store cannot
+    be written."""
     place = place.removeprefix("file://")
     is_url = "://" in place
     copy = Copy(kind, of, place if is_url else os.path.abspath(place), "" if is_url else socket.gethostname())

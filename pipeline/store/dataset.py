@@ -86,8 +86,9 @@ class PartToPublish(NamedTuple):
 class PassParts:
     """The parts (files of documents) that a dataset publishes from the tasks of one pass (a group of steps that run
     together). These are all `dropped.parquet` and `quarantine.parquet` and, if the pass is the `last` of its dataset,
-    all `kept.parquet`. They are kept on disk, in the order in which the records were added. A driver adds each record
-    when it adds up the counters of all records, so that millions of records are decoded only once."""
+    all `kept.parquet`. The list of the parts is kept on disk, in the order in which the commit records of the tasks
+    were added. A driver adds each record while it adds up the counters of all records, so that millions of records are
+    decoded only once."""
 
     def __init__(self, records: Iterable[PartRecord] = (), last: bool = True) -> None:
         files = (QUARANTINE, "dropped.parquet", *(("kept.parquet",) if last else ()))
@@ -174,7 +175,8 @@ def stream_quarantine(stream: str) -> str:
 
 def publish_quarantine(store: Store, name: str, records: Iterable[PartRecord],
                        check_lease: Callable[[], None] = lambda: None) -> None:
-    """Publish the `quarantine.parquet` files of `records`, and no other files, in the folder quarantine/NAME/."""
+    """Publish the files `quarantine.parquet` that these commit records name, and no other files, in the folder
+    quarantine/NAME/."""
     _publish(store, f"quarantine/{name}", PassParts(records, last=False).files[QUARANTINE], check_lease)
 
 
@@ -197,7 +199,8 @@ def published_folders(store: Store) -> list[str]:
 
 
 def published_parts(store: Store, folder: str) -> list[PartToPublish]:
-    """Return the parts of a published folder, in the order of its manifest. Their paths are those in the folder."""
+    """Return the parts (Parquet files) of a published folder, in the order of its manifest (the table of its parts).
+    Their paths are those in the published folder."""
     rows = store.table(f"{folder}/{MANIFEST}").to_pylist()
     return [PartToPublish(f"{folder}/{row.pop('part')}", **row) for row in rows]
 
@@ -210,7 +213,7 @@ def publish_again(store: Store, folder: str, parts: Iterable[PartToPublish], che
 
 
 def remove_earlier(store: Store, folder: str) -> None:
-    """Remove the folders that publications of `folder` have left below `.publish/`."""
+    """Remove the earlier and the unfinished versions of `folder` that its publications have left below `.publish/`."""
     if store.local is not None:
         target = store.local / ".publish" / folder
         for leftover in target.parent.glob(f"{target.name}~*"):
@@ -225,8 +228,9 @@ def _replace(store: Store, folder: str, parts: Iterable[PartToPublish], check_le
     """Publish a folder on a local disk: build it below `.publish/`, where no glob over datasets finds it, and then
     exchange it for the old folder.
 
-    The old folder is kept below `.publish/` until the next publication, because a reader that is just listing it would
-    otherwise see files vanish. It takes no disk space, since its files are hard links to files in `objects/`.
+    The old folder is kept below `.publish/` until the next publication. A reader that is listing it at the moment of
+    the exchange would otherwise see files vanish. The old folder takes no disk space, since its files are hard links to
+    files in `objects/`.
     """
     assert store.local is not None
     target = store.local / folder
@@ -328,7 +332,8 @@ class ManifestWriter:
         self._parts = self._total = 0
 
     def add(self, part: PartToPublish) -> str:
-        """Add a part to the manifest. Returns the part's name in the folder."""
+        """Add a part (a Parquet file of documents) to the manifest. Returns the name that the part must have in the
+        published folder."""
         name = part_name(self._parts, part.key)
         self._parts += 1
         self._total += _part_sum(name, part.bytes)

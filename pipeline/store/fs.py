@@ -146,8 +146,8 @@ class Store:
               needs: Needs | None = None) -> str:
         """Return the path, on local disk, of a file with the content of `path`. For a local file this is its own path.
         A remote file is downloaded, through this machine's cache, to a file in the folder `scratch`, which the caller
-        must not write to. If `needs` is given, only the byte ranges that it chooses are sure to be present, and other
-        ranges may be holes.
+        must not write to. If the function `needs` is given, only the byte ranges that it chooses are sure to be
+        present, and other ranges may be holes.
 
         `size` and `version` (from `entries`) are those that the file is expected to have. Raises ChangedFile when a
         downloaded file is shorter than `size` or, if `version` is given, has another size or version. A file that is
@@ -158,8 +158,8 @@ class Store:
         return self.remote.fetch(path, scratch, size, version, needs)
 
     def download(self, path: str, local: str) -> None:
-        """Copy a file to the new file `local` of this machine, past the cache. Raises FileNotFoundError when it does
-        not exist."""
+        """Copy a file to the new file `local` of this machine, without using this machine's cache. Raises
+        FileNotFoundError when the file does not exist."""
         if self.local is not None:
             shutil.copyfile(self.local / path, local)
             return

@@ -10,8 +10,8 @@ from pipeline.store.remote import Remote
 
 
 class Gcs(Remote):
-    """Access to Google Cloud Storage. Its client library retries each request six times, which takes a minute, so this
-    class tries a request only twice."""
+    """Access to Google Cloud Storage. Its client library retries each request six times by itself, which takes a
+    minute, so this class sends a request only twice."""
 
     options = {"use_listings_cache": False}  # noqa: RUF012
     tries = 2

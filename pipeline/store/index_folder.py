@@ -28,14 +28,14 @@ _RANKS = 1 << 20
 
 
 class NoIndex(TokenmillError):
-    """Raised when a folder holds no index for a step, or a damaged one."""
+    """Raised when a folder holds no index for a deduplication step, or a damaged one."""
 
     exit_code = 2
 
 
 def with_files(index: DedupIndex, change: Callable[[str, Mapping[str, Any]], dict[str, Any]]) -> DedupIndex:
-    """Return the index with other references to its files: `change` is called with the kind and the reference of
-    each."""
+    """Return a copy of a deduplication's index in which every reference to a file is replaced. `change` gets the kind
+    of the file (such as "texts.bin") and the old reference, and returns the new reference."""
     keys = {name: {**keys, "files": [change("keys.seg", ref) for ref in keys["files"]]}
             for name, keys in index.keys.items()}
     groups = [{"rank": group["rank"], "documents": change("documents.seg", group["documents"]),
@@ -45,27 +45,28 @@ def with_files(index: DedupIndex, change: Callable[[str, Mapping[str, Any]], dic
 
 
 def refs_of(index: DedupIndex) -> list[Mapping[str, Any]]:
-    """Return the references to all files of an index."""
+    """Return the references to all files of a deduplication's index."""
     return [ref for keys in index.keys.values() for ref in keys["files"]] + [
         group[part] for group in index.groups for part in ("documents", "texts", "ids")]
 
 
 def file_ref(path: str, ref: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the reference to a file of a folder, by its path in the folder. `ref` says what the file contains."""
+    """Return a reference to the file `path` of an index's folder. The size, hashes and number of rows are taken from
+    `ref`, another reference to the same contents."""
     return {"$file": path, "size": ref["bytes"], "etag": f"sha256:{ref['sha256']}", "sha256": ref["sha256"],
             "bytes": ref["bytes"], "content": ref["content"], "rows": ref["rows"]}
 
 
 def steps_in(folder: Store) -> list[str]:
-    """Return the steps for which a folder has indexes."""
+    """Return the names of the deduplication steps for which a folder holds indexes, sorted."""
     return sorted(path.split("/")[0] for path in folder.list("") if path.count("/") == 1
                   and path.endswith(f"/{MANIFEST}"))
 
 
 def overlap(a: DedupIndex, b: DedupIndex) -> bool:
-    """Return whether two indexes of one step have a file in common, and so the documents in it: they are the same
-    index, or one was merged from the other. (Merged indexes of `exact` have new files, so only equal ones are
-    recognised.)"""
+    """Return whether two indexes of the same deduplication step share a file, and therefore documents. They do if they
+    are the same index, or if one was merged from the other. Merged indexes of the step `exact` have new files, so for
+    this step the function recognises only that two indexes are equal."""
     def files(index: DedupIndex) -> set[str]:
         refs = [group["documents"] for group in index.groups] or [
             ref for keys in index.keys.values() for ref in keys["files"]]
@@ -75,14 +76,15 @@ def overlap(a: DedupIndex, b: DedupIndex) -> bool:
 
 
 def write_index(folder: Store, index: DedupIndex) -> None:
-    """Write the file index.json of an index whose files lie in the folder."""
+    """Write index.json, the file that describes a deduplication's index. The other files of the index must lie in the
+    folder already."""
     body = json.dumps({"format": FORMAT, **index.to_json()}, sort_keys=True, indent=1).encode()
     folder.write(f"{index.step}/{MANIFEST}", hashlib.sha256(body).hexdigest().encode() + b"\n" + body, durable=True)
 
 
 def _check_numbers(index: DedupIndex) -> None:
-    """Raise ValueError if the place of a number in an index holds something else than an integer, or an integer that is
-    beyond its limits."""
+    """Check the numbers in the description of a deduplication's index. Raises ValueError if one of them is not an
+    integer, or is outside its limits."""
     at_least = [(index.ranks, 0), (index.documents, 0), *((keys["buckets"], 1) for keys in index.keys.values()),
                 *((group["rank"], 0) for group in index.groups), *((ref[name], 0) for ref in refs_of(index)
                                                                    for name in ("size", "bytes", "rows"))]
@@ -93,9 +95,9 @@ def _check_numbers(index: DedupIndex) -> None:
 
 
 def read_index(root: str, step: str) -> DedupIndex:
-    """Return the index of a folder for a step. References to its files hold the folder as `root`. Raises NoIndex if
-    there is none, or if its file index.json is damaged, does not describe an index, or is of another version. The other
-    files are not read here."""
+    """Return the index that a folder holds for a deduplication step. The references to its files get the folder as
+    `root`. Raises NoIndex if there is none, or if its index.json is damaged, does not describe an index, or is of
+    another version. The other files are not read here."""
     folder = Store(root)
     try:
         data = folder.read(f"{step}/{MANIFEST}")

@@ -1,4 +1,5 @@
-"""Describes objects of remote storage, as its listings give them, and puts the pages of listings in order."""
+"""Describes objects of remote storage, as its listings give them, and puts the entries of a page of a listing in order.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +33,10 @@ def version_of(info: dict[str, Any]) -> str:
 
 
 def start_of(begin: str, deep: bool, after: str, top: str) -> str | None:
-    """Return the key at which a listing of `begin` must start so that it contains all objects that come after the path
-    `after`. None means that the listing must start at its beginning. With `deep` False, the key is the name of the
-    folder that holds `after`, because such a listing names folders instead of the objects in them. `top` is put before
-    the key."""
+    """Return the key from which a listing of the objects below `begin` must start so that it contains all objects that
+    come after the path `after`. Returns None if it must start at its beginning. A listing with `deep` False names
+    folders in place of the objects in them. The key is then the name of the folder that holds `after`. `top` is put
+    before the key."""
     if not after or after < begin:
         return None
     folder = -1 if deep or not after.startswith(begin) else after.find("/", len(begin))
@@ -43,9 +44,10 @@ def start_of(begin: str, deep: bool, after: str, top: str) -> str | None:
 
 
 def merged(objects: Iterable[tuple[str, Any]], folders: Iterable[str], cut: int) -> Iterator[RemoteObject | str]:
-    """Merge the objects (key, description) and the folders of one page of a listing, and yield them in the order of
-    their keys. The first `cut` characters of each key are removed. Objects that some tools create to stand for a folder
-    (their keys end with a slash) are left out."""
+    """Merge the objects, given as (key, description), and the folders of one page of a listing. Yield a RemoteObject
+    for each object and a path for each folder, in the order of their keys. The first `cut` characters of each key are
+    removed. Objects whose keys end with a slash are left out, because some tools create them only to stand for a
+    folder."""
     for key, info in sorted([*objects, *((folder, None) for folder in folders)], key=lambda pair: pair[0]):
         if info is None:
             yield key[cut:]

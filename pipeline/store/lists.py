@@ -73,9 +73,9 @@ class ListFiles:
 
 
 def unfold(value: Any, read: Callable[[str], bytes]) -> Any:
-    """Return `value` with each reference to a list file replaced by the list, which undoes `ListFiles.fold`. What is
-    under a key `$volatile` stays as it is; whoever needs a list there unfolds it. `read` reads a file of the store.
-    Raises DamagedFile when a list file is missing, or its bytes do not have the hash in its name."""
+    """Return `value` with each reference to a list file replaced by the list, which undoes `ListFiles.fold`. Values
+    under a key `$volatile` are not unfolded; code that needs a list there must call `unfold` for it. `read` reads a
+    file of the store. Raises DamagedFile when a list file is missing, or its bytes do not have the hash in its name."""
     if isinstance(value, dict):
         if "$list" not in value:
             return {k: v if k == "$volatile" else unfold(v, read) for k, v in value.items()}

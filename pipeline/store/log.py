@@ -262,9 +262,9 @@ class Log(LogView):
             return self.get(record.key)  # type: ignore[return-value]
 
     def quarantine(self, key: str, row: int, stage: int, reason: str) -> None:
-        """Quarantine a row that the unfinished task `key` reads, so that the task's next attempt skips the row even if
-        this process dies. The entry is committed about SEGMENT_S seconds later, or at once by `flush`. If a row is
-        quarantined twice, the first `stage` (number of the stage that failed) and `reason` count."""
+        """Quarantine a row (a document) that the unfinished task `key` reads, so that the task's next attempt skips the
+        row even if this process dies. The quarantine is committed about SEGMENT_S seconds later, or at once by `flush`.
+        If a row is quarantined twice, the first `stage` (number of the stage that failed) and `reason` count."""
         entry = {"key": key, "row": row, "stage": stage, "reason": reason}
         with self._lock:
             self._check()

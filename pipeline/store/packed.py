@@ -25,13 +25,16 @@ CACHED_BLOCKS = 64
 
 class PackedRecords:
     """Records of tasks from packs (files that compact the commit log), which can be looked up by number or by key. A
-    record's number is its position in the order of commits. At most one record of a key is valid.
+    record's number is its position in the order of commits. At most one record of a key is valid; a record that was
+    withdrawn is not.
 
     Call `add` for each pack, and then `settle`, after which records can be found. The log is then replayed segment by
-    segment, so that withdrawals take effect. `limit` is the number of records in the segments replayed so far; later
-    records cannot be found yet. At first, the first record of each key is valid. `drop` withdraws this record. The next
-    record that is committed for the key then becomes valid, which is the first one with a number of at least `limit`.
-    Records of the key with lower numbers never become valid, because another record was valid when they were committed.
+    segment, so that withdrawals take effect. The caller sets `limit` to the number of records in the segments replayed
+    so far; later records are not found.
+
+    At first, the first record of each key is valid. `drop` withdraws a valid record. The next record that is committed
+    for the key then becomes valid, that is, the first with a number of at least `limit`. Records of the key with lower
+    numbers never become valid, because another record was valid when they were committed.
     """
 
     def __init__(self) -> None:
@@ -53,8 +56,8 @@ class PackedRecords:
         self._block = functools.lru_cache(CACHED_BLOCKS)(self._read_block)
 
     def add(self, data: PackData, begin: int) -> None:
-        """Add the records and the events of a pack. The events of a segment are all that its body holds besides
-        records. Segments before number `begin` are left out."""
+        """Add the records and the events of a pack (a file that compacts segments of the commit log). The events of a
+        segment are everything in its body except records. Segments with numbers below `begin` are left out."""
         with disk_full(tempfile.gettempdir()):
             self._file.write(data.blocks)
             self._file.flush()
@@ -103,8 +106,9 @@ class PackedRecords:
         return bool(self._counts[number])
 
     def drop(self, key: str, number: int) -> None:
-        """Withdraw record `number`, the valid record of the task `key`. The key's first record whose number is at least
-        `limit` (the number of records replayed so far), if there is one, then becomes valid."""
+        """Withdraw record `number`, which is the valid record of the task `key`. The first record of the key whose
+        number is at least `limit` then becomes valid, if there is one. `limit` is the number of records replayed so
+        far."""
         self._counts[number] = False
         for later in self.numbers_of(key):
             if later >= self.limit:
@@ -159,8 +163,8 @@ class PackedRecords:
 
 
 def _equal(keys: np.ndarray, numbers: np.ndarray, key: str) -> list[int]:
-    """Return the numbers of the records with this key. `keys` is sorted, and numbers[i] is the number of the record
-    with keys[i]."""
+    """Return the numbers of the records of the task `key`. `keys` holds the hashed keys of all records, sorted, and
+    numbers[i] is the number of the record with keys[i]."""
     hashed = digest(key)
     first = last = int(np.searchsorted(keys, hashed))
     while last < len(keys) and keys[last] == hashed:

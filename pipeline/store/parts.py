@@ -137,7 +137,7 @@ class PartWriter:
             self._convert()
 
     def _convert(self) -> None:
-        """Convert the documents that wait to one Arrow batch, and compute the row digests (hashes) of the batch."""
+        """Turn the buffered documents into one Arrow batch, and compute the row digests (hashes) of the batch."""
         if not self._pending:
             return
         *columns, signals = zip(*self._pending)
@@ -196,8 +196,8 @@ def _part_file(path: str, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 class PartCopy(NamedTuple):
-    """What `copy_without` has written: rows, UTF-8 bytes of their texts, and the hash of the rows ("" if the file does
-    not hold documents)."""
+    """What `copy_without` has written: the number of rows, the UTF-8 bytes of their texts together, and the hash of the
+    rows ("" if the file does not hold documents)."""
 
     rows: int
     text_bytes: int

@@ -254,9 +254,9 @@ class Remote:
 
     @property
     def looks_first(self) -> bool:
-        """Whether `put_absent` takes two steps: it checks whether the object exists, and then writes it. Another
-        process may write the object in between. fsspec does this for storage without conditional writes. A trial with a
-        single writer cannot detect the weakness."""
+        """Whether `put_absent` takes two steps: it checks whether the object exists, and then writes it. Between the
+        two steps, another process may write the object. fsspec works like this for storage without conditional writes.
+        A trial with a single writer cannot detect it."""
         from fsspec import AbstractFileSystem
 
         return getattr(self.fs.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file

@@ -24,8 +24,8 @@ ROWS = 1 << 14
 
 def write_tasks(store: Store, run: str, nodes: Iterable[tuple[str, Iterable[str]]]) -> None:
     """Write the list of tasks of a run to runs/RUN/tasks.parquet. `nodes` yields, in the order of the plan, (name of a
-    plan node, keys of its tasks). The list is first written to a temporary file, which takes 16 bytes per task, so
-    memory does not grow with it."""
+    plan node, keys of its tasks). A plan node is a group of tasks, such as a pass over a dataset. The list is first
+    written to a temporary file, which takes 16 bytes per task, so memory does not grow with the number of tasks."""
     with Scratch() as scratch:
         local = os.path.join(scratch.path, "tasks.parquet")
         with parquet_writer(local, SCHEMA) as writer:
@@ -67,7 +67,7 @@ class RunTasks:
                 yield from (key.hex() for key in of_node.column("key").to_pylist())
 
     def all(self) -> Iterator[str]:
-        """Yield the keys of the tasks of all plan nodes, in the order of the plan."""
+        """Yield the keys of all tasks of the run, in the order of the plan."""
         with self._store.parquet(self._path) as file:
             for group in range(file.num_row_groups):
                 keys = file.read_row_group(group, ["key"], use_threads=False)["key"]

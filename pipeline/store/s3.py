@@ -97,9 +97,12 @@ class S3(Remote):
 
 
 class MultipartFile(io.RawIOBase):
-    """The object `path` of S3, open for writing from front to back. `finish` makes it appear; without it, `discard`
-    leaves nothing. An object of up to one part (`step` bytes) is sent in one request, a larger one in parts, while the
-    next ones are written. UPLOADS parts and the one that is being filled are held in memory."""
+    """The object `path` of S3, open for writing from front to back. After `finish`, the object exists. If `discard` is
+    called instead, nothing of it remains.
+
+    An object of up to one part (`step` bytes) is sent in one request. A larger object is sent in parts, each while the
+    next ones are written. Memory holds UPLOADS parts that are being sent, and the part that is being filled.
+    """
 
     def __init__(self, s3: S3, path: str, step: int) -> None:
         self._s3, self._path, self._step = s3, path, step
@@ -134,7 +137,8 @@ class MultipartFile(io.RawIOBase):
         return self._s3._call("write", self._path, method, Key=self._s3._key(self._path), **arguments)
 
     def _send(self) -> None:
-        """Begin to send the part that is full, and wait until at most UPLOADS parts are on their way."""
+        """Begin to send the current part. If UPLOADS parts are being sent already, first wait for the oldest of them.
+        """
         if not self._upload:
             try:
                 self._upload = self._call("create_multipart_upload")["UploadId"]
@@ -169,7 +173,7 @@ class MultipartFile(io.RawIOBase):
         self._upload = ""
 
     def discard(self) -> None:
-        """Remove the parts of an object that was not finished."""
+        """Stop sending, and remove from S3 the parts of an object that was not finished."""
         self._pool.shutdown(cancel_futures=True)
         if self._upload:
             with contextlib.suppress(Exception):

@@ -26,13 +26,15 @@ DROPPED = ("url", "locator", "source", "language", "meta", "stage", "reason")
 
 
 class NoSet(ShardError):
-    """Raised when a store does not have the wanted shard set, or no longer has it."""
+    """Raised when a store does not have a shard set (token files of one stream and split) that is wanted, or does not
+    have it any more."""
 
 
 class StoredSet(ShardIndex):
-    """The shard set that `manifest` describes, in the folder `folder` of a store. If `packing` is given (the sha256 of
-    packed rows of the set), samples are these rows instead of windows. Raises NoSet when the store does not have the
-    rows.
+    """The shard set (token files of one stream and split) that `manifest` describes, in the folder `folder` of a store.
+    Without `packing`, its training samples are windows of consecutive tokens. `packing` is the sha256 of packed rows
+    (samples made of whole documents) of the set; the samples are then these rows. Raises NoSet when the store does not
+    have the rows.
 
     All files are opened by `read`, `numbers` and `table`, which a subclass may override.
     """
@@ -53,12 +55,12 @@ class StoredSet(ShardIndex):
             self.packed = PackedRows(rows, self.offsets, self.numbers, folder)
 
     def read(self, path: str) -> bytes:
-        """Read a small file of the store whole. Raises FileNotFoundError."""
+        """Read a small file of the store whole. Raises FileNotFoundError when there is no such file."""
         return self.store.read(path)
 
     def numbers(self, file: PackedShard, first: int, stop: int) -> np.ndarray:
-        """Return the numbers [first, stop) of a file of packed rows, as u64. They say which tokens of the shard each
-        row has (`tokenizer.shards.packing`)."""
+        """Return the numbers [first, stop) of a file of packed rows (training samples made of whole documents), as u64.
+        They say which tokens of a shard each row has (`tokenizer.shards.packing`)."""
         path, width = f"{self.folder}/{file.file}", NUMBERS.itemsize
         return np.frombuffer(self.store.read_range(path, first * width, stop * width), NUMBERS)
 
@@ -70,9 +72,10 @@ class StoredSet(ShardIndex):
 
 def manifest_of(store: Store, folder: str, sha256: str = "",
                 read: Callable[[Store, str], bytes] = Store.read) -> Manifest:
-    """Return the manifest of a shard set in the folder `folder` of a store. With `sha256`, it is the set with this
-    hash, even if another set was published in the folder afterwards. Without `sha256`, it is the set that was published
-    last. Raises NoSet when the set is not there, and ShardError when the manifest is damaged."""
+    """Return the manifest of a shard set in the folder `folder` of a store. With `sha256`, it is the manifest of the
+    set with this hash, even if another set was published in the folder afterwards. Without `sha256`, it is the manifest
+    of the set that was published last. Raises NoSet when the set is not there, and ShardError when the manifest is
+    damaged."""
     pinned = f"{folder}/shards-{sha256[:16]}.json"
     path = pinned if sha256 and store.exists(pinned) else f"{folder}/{MANIFEST}"
     try:
@@ -98,10 +101,15 @@ def dataset_parts(store: Store) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def add_dropped(store: Store, documents: Sequence[dict[str, Any]]) -> int:
-    """Search the dropped documents of a store for `documents`, which are in no published dataset. To each document that
-    is found, add the dataset that dropped it, its url, locator, source, language, stage and reason, `verdict`
-    ("dropped") and, if it was dropped as a duplicate, `kept` (the id of the document that was kept in its place).
-    Returns how many documents were not found."""
+    """Search the dropped documents of a store for `documents`, which are in no published dataset. Add to each document
+    that is found:
+
+    * the dataset that dropped it, and its url, locator, source, language, stage and reason;
+    * `verdict`, which is "dropped";
+    * if it was dropped as a duplicate, `kept`, the id of the document that was kept in its place.
+
+    Returns how many documents were not found.
+    """
     wanted = {document["id"]: document for document in documents}
     for name in sorted({path.split("/")[1] for path in store.list("dropped") if path.endswith(f"/{DATASET_MANIFEST}")}):
         for batch in iter_batches(store, f"dropped/{name}", ["id", *DROPPED]):

@@ -119,7 +119,8 @@ class _PackBuilder:
         self._places, self._lengths, self._quarantines = array("Q"), array("I"), bytearray()
 
     def add(self, data: bytes, where: str) -> None:
-        """Add the next segment (file of the commit log) to the pack. Raises CorruptLog when the segment is damaged."""
+        """Add the next segment (file of the commit log) to the pack (file of compacted segments). Raises CorruptLog
+        when the segment is damaged."""
         body = decode_segment(data, where)
         records: list[bytes] = body.pop("records", [])
         self.last += 1
@@ -204,7 +205,7 @@ class PackData:
     quarantines: np.ndarray
 
     def segments(self) -> Iterator[tuple[int, bytes]]:
-        """Yield (number, bytes) of each log segment that the pack holds."""
+        """Yield (number, bytes) of each log segment that this pack (file of compacted segments) holds."""
         blocks, offset, remaining = [], 0, self.raw
         for size in self.block_sizes:
             blocks.append(inflate(self.blocks[offset:offset + size], min(BLOCK, remaining)))

@@ -1,11 +1,12 @@
-"""Reads shard sets and materialised rows of object storage from front to back, for exports, with little on the disk."""
+"""Reads shard sets (token files) and materialised rows (training samples written as files) of object storage from front
+to back, for exports. Little of them is on this machine's disk at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,19 +17,17 @@ from pipeline.store.fs import Store
 from tokenizer.shards.layout import MANIFEST, REMEDY, Manifest, ShardError
 from tokenizer.shards.packed import MANIFEST as PACKED
 from tokenizer.shards.packed import Packing
-from tokenizer.shards.reader import ShardSet
+from tokenizer.shards.requested import BlockRange, RequestedSet
 from tokenizer.shards.rows import MANIFEST as ROWS
 from tokenizer.shards.rows import RowSet, read_manifest
-from tokenizer.shards.sums import BLOCK, blocks_of, damaged_block
+from tokenizer.shards.sums import BLOCK
 
 
-class StreamedSet(ShardSet):
-    """The shard set of `store`, a folder of object storage. Tokens and loss masks are read ahead in memory, and
-    compared with the checksums of their blocks. The other files, a few hundredths of the set, are copied to the folder
-    `scratch` of this machine, shard by shard: those of at most three neighbouring shards are there. Raises ShardError
-    when there is no shard set."""
-
-    has_local_tokens = False
+class StreamedSet(RequestedSet):
+    """A shard set (token files of one stream and split) in the folder `store` of object storage, for reading from front
+    to back. Tokens and loss masks are read ahead in memory, and compared with the checksums of their blocks. The other
+    files, a few hundredths of the set, are copied to the folder `scratch` of this machine when they are needed.
+    `scratch` holds those of at most three neighbouring shards. Raises ShardError when there is no shard set."""
 
     def __init__(self, store: Store, scratch: Path) -> None:
         try:
@@ -37,7 +36,7 @@ class StreamedSet(ShardSet):
             raise ShardError(f"{store.root}: no shard set there ({e}); name a folder with {MANIFEST}") from e
         manifest = Manifest.loads(data, store.at(MANIFEST))
         (scratch / MANIFEST).write_bytes(data)
-        self._store = store
+        self._store, self.source = store, str(scratch)
         #: file that is copied → its shard
         self._shard_of = {name: number for number, info in enumerate(manifest.shards)
                           for name in (info.ends, info.table, info.blocks)}
@@ -56,43 +55,22 @@ class StreamedSet(ShardSet):
             self._shard_of |= {file.file: numbers[file.index] for file in packing.files}
         return packing
 
-    def read(self, start: int, stop: int) -> np.ndarray:
-        size = self.dtype.itemsize
-        return np.concatenate([np.empty(0, self.dtype), *(
-            np.frombuffer(self._bytes(shard, "body", first * size, end * size), self.dtype)
-            for shard, first, end, _ in self._pieces(start, stop))])
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Do nothing: what follows the tokens that are read is requested meanwhile."""
 
-    def _mask(self, start: int, stop: int) -> np.ndarray:
-        flags = np.ones(stop - start, bool)
-        for shard, first, end, offset in self._pieces(start, stop):
-            if self.manifest.shards[shard].loss:
-                flags[offset:offset + end - first] = np.frombuffer(self._bytes(shard, "loss", first, end), bool)
-        return flags
-
-    def _bytes(self, shard: int, kind: str, start: int, stop: int) -> bytes:
-        """Return bytes [start, stop) of a file, after a comparison of their blocks with the checksums."""
-        info = self.manifest.shards[shard]
-        name, size = getattr(info, kind), info.tokens * (self.dtype.itemsize if kind == "body" else 1)
-        if (shard, kind) not in self._ahead:
-            self._leave({shard})
-            there = self._store.size(name)
-            if there != size:
-                raise ShardError(f"{self.folder / name}: {'missing' if there is None else f'{there:,} bytes'}, the "
-                                 f"manifest says {size:,} bytes: {REMEDY}")
-            self._ahead[shard, kind] = AheadFile(size, lambda a, b: self._store.read_range(name, a, b))
-        first, last = start // BLOCK, blocks_of(stop)
-        ahead, sums = self._ahead[shard, kind], self.block_sums(shard, kind)[first:last].tolist()
-        damaged: int | None = None
-        for _ in range(2):                                   # requested twice, because connections, too, damage bytes
-            try:
-                data = memoryview(ahead.read_at(first * BLOCK, (last - first) * BLOCK))
-            except OSError as e:
-                raise ShardError(f"{self.folder / name}: cannot be read ({e}); run the command again") from e
-            damaged = damaged_block(data, first, sums)
-            if damaged is None:
-                return bytes(data[start - first * BLOCK:stop - first * BLOCK])
-            ahead.forget(first * BLOCK, last * BLOCK)
-        raise ShardError(f"{self.folder / name}: damaged at byte {(damaged or 0) * BLOCK:,}: {REMEDY}")
+    def request(self, wanted: BlockRange, again: bool) -> bytes:
+        key, start, stop = wanted[:2], wanted.first * BLOCK, wanted.stop * BLOCK
+        name = getattr(self.manifest.shards[wanted.shard], wanted.kind)
+        if key not in self._ahead:
+            self._leave({wanted.shard})
+            self._ahead[key] = AheadFile(self.checked_size(wanted, self._store.size(name)),
+                                         lambda a, b: self._store.read_range(name, a, b))
+        if again:
+            self._ahead[key].forget(start, stop)
+        try:
+            return self._ahead[key].read_at(start, stop - start)
+        except OSError as e:
+            raise ShardError(f"{self.path(wanted)}: cannot be read ({e}); run the command again") from e
 
     def _map(self, name: str, dtype: np.dtype, items: int) -> tuple[np.ndarray, mmap.mmap | None]:
         self._copy(name)
@@ -116,7 +94,7 @@ class StreamedSet(ShardSet):
         self._copied.add(name)
 
     def _leave(self, kept: set[int]) -> None:
-        """Remove what belongs to shards that are not in `kept`."""
+        """Remove the copied files, and close the open ones, of all shards whose numbers are not in `kept`."""
         for name in [name for name in self._copied if self._shard_of.get(name, -1) not in {-1, *kept}]:
             os.unlink(self.folder / name)
             self._copied.remove(name)
@@ -135,9 +113,10 @@ class StreamedSet(ShardSet):
 
 
 class StreamedRows(RowSet):
-    """The materialised rows of `store`, a folder of object storage. The files of one range of rows at a time are copied
-    to the folder `scratch` of this machine: their sha256 is that of whole files, and is compared before a row is used.
-    Raises ShardError when there are no rows."""
+    """The materialised rows (training samples written as files) in the folder `store` of object storage. The files that
+    hold one range of rows are copied to the folder `scratch` of this machine, one range at a time. Whole files are
+    copied because a recorded sha256 covers a whole file; it is compared before a row is used. Raises ShardError when
+    there are no rows."""
 
     def __init__(self, store: Store, scratch: Path) -> None:
         try:

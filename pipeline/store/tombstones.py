@@ -1,4 +1,5 @@
-"""The tombstones of a store: which documents `tokenmill takedown` has taken out, and which every later run leaves out.
+"""The tombstones of a store: the entries about documents that `tokenmill takedown` has removed. Every later run leaves
+these documents out.
 
     takedowns/00000001.json         what was asked for and found. Exists before anything is removed
     takedowns/00000001.done.json    what was removed. Exists when the takedown is complete
@@ -52,18 +53,19 @@ class DamagedTakedown(StoreError):
 
 
 def url_hash(url: str) -> str:
-    """Return the hash by which a tombstone names a URL."""
+    """Return the hash by which a tombstone (the entry of a takedown) names a URL."""
     return hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def text_hash(text: str) -> str:
-    """Return the hash by which a tombstone names a text. Every run of white space counts as one space, and white space
-    at the ends does not count."""
+    """Return the hash by which a tombstone (the entry of a takedown) names a text. Every run of white space counts as
+    one space, and white space at the ends does not count."""
     return url_hash(" ".join(text.split()))
 
 
 class Names(Protocol):
-    """A set of strings, of which it can be asked which it holds."""
+    """A set of strings that can only be asked for its size and whether it contains a string. `PackedNames` and
+    `frozenset` are such sets."""
 
     def __len__(self) -> int: ...
 
@@ -72,11 +74,11 @@ class Names(Protocol):
 
 class PackedNames:
     """A set of strings of which only hashes are kept, in a file that is mapped into memory. Processes on one machine
-    share its pages, and a lookup reads one or two of them.
+    share the file's pages, and a lookup reads one or two of them.
 
     `keys` are the hashes (the first 16 bytes of each string's sha256), sorted and joined. Hashes with the same first
-    `bits` bits are a bucket; `starts` holds the number of the first hash of each bucket and, at the end, the number of
-    all, as little-endian uint64.
+    bits form a bucket. `starts` holds, as little-endian uint64, the position of the first hash of each bucket and, at
+    the end, the number of all hashes.
     """
 
     def __init__(self, starts: memoryview, keys: memoryview) -> None:
@@ -93,7 +95,8 @@ class PackedNames:
 
     @staticmethod
     def pack(values: Iterable[str]) -> tuple[bytes, bytes]:
-        """Return `starts` and `keys`, the arguments of the class, as bytes. `values` are distinct strings."""
+        """Return the arguments `starts` and `keys` of the class `PackedNames` for a set of strings, as bytes. `values`
+        are distinct strings."""
         keys = sorted(map(_key, values))
         bits = min(max(len(keys).bit_length() - 3, 0), 32)             # four to eight hashes in a bucket
         first = np.array([int.from_bytes(key[:4], "big") >> 32 - bits for key in keys], np.int64)
@@ -106,9 +109,9 @@ def _key(value: str) -> bytes:
 
 @dataclass(frozen=True)
 class GoneDocuments:
-    """Says which documents are gone: those with one of the `ids`, those whose URL or text has one of the hashes, and
-    those from one of the `domains`. A domain covers its subdomains, too. The hashes of texts are needed because a
-    document may come back under another id, such as from a source with another name."""
+    """Says which documents takedowns have removed ("gone"): those with one of the `ids`, those whose URL or text has
+    one of the hashes, and those from one of the `domains`. A domain covers its subdomains, too. The hashes of texts are
+    needed because a document may come back under another id, such as from a source with another name."""
 
     ids: Names = frozenset()
     urls: Names = frozenset()
@@ -119,11 +122,12 @@ class GoneDocuments:
         return any(map(len, vars(self).values()))
 
     def cover(self, id: str, url: str | None, text: str = "") -> bool:
-        """Whether the document with this id, URL and text is gone."""
+        """Whether a takedown has removed the document with this id, URL and text."""
         return id in self.ids or bool(self.matches(url)) or bool(self.texts and text and text_hash(text) in self.texts)
 
     def matches(self, url: str | None) -> list[str]:
-        """Return the entries, among the hashes of URLs and the domains, that cover a URL."""
+        """Return those entries of takedowns that cover the URL: its hash if `urls` has it, and the names in `domains`
+        that are its host or a parent domain of the host."""
         if not url or not (self.urls or self.domains):
             return []
         entries = [hashed] if self.urls and (hashed := url_hash(url)) in self.urls else []
@@ -135,7 +139,7 @@ class GoneDocuments:
 
 @dataclass(frozen=True)
 class Tombstones(GoneDocuments):
-    """The entries of takedowns, which say what documents are gone."""
+    """The entries of takedowns, that is, of documents that are gone, as sets in memory."""
 
     ids: frozenset[str] = frozenset()
     urls: frozenset[str] = frozenset()
@@ -147,8 +151,9 @@ class Tombstones(GoneDocuments):
                           self.texts | other.texts)
 
     def packed(self, put: Callable[[str, bytes], Any] | None) -> dict[str, Any]:
-        """Write the tombstones to a file of the store, as `PackedNames`. `put(path, bytes)` creates it if it does not
-        exist; without `put`, nothing is written. Returns an argument for tasks, which `gone_documents` reads."""
+        """Write the tombstones (the entries of takedowns) to a file of the store, in the form of `PackedNames`.
+        `put(path, bytes)` must create the file if it does not exist; without `put`, nothing is written. Returns a
+        reference to the file, as an argument for tasks, which pass it to `gone_documents`."""
         packed = [column for values in vars(self).values() for column in PackedNames.pack(values)]
         data = b"".join(packed)
         sha256 = hashlib.sha256(data).hexdigest()
@@ -160,8 +165,9 @@ class Tombstones(GoneDocuments):
 
 
 def gone_documents(packed: Mapping[str, Any], fetch: Callable[[Mapping[str, Any]], str]) -> GoneDocuments:
-    """Read tombstones from the file that `Tombstones.packed` wrote; `packed` is what it returned, or empty. `fetch`
-    returns the path of a checked local copy of a file of the store (`TaskInputs.fetch`)."""
+    """Read tombstones (the entries of takedowns) from the file that `Tombstones.packed` wrote. `packed` is the
+    reference that it returned, or empty if there are no tombstones. `fetch` returns the path of a checked local copy of
+    a file of the store (`TaskInputs.fetch`)."""
     if not packed:
         return GoneDocuments()
     with open(fetch(packed), "rb") as file:
@@ -175,10 +181,11 @@ def gone_documents(packed: Mapping[str, Any], fetch: Callable[[Mapping[str, Any]
 class Takedown:
     """What a takedown was asked to remove, and what it found before it removed anything.
 
-    `ids`, `urls` (hashes) and `domains` are the entries of the list. `documents` are the ids of all documents that were
-    found, and `texts` the hashes of their texts. `twins` are the ids of found documents that are only near-duplicates
-    of listed ones. `holds` says which files of the store held the documents, and `seen` which runs and checkpoints have
-    read them."""
+    `ids`, `urls` (hashes) and `domains` are what the user asked to remove. `documents` are the ids of all documents
+    that were found, and `texts` the hashes of their texts. `twins` are the ids of found documents that are only
+    near-duplicates of documents that the user named. `holds` says which files of the store held the documents, and
+    `seen` which runs and checkpoints have read them.
+    """
 
     number: int
     reason: str
@@ -217,7 +224,8 @@ def sealed_json(document: Mapping[str, Any]) -> bytes:
 
 
 def opened_json(store: Store, path: str) -> dict[str, Any]:
-    """Read a file of a takedown. Raises DamagedTakedown when its bytes are not those that were written."""
+    """Read a JSON file of a takedown. Raises DamagedTakedown when its bytes are not those that were written, or when
+    another version of Tokenmill wrote it."""
     head, _, body = store.read(path).partition(b"\n")
     if head != hashlib.sha256(body).hexdigest().encode():
         raise DamagedTakedown(f"{store.at(path)} is damaged; restore it from a copy, because runs must know which "
@@ -240,9 +248,9 @@ def unfinished(store: Store) -> list[Takedown]:
 
 
 def finished_tombstones(store: Store) -> Tombstones:
-    """Return the tombstones of a store. Raises UnfinishedTakedown if a takedown has not finished. The caller must hold
-    the lease of the store's log. Otherwise a takedown that another process is carrying out at the moment would count as
-    interrupted."""
+    """Return the tombstones (the entries of takedowns) of a store. Raises UnfinishedTakedown if a takedown has not
+    finished. The caller must hold the lease of the store's log (the right to write to it). Otherwise a takedown that
+    another process is carrying out at the moment would count as interrupted."""
     result = Tombstones()
     for takedown in takedowns(store):
         if not store.exists(takedown.done_path):

@@ -62,8 +62,8 @@ class File:
 
 @dataclass
 class Verified:
-    """Results of a verification so far: the number of files read, their total bytes, and the damaged files (path → what
-    is wrong)."""
+    """Results of a verification of the store so far: the number of files read, their total bytes, and the damaged files
+    (path → what is wrong)."""
 
     files: int = 0
     bytes: int = 0
@@ -128,8 +128,8 @@ class Repaired(NamedTuple):
 
 def repair(store: Store, log: Log, damaged: Mapping[str, str]) -> Repaired:
     """Retire (withdraw) the records of damaged files and remove damaged copies, so that the next run writes them again.
-    Restore damaged files of the commit log. Manifests and imported shards are kept. `damaged` maps paths to
-    descriptions of the damage, as in `Verified`."""
+    Restore damaged files of the commit log. Manifests (lists of the files of a folder) and imported shards are kept.
+    `damaged` maps paths to descriptions of the damage, as in `Verified`."""
     retired, removed, restored, lost = log.retire_files(damaged), 0, 0, []
     folders = _imported(store, damaged)
     imported = [path for path in sorted(damaged) if path.rpartition("/")[0] in folders and not _is_manifest(path)]
@@ -218,7 +218,8 @@ def _shard_set(store: Store, path: str) -> Manifest:
 
 
 def _packings(store: Store) -> list[str]:
-    """Return the paths of all manifests of packed rows, which lie beside the shards."""
+    """Return the paths of all manifests of packed rows (training samples made of whole documents), which lie beside the
+    shards."""
     return [path for path in store.list("shards") if _is_packing(path)]
 
 
@@ -227,7 +228,7 @@ def _packing(store: Store, path: str) -> Packing:
 
 
 def _imported(store: Store, damaged: Mapping[str, str]) -> set[str]:
-    """Return the folders of imported shard sets whose manifests can be read."""
+    """Return the folders of imported shard sets (sets of token files that no run made) whose manifests can be read."""
     return {path.rpartition("/")[0] for path in _shard_manifests(store)
             if path not in damaged and _shard_set(store, path).imported}
 
@@ -252,8 +253,8 @@ def _is_packing(path: str) -> bool:
 
 
 def _resumed(store: Store, log: LogView) -> Verified:
-    """Return the results of an interrupted verification, from which a new one continues. They are empty when there was
-    no interrupted verification, or when the records of the log have changed since."""
+    """Return the results of an interrupted verification of the store, from which a new verification continues. They are
+    empty when there was no interrupted verification, or when the records of the log have changed since."""
     try:
         doc: dict[str, Any] = json.loads(store.read(PROGRESS))
         if doc.pop("state") == log.state():

@@ -167,8 +167,8 @@ class LogView:
 
     def quarantined(self, stage_keys: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Return the documents that one of these stages quarantined, as id → {"id", "stage", "stage_key", "reason",
-        "row"}. Tasks skip these documents. For a document that several of the stages quarantined, the entry is that of
-        the first such stage in `stage_keys`."""
+        "row"}. Tasks skip these documents. If several of the stages quarantined a document, the result has what the
+        first of them in `stage_keys` noted."""
         result: dict[str, dict[str, Any]] = {}
         for key in stage_keys:
             for id, entry in self._quarantined_documents.get(key, {}).items():
@@ -233,9 +233,9 @@ class LogView:
                 self._apply(body, segment, "a pack")
 
     def _sound(self, packs: Sequence[Pack]) -> Iterator[tuple[PackData, bool]]:
-        """Yield the data of undamaged packs that together hold the log from its beginning on, each as (data, False).
-        Where no undamaged pack holds the next segments but a later pack exists, these segments are read from their own
-        files, packed in memory, and yielded as (data, True)."""
+        """Yield the contents of undamaged packs (files that compact segments of the log), which together hold the log
+        from its beginning on. Each comes as (data, False). If no undamaged pack holds the next segments but a later
+        pack exists, these segments are read from their own files, packed in memory, and yielded as (data, True)."""
         first = 1
         while True:
             chain, end = [], first
@@ -318,8 +318,8 @@ class LogView:
             self._retire(entry, segment)
 
     def _add_record(self, fact: Facts, data: bytes) -> bool:
-        """Add an encoded record to the state. `fact` holds the main fields of the record. Returns False when its key
-        already has a record that counts."""
+        """Add an encoded record to the state of the log. `fact` holds the main fields of the record. Returns False when
+        the record's key already has a record that counts."""
         if self._packed.find(fact.key) is not None:
             return False
         inserted = self._db.execute("INSERT OR IGNORE INTO record (key, replay_key, data) VALUES (?, ?, ?)",
@@ -338,8 +338,9 @@ class LogView:
                 self._quarantine_document(entry)
 
     def _retire(self, entry: dict[str, Any], segment: int) -> bool:
-        """Retire (withdraw) the record that `entry`, from segment number `segment`, names by key and attempt. Returns
-        False when the key has no record, or when its current record comes from another attempt."""
+        """Retire (withdraw) the record that `entry` names by key and attempt. `entry` comes from segment (file of the
+        log) number `segment`. Returns False when the key has no record, or when its current record comes from another
+        attempt."""
         record = self.get(entry["key"])
         if record is None or record.attempt != entry["attempt"]:
             return False
@@ -357,8 +358,8 @@ class LogView:
         return of_stage.setdefault(entry["id"], entry) is entry
 
     def _quarantine_row(self, entry: dict[str, Any]) -> bool:
-        """Quarantine the row that `entry` names. Returns False when the row is quarantined already, or when its task
-        has a record."""
+        """Quarantine the row (document) that `entry`, read from the log, names by task and number. Returns False when
+        the row is quarantined already, or when its task has a record."""
         if entry["key"] in self:
             return False
         rows = self._quarantined_rows.setdefault(entry["key"], {})

@@ -29,7 +29,7 @@ def direct() -> bool:
 
 async def _client(**options: Any) -> Any:
     """Return an aiohttp session that raises StoreError instead of following a redirect. It also raises StoreError
-    instead of connecting to this machine or to services of its network."""
+    instead of connecting to this machine or to an address that only this machine can reach."""
     import aiohttp
     from aiohttp.resolver import ThreadedResolver
 

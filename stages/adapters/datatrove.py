@@ -1,9 +1,9 @@
 """Runs datatrove's blocks (its processing classes) as steps and readers of a recipe.
 
-``- datatrove: {block: filters.GopherQualityFilter, min_doc_words: 20}`` runs any of its filters, formatters and
-extractors that look at one document at a time; ``{read: datatrove, block: readers.CSVReader, path: …}`` reads through
-one of its readers. A recipe is refused if it names a block that sees more than one document, keeps state between
-documents or reads a clock; the message says why, and in most cases what to use instead.
+``- datatrove: {block: filters.GopherQualityFilter, min_doc_words: 20}`` runs any of datatrove's filters, formatters and
+extractors that process one document at a time. ``{read: datatrove, block: readers.CSVReader, path: …}`` reads files
+through one of datatrove's readers. A recipe is refused if it names a block that sees more than one document, keeps
+state between documents or reads a clock. The error message says why, and in most cases what to use instead.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ _SNAKE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 class BlockConfig(StageConfig):
-    """Settings of a step or reader that runs a block (a processing class of datatrove). `block` names the class. All
-    other keys are arguments of its constructor."""
+    """Settings of a step or reader that runs a block (a processing class of datatrove). The setting `block` names the
+    class. All other settings are arguments of the constructor of that class."""
 
     block: str = signal(..., "datatrove's name below datatrove.pipeline, e.g. filters.GopherQualityFilter")
     args: dict[str, Any] = signal({}, "arguments of its constructor; written beside `block`")
@@ -115,13 +115,13 @@ _EXAMPLE = {"filters": "filters.GopherQualityFilter", "readers": "readers.CSVRea
 class Datatrove(Stage):
     """Run one of datatrove's filters, formatters or extractors (called blocks), on one document at a time.
 
-    The reason for which a document is dropped is the one that the filter gives, or else the filter's class name in
-    snake_case. Metadata that a filter sets goes to `meta` (`language` to the document's language). Formatters start
-    with a fresh state for each document, and Trafilatura runs without `deduplicate`, since with datatrove's defaults
-    the text of a document would depend on other documents. If an extractor finds no text, the document is dropped as
-    `no_text`. If a package that a block needs is missing, set-up fails with a message that names it. Blocks that decide
-    by the unrounded floats of a model are refused; use the steps `language` and `quality`, which round their scores and
-    store them.
+    A document that a filter drops gets the reason that the filter gives, or else the filter's class name in snake_case.
+    Metadata that a filter sets goes to `meta` (`language` to the document's language). Two defaults of datatrove are
+    changed, because they make the text of a document depend on other documents: formatters start with a fresh state for
+    each document, and Trafilatura runs without `deduplicate`. If an extractor finds no text, the document is dropped as
+    `no_text`. If a package that a block needs is missing, set-up fails with a message that names the package. Blocks
+    that decide by the unrounded floats of a model are refused. The steps `language` and `quality` replace these blocks:
+    they round their scores and store them.
     """
 
     name = "datatrove"
@@ -190,12 +190,12 @@ class ReaderConfig(BlockConfig):
 class DatatroveReader(Reader):
     """Reads a file with one of datatrove's disk readers (CSVReader, JsonlReader, ParquetReader, IpcReader, WarcReader).
 
-    The id that a record has in its file is kept as `meta.id`, and the fields `cluster` and `near_duplicates` as
-    `meta.their_cluster` and `meta.their_near_duplicates`. The strings in the fields `url`, `date` and `language` of
-    datatrove's metadata become those of the document. WarcReader gives pages, not text; a page goes to `raw`, from
-    which the step `html` or another extractor makes the text. datatrove skips records without text and broken lines,
-    and at most logs them, so this reader cannot count them. If this project has its own reader for a format, prefer
-    that one.
+    The id that a record has in its file is kept as `meta.id`. The metadata fields `cluster` and `near_duplicates` of a
+    record are kept as `meta.their_cluster` and `meta.their_near_duplicates`. If the metadata fields `url`, `date` and
+    `language` hold strings, these become the URL, date and language of the document. WarcReader gives pages, not text:
+    a page goes to `raw`, from which the step `html` or another extractor makes the text. datatrove skips records
+    without text and broken lines, and at most logs them, so this reader cannot count them. If Tokenmill has a reader of
+    its own for a format, prefer that reader.
     """
 
     name = "datatrove"
@@ -224,8 +224,10 @@ class DatatroveReader(Reader):
 
 def _document(their_document: Any, slice: Slice, ordinal: int, lost: dict[str, dict[str, int]],
               pages: bool) -> Document:
-    """Convert a document of datatrove to one of ours. With `pages`, its text is a web page, which goes to `raw`. Some
-    metadata fields are renamed; `lost` counts values that a renamed field overwrites, as {field: {reason: count}}."""
+    """Convert a document of datatrove to one of ours. With `pages`, its text is a web page, which goes to `raw`. The
+    metadata fields `cluster` and `near_duplicates` are renamed to `their_cluster` and `their_near_duplicates`. If the
+    document already has a field of the new name, its value is overwritten, and `lost` ({field: {reason: count}}) counts
+    that."""
     meta = dict(their_document.metadata)
     meta.pop("file_path", None)
     for name in ("cluster", "near_duplicates"):         # our deduplication sets these names, and training uses them

@@ -1,10 +1,11 @@
-"""Builds the index of evaluation sets. One file, which processes share, holds every sequence of words that shows that a
-text contains an item of a set.
+"""Builds and reads the index of evaluation sets, by which the step `decontaminate` finds their items in documents. An
+item is a question, answer or passage of a set. The index is one file, which processes share. It holds every sequence of
+words by which a text can be recognised to contain an item.
 
 An *entry* is a text that is looked for, such as a question. Equal texts of several rows or sets are one entry. A long
-entry has n-grams, sequences of n words; a short one is looked up whole.
+entry is looked up by its n-grams (sequences of n words), and a short one as a whole.
 
-The index leaves out n-grams that say nothing: those of which less than half of the words have a letter (tables), those
+The index leaves out n-grams that say nothing: those in which less than half of the words have a letter (tables), those
 of more than COMMON entries (phrases of a template, "which of the following"), and those of at least COMMON documents of
 a sample of the corpus, if one is given. GPT-3 ignores 13-grams of more than 10 documents of its whole corpus (arXiv
 2005.14165, appendix C). Here the sample is a file, so the result for a document depends on the sets, the sample and the
@@ -36,14 +37,10 @@ from stages.text.cache import cache_dir, cached
 LENGTHS = {"ngram": 13, "idf": 5}
 #: dialect idf: entries of fewer words have too few n-grams to compare
 SHORT = 8
-#: An entry of fewer words is an everyday phrase inside a sentence. It is found only where it is between two borders. In
-#: 24 MB of books, Wikipedia, web pages and licences, one of the 2,176 questions of up to 12 words of 13 benchmarks is
-#: inside a sentence: "the Moon's gravity", which has four words.
-BORDERED = 5
 #: an n-gram is common if more entries than this have it, or at least this many documents of the sample
 COMMON = 10
 #: increased when `build` gives another result, so that files that older code made are not used
-_VERSION = 5
+_VERSION = 6
 #: unit in which weights (inverse document frequencies) are stored, so that their sums are exact
 _WEIGHT = 1000
 #: ranges of keys, a power of two, that are sorted one after the other
@@ -60,12 +57,12 @@ class ItemPart(NamedTuple):
 
 
 class EvaluationIndex:
-    """The arrays of an index, read from a file. An entry is a text that is looked for, and `members(e)` says in which
-    sets it is. Entry e has `words[e]` words and `grams[e]` different n-grams, whose weights have the sum `totals[e]`.
-    If `whole[e]` is 1, the entry is looked up whole, not by its n-grams. From the start of one of its n-grams to the
-    start of the next are at most `stretches[e]` words; this is more than one if n-grams between them are left out.
-    N-gram g is in the entries `postings[offsets[g]:offsets[g + 1]]`; an n-gram of n entries has the weight
-    `weights[n]`."""
+    """An index of evaluation sets, as arrays read from a file. An entry is a text that is looked for, and `members(e)`
+    says in which sets entry e is. Entry e has `words[e]` words and `grams[e]` different n-grams, whose weights have the
+    sum `totals[e]`. If `whole[e]` is 1, entry e is looked up as a whole, not by its n-grams. From the start of an
+    n-gram of entry e to the start of its next n-gram, there are at most `stretches[e]` words; this is more than one if
+    the index leaves out n-grams between them. N-gram g is in the entries `postings[offsets[g]:offsets[g + 1]]`. An
+    n-gram that is in n entries has the weight `weights[n]`."""
 
     def __init__(self, path: Path) -> None:
         data: Any = np.load(path, mmap_mode="r")
@@ -89,13 +86,20 @@ class EvaluationIndex:
         return [ItemPart(self._names[s], row, parts[part])
                 for s, row, part in self._members[self._firsts[entry]:self._firsts[entry + 1]].tolist()]
 
+    def short_questions(self, words: int) -> dict[str, int]:
+        """Return {name of a set: the number of its questions that have fewer than `words` words}."""
+        short = np.repeat(self.words < words, np.diff(self._firsts)) & (self._members[:, 2] == 0)
+        counts = np.bincount(self._members[short, 0], minlength=len(self._names))
+        return dict(zip(self._names, counts.tolist()))
+
     def hits(self, words: ScannedWords) -> np.ndarray:
-        """Return the places in a text at which the index has a sequence of words, in the form that `scan.find`
-        returns."""
+        """Return the places in a text where a sequence of words stands that the index holds. `words` are the words of
+        the text. The result has the form of `scan.find`."""
         return find(words, self.lengths, self.table)
 
     def entries(self, grams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (which of the n-grams, an entry that has it) for every entry of each of the n-grams."""
+        """Return the entries (texts that are looked for) that have some n-grams, as two arrays with an item for each
+        pair of an n-gram and an entry that has it: (the position of the n-gram in `grams`, the entry)."""
         begins = self.offsets[grams].astype(np.int64)
         sizes = self.offsets[grams + 1] - begins
         which = np.repeat(np.arange(len(grams)), sizes)
@@ -103,33 +107,34 @@ class EvaluationIndex:
         return which, self.postings[begins[which] + inside].astype(np.int64)
 
     def weight(self, grams: np.ndarray) -> int:
-        """Return the sum of the weights of n-grams."""
+        """Return the sum of the weights of the given n-grams. The fewer entries have an n-gram, the more it weighs."""
         return int(self.weights[self.offsets[grams + 1] - self.offsets[grams]].sum())
 
 
-def index_file(sets: Mapping[str, str], fields: Mapping[str, Mapping[Part, str]], dialect: str, min_words: int,
-               common: str | None) -> Path:
-    """Return the file of an index. It is built when it is first needed, and cached under a hash of the settings and the
-    contents of all files."""
-    about = [_VERSION, python_version(), dialect, min_words, {name: dict(fields[name]) for name in sets},
+def index_file(sets: Mapping[str, str], fields: Mapping[str, Mapping[Part, str]], dialect: str, common: str | None
+               ) -> Path:
+    """Return the path of the file with the index of some evaluation sets. The index is built when it is first needed,
+    and the file is cached under a hash of the settings and the contents of all files of the sets."""
+    about = [_VERSION, python_version(), dialect, {name: dict(fields[name]) for name in sets},
              {name: file_sha256(path) for name, path in sets.items()}, file_sha256(common) if common else None]
     name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
 
     def write(path: Path) -> None:
-        _save(path, *_Builder(LENGTHS[dialect], dialect == "ngram", min_words).build(sets, fields, common))
+        _save(path, *_Builder(LENGTHS[dialect], dialect == "ngram").build(sets, fields, common))
 
     return cached(cache_dir() / "decontaminate" / f"{name}.npy", write)
 
 
 class _Builder:
-    """Builds an index of n-grams of `length` words. With `long_whole`, all entries of fewer words are looked up whole;
-    otherwise only those of fewer than SHORT words.
+    """Builds an index of evaluation sets, with n-grams of `length` words. With `long_whole`, all entries (texts that
+    are looked for) of fewer than `length` words are looked up as a whole; otherwise only those of fewer than SHORT
+    words.
 
-    Sets may have millions of items, so what is known of them is in arrays of numbers.
+    Sets may have millions of items, so the facts about them are kept in arrays of numbers.
     """
 
-    def __init__(self, length: int, long_whole: bool, min_words: int) -> None:
-        self.length, self.min_words = length, min_words
+    def __init__(self, length: int, long_whole: bool) -> None:
+        self.length = length
         self.shortest = length if long_whole else SHORT
         #: hash of an entry's keys → its number
         self.numbers: dict[bytes, int] = {}
@@ -142,35 +147,36 @@ class _Builder:
 
     def build(self, sets: Mapping[str, str], fields: Mapping[str, Mapping[Part, str]], common: str | None
               ) -> tuple[dict[str, dict[str, int]], dict[str, np.ndarray]]:
-        """Return ({set: counts}, the arrays of `EvaluationIndex` by name). The counts are `rows`, `short` (questions
-        that are too short to be looked for) and `common` (questions that have only common n-grams)."""
+        """Read the evaluation sets and return (counts for each set, the arrays of `EvaluationIndex` by name). The
+        counts of a set are `rows` and `common` (the questions of which the index keeps no n-gram, because all are
+        common)."""
         about: dict[str, dict[str, int]] = {}
         questions: list[array[int]] = []
         for number, (name, path) in enumerate(sorted(sets.items())):
-            about[name] = {"rows": 0, "short": 0, "common": 0}
+            about[name] = {"rows": 0, "common": 0}
             questions.append(array("q"))
             for text in read_set(Path(path), dict(fields[name])):
                 about[name]["rows"] = text.row + 1
                 entry = self._enter(number, text.row, text.part, text.text, f"{path}: row {text.row}")
-                if text.part == "question":
-                    about[name]["short"] += entry is None
-                    questions[-1].extend([] if entry is None else [entry])
+                if text.part == "question" and entry is not None:
+                    questions[-1].append(entry)
         if not self.sizes:
-            raise SetError("sets", f"no text of the sets has {self.min_words} words; name other fields under `fields`, "
-                                   f"or set min_words: 1")
+            raise SetError("sets", f"the sets have no question, and no answer or passage of {self.shortest} words; "
+                                   f"name other fields under `fields`")
         arrays = self._arrays(self._common_keys(common))
         for name, entries in zip(about, questions):
             about[name]["common"] = int(np.sum(arrays["grams"][entries] == 0))
         return about, arrays
 
     def _enter(self, number: int, row: int, part: Part, text: str, place: str) -> int | None:
-        """Add a text of row `row` of the set with the number `number`. Returns its entry; None if it is too short."""
+        """Add a text of an evaluation set to the index: the part `part` of row `row` of the set number `number`.
+        Returns the number of its entry, or None if the text is not looked for."""
         words = words_of(unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass"))
         size = len(words.starts)
         if part == "question" and not words.letters.any():
             raise SetError("fields", f"{place} has a question without words; name another field, or take the row out")
         whole = size < self.shortest
-        if size < (self.min_words if part == "question" else self.shortest) or not words.letters.any():
+        if (whole and part != "question") or not words.letters.any():
             return None                          # a short answer or passage is in many texts that hold no test
         keys, places = keys_of(words, size if whole else self.length), np.array([0])
         if not whole:
@@ -189,7 +195,8 @@ class _Builder:
         return entry
 
     def _common_keys(self, common: str | None) -> np.ndarray:
-        """Return the keys that are common in the sample of the corpus, whose documents are the texts in `text`."""
+        """Return the keys (hashes of sequences of words) that at least COMMON documents of a sample of the corpus have.
+        `common` is the file of the sample, with the texts of documents in the field `text`."""
         if common is None:
             return np.empty(0, np.uint64)
         keys = np.unique(np.asarray(self.keys))
@@ -207,8 +214,8 @@ class _Builder:
         return np.unique(np.append(np.asarray(self.words)[np.asarray(self.whole) == 1], self.length))
 
     def _arrays(self, common: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the arrays of `EvaluationIndex`. The keys are sorted in ranges, so that what sorting needs besides
-        them is small."""
+        """Return the arrays of `EvaluationIndex`, by name. `common` holds keys to leave out. The keys are sorted range
+        by range, so that sorting needs little additional memory."""
         count, all_keys = len(self.sizes), np.asarray(self.keys)
         entry_of = np.repeat(np.arange(count, dtype=np.uint32), np.asarray(self.sizes))
         weights = np.array([0, *(round(_WEIGHT * math.log(1 + count / n)) for n in range(1, COMMON + 1))], np.int64)
@@ -244,8 +251,8 @@ class _Builder:
                 "firsts": np.searchsorted(members[:, 0], np.arange(count + 1)), "members": members[:, 1:].ravel()}
 
     def _stretches(self, entries: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Return for each entry the most words from one of its n-grams to the next. `entries` and `places` have those
-        of the n-grams that the index keeps, in order."""
+        """Return, for each entry, the largest number of words from the start of one of its n-grams to the start of the
+        next. `entries` and `places` hold the entry and the position of each n-gram that the index keeps, in order."""
         stretches = np.ones(len(self.sizes), np.int64)
         apart = np.flatnonzero((entries[1:] == entries[:-1]) & (places[1:] > places[:-1] + 1))
         np.maximum.at(stretches, entries[apart], places[apart + 1].astype(np.int64) - places[apart])
@@ -253,8 +260,8 @@ class _Builder:
 
 
 def _save(path: Path, about: dict[str, dict[str, int]], arrays: dict[str, np.ndarray]) -> None:
-    """Write an index: the number of 8-byte words of its header, the header (JSON), and the arrays, each filled up to
-    whole words."""
+    """Write an index to the file `path`: the size of the header in units of 8 bytes, the header (JSON), and the arrays.
+    The header and each array are filled up to a multiple of 8 bytes."""
     layout = [[name, column.dtype.str, len(column)] for name, column in arrays.items()]
     header = json.dumps({"sets": about, "arrays": layout}).encode()
     header += b" " * (-len(header) % 8)

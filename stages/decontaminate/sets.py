@@ -2,8 +2,9 @@
 from the Hugging Face hub.
 
 A set has rows, numbered from 0 through its files in the order of their paths. The setting `fields` names the fields of
-a row that hold its question, answer and passage. A dot leads into an object (`choices.text`), and every string of a
-list is a text of its own. No message shows the contents of a row, because it may be the answer of a test.
+a row that hold its question, answer and passage. A dot in the name of a field leads into an object (`choices.text`). If
+a field holds a list of strings, each string is a text of its own. No error message shows the contents of a row, because
+these may be the answer of a test.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _MOST_BYTES = 64 << 20
 
 
 class SetError(ValueError):
-    """Raised for an evaluation set that cannot be used. `field` is the setting to mend: `sets`, `fields` or
-    `common`."""
+    """Raised for an evaluation set that cannot be used. `field` is the setting that the user must change: `sets`,
+    `fields` or `common`."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -35,7 +36,8 @@ class SetError(ValueError):
 
 
 class ItemText(NamedTuple):
-    """A text of an evaluation set: the number of its row, which part of the row it is, and the text."""
+    """A text of an evaluation set, with the number of its row and the part of the row that it is (question, answer or
+    passage)."""
 
     row: int
     part: Part
@@ -43,11 +45,12 @@ class ItemText(NamedTuple):
 
 
 def read_set(path: Path, fields: dict[Part, str]) -> Iterator[ItemText]:
-    """Yield the texts of an evaluation set, a file or folder. `fields` maps parts to fields of a row.
+    """Yield the texts of an evaluation set. `path` is a file or a folder. `fields` says which field of a row holds
+    which part: question, answer or passage.
 
     Raises:
         SetError: the set cannot be read or has no row, a row lacks a field, or a field holds something other than a
-            string, a list of strings or null. Null gives no text.
+            string, a list of strings or null. A field that is null gives no text.
     """
     number = 0
     for file in set_files(path):
@@ -62,9 +65,9 @@ def read_set(path: Path, fields: dict[Part, str]) -> Iterator[ItemText]:
 
 
 def set_files(path: Path) -> list[Path]:
-    """Return the files of an evaluation set in the order in which they are read: the file itself, or all files of a
-    folder, at any depth, that have one of the SUFFIXES, without hidden files and folders. Raises SetError if a folder
-    has no such file."""
+    """Return the files of an evaluation set in the order in which they are read. If `path` is a file, it is the only
+    one. If it is a folder, these are all files in it, at any depth, that have one of the SUFFIXES and are not hidden or
+    in a hidden folder. Raises SetError if a folder has no such file."""
     if not path.is_dir():
         return [path]
     files = sorted(p for p in path.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file()
@@ -75,7 +78,7 @@ def set_files(path: Path) -> list[Path]:
 
 
 def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (number in the file, from 0; row) for the rows of a file."""
+    """Yield (number of the row in the file, from 0; the row) for each row of a file of an evaluation set."""
     try:
         if file.name.endswith(".parquet"):
             with open_parquet(str(file)) as table:

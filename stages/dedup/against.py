@@ -1,7 +1,8 @@
 """Tasks by which `minhash` compares new documents with indexes of old ones (`stages.dedup.index`).
 
-The documents of an index are kept for good, and nothing is decided about them. So only those are read that share a band
-key with a new document. To the waves of `minhash`, two are added (lookup, routes), and another task verifies:
+The documents of an index stay kept, whatever new documents come. So the tasks read only those old documents that share
+a band key with a new document. Two waves are added to those of `minhash` (lookup, routes), and another task verifies.
+Each entry below names a wave, what one of its tasks reads, and what the task writes:
 
     bands, links  as without an index
     lookup        ranges of band keys      → old documents that have them; edges from new documents to these keys
@@ -10,15 +11,15 @@ key with a new document. To the waves of `minhash`, two are added (lookup, route
     routes        old documents by group   → old documents by cluster
     verify        clusters, old documents  → removed documents, the kept ones, similarities
 
-A key that old documents have is a node of the graph of documents (`stages.dedup.cluster.KEYS`), not each of these
-documents, so a key costs one edge for each group of new documents that has it, even if a million old documents share
-it. Two new documents that resemble the same old one need not be in the same cluster. A document that goes for an old
-one gets the cluster of the old one.
+Clusters are computed from a graph of documents. In this graph, a band key that old documents have is a node
+(`stages.dedup.cluster.KEYS`), and the old documents are not. A key therefore costs one edge for each group of new
+documents that has it, even if a million old documents share it. Two new documents that resemble the same old one need
+not be in the same cluster. A new document that is removed in favour of an old one gets the cluster of the old one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,12 +49,12 @@ _OLD = 2**32 - 1
 
 
 class BandLookup:
-    """Task that looks the band keys of one range up in indexes of old documents.
+    """Task that looks up the band keys of new documents, those in one range of keys, in indexes of old documents.
 
     Arguments: `maps` (references to the files `bands.seg` of the new documents, one per group of parts), `firsts`
-    (number of the first part of each group), `bucket` (number of the range), `indexes` (for each index its files of
-    keys). `$volatile` holds arguments that do not change the task's key; here this is `groups`, the number of groups of
-    each index. The task writes `hits.seg` (HIT records, in buckets by the group of the new document) and `links.seg`
+    (number of the first part of each group), `bucket` (number of the range), `indexes` (the files of keys of each
+    index). `$volatile` holds arguments that do not change the task's key; here this is `groups`, the number of groups
+    of each index. The task writes `hits.seg` (HIT records, in buckets by the group of the new document) and `links.seg`
     (EDGE records, which join new documents with the keys of old ones).
     """
 
@@ -90,8 +91,8 @@ class BandLookup:
 
 
 def _check_groups(inputs: Inputs, keys: Mapping[str, Any], records: NDArray[Any], groups: int) -> None:
-    """Raise an error about a damaged file if one of the KEY records, found in the files of keys `keys` of an index,
-    names a group that the index does not have."""
+    """Raise an error about a damaged file if one of the KEY records `records` names a group that its index does not
+    have. The records were read from the files of keys `keys` of the index, which has `groups` groups."""
     beyond = records[records["document"] >> np.uint64(32) >= groups]
     if len(beyond):
         file = int(bucket_of(beyond["key"][:1], len(keys["files"]))[0])
@@ -100,11 +101,13 @@ def _check_groups(inputs: Inputs, keys: Mapping[str, Any], records: NDArray[Any]
 
 
 class Routes:
-    """Task that sends the old documents which share keys with one group of new ones to the clusters of the latter.
+    """Task that assigns old documents (those of an index) to clusters of new documents. It processes one group of new
+    documents. An old document that shares a band key with a new one is assigned to the cluster of the new one.
 
-    Arguments: `members` (references to files of MEMBER records), `hits` (references to files of HIT records), `group`
-    (number of the group, and of its bucket in both), `buckets` (number of buckets of clusters). The task writes
-    `touched.seg` (TOUCHED records, in buckets of clusters).
+    Arguments: `members` (references to files of MEMBER records, which say in which cluster a new document is), `hits`
+    (references to files of HIT records, which pair new with old documents), `group` (number of the group of new
+    documents, and of its bucket in both kinds of files), `buckets` (number of buckets of clusters). The task writes
+    `touched.seg` (TOUCHED records, which name the old documents for each cluster, in buckets of clusters).
     """
 
     name = "minhash_routes"
@@ -127,16 +130,16 @@ class Routes:
 
 
 class VerifyAgainst:
-    """Task that decides, for one bucket of clusters, which of the new documents are removed. Old documents are taken as
-    kept; otherwise it is `stages.dedup.verify:Verify`.
+    """Task that decides, for one bucket of clusters, which of the new documents are removed. Old documents count as
+    kept. Apart from that, the task decides as `stages.dedup.verify:Verify` does.
 
-    It has the arguments of that task, and `touched` (references to files of TOUCHED records), `indexes` (for each index
-    the priority of its first documents, and its groups), `signature` and `signature_key` (config and key of the stage
-    that made the signatures). It writes the same files.
+    Its arguments are those of `Verify`, and `touched` (references to files of TOUCHED records), `indexes` (for each
+    index the priority of its first documents, and its groups), `signature` and `signature_key` (config and key of the
+    stage that made the signatures). It writes the same files as `Verify`.
     """
 
     name = "minhash_verify_against"
-    version = 1
+    version = 2
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
@@ -151,6 +154,10 @@ class VerifyAgainst:
         touched = np.concatenate(read_segments(inputs, args["touched"], args["bucket"], TOUCHED))
         touched = touched[np.lexsort([touched[field] for field in reversed(TOUCHED.names or ())])]
         removed_for_old = documents_read = 0
+
+        def write_near(source: NDArray[Any], near: NDArray[Any]) -> None:
+            near_writer.write(source[source != _OLD], near[source != _OLD])
+
         with (out.segments("verdicts.seg", VERDICT, len(ranks)) as verdict_writer,
               out.segments("near.seg", NEAR, len(ranks)) as near_writer):
             for block in inputs.segments(args["candidates"], args["bucket"], whole=("root",), numbered=True):
@@ -162,13 +169,12 @@ class VerifyAgainst:
                 together = np.concatenate([block, old.candidates(block.dtype)])
                 order = in_order((together["root"],), preference(together, rank, prefer))
                 together, rank = together[order], rank[order]
-                judge = JudgeAgainst(together, rank, args, sets, counters, old, order - len(block), old_sets)
+                judge = JudgeAgainst(together, rank, args, sets, counters, write_near, old,
+                                     order - len(block), old_sets)
                 verdicts = judge.verdicts()
                 removed_for_old += judge.removed_for_old
                 new = together["source"] != _OLD
                 verdict_writer.write(together["source"][new], verdicts[new])
-                source, near = judge.near_records()
-                near_writer.write(source[source != _OLD], near[source != _OLD])
                 judged += int(new.sum())
         sets.close()
         return {"judged": judged, **counters, "removed_for_old": removed_for_old, "old_documents": documents_read,
@@ -176,11 +182,12 @@ class VerifyAgainst:
 
 
 class OldDocuments:
-    """The old documents that share band keys with the documents of some clusters.
+    """The old documents (those of an index) that share band keys with the new documents of some clusters.
 
-    `documents` holds a DOCUMENT record for each pair of such a document and such a cluster. For each record, `root` is
-    the cluster, `rank` the priority of the document, and `file` the reference to the file with its text. `touched` are
-    the TOUCHED records, sorted; record i is about the document number `of[i]`.
+    `documents` holds one DOCUMENT record for each pair of a cluster and an old document that shares a key with it. For
+    each record, `root` is the cluster, `rank` the priority of the document, and `file` the reference to the file with
+    its text. `touched` holds TOUCHED records, sorted. A TOUCHED record names a cluster, an old document, and a band key
+    by which they are connected. TOUCHED record i is about the record number `of[i]` of `documents`.
     """
 
     def __init__(self, inputs: Inputs, indexes: Sequence[Mapping[str, Any]], touched: NDArray[Any],
@@ -214,7 +221,8 @@ class OldDocuments:
                 self.file[number] = about["texts"]
 
     def candidates(self, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return a record of a candidate for each document, without band keys and shingle set."""
+        """Return a record of type `dtype` for each old document, in the form of the candidates with which `Verify`
+        compares texts. The fields for band keys and the shingle set stay empty."""
         records = np.zeros(len(self.documents), dtype)
         records["root"], records["source"] = self.root, _OLD
         for field in ("id_hi", "id_lo", "chars", *(["order"] if "order" in (dtype.names or ()) else [])):
@@ -223,15 +231,16 @@ class OldDocuments:
 
 
 class JudgeAgainst(ClusterJudge):
-    """Decides which new documents of a cluster are removed, if old documents are kept. The candidates of a cluster
-    begin with its old documents. `number` holds for each candidate the number of its old document in `old`; it is
-    negative for new documents."""
+    """Decides which new documents of each cluster are removed. The old documents of a cluster (those of an index) are
+    always kept. Among the candidates of a cluster, the old documents come first. `number` holds for each candidate its
+    number among the old documents `old`, or a negative number if the candidate is a new document."""
 
     def __init__(self, candidates: NDArray[Any], rank: NDArray[Any], args: dict[str, Any], sets: ShingleSetReader,
-                 counters: dict[str, int], old: OldDocuments, number: NDArray[np.int64], old_sets: OldSets) -> None:
-        super().__init__(candidates, candidates["source"], rank, args, sets, counters)
+                 counters: dict[str, int], write_near: Callable[[NDArray[Any], NDArray[Any]], None],
+                 old: OldDocuments, number: NDArray[np.int64], old_sets: OldSets) -> None:
+        super().__init__(candidates, candidates["source"], rank, args, sets, counters, write_near)
         self.old, self.number, self.old_sets = old, number, old_sets
-        self.removed_for_old = self.small = 0      # old documents are read as they are needed, which a kernel cannot
+        self.removed_for_old = self.small = 0      # no kernel decides: it cannot read old documents
         self.counts = _Sizes(self)
         self.position = np.empty(len(old.documents), np.int64)             # of each old document among the candidates
         is_old = number >= 0
@@ -263,8 +272,8 @@ class JudgeAgainst(ClusterJudge):
 
 
 class _Sizes(list[int]):
-    """The size of the shingle set of each candidate. That of an old document is found by reading its text, because an
-    index does not hold it: most old documents are never compared."""
+    """List of the size of the shingle set of each candidate. The size for an old document is found by reading the
+    document's text, because an index does not hold it: most old documents are never compared."""
 
     def __init__(self, judge: JudgeAgainst) -> None:
         super().__init__(judge.candidates["count"].tolist())

@@ -1,9 +1,10 @@
 """Finds the boilerplate of a cluster of near-duplicates: shingles (hashes of word n-grams) that many documents of one
-source have, such as those of a menu and a legal notice. `minhash` can leave them out of the comparison of texts.
+source have, such as those of a menu and a legal notice. `minhash` can leave boilerplate out of the comparison of texts.
 
-Two pages of a template may have most of their shingles in common, although what they say differs. Of two copies of a
-page that a source has many times, on the other hand, all shingles look like boilerplate, and only the differences are
-left. So the boilerplate is left out only if both texts have at least the share LEAST of their shingles besides.
+Two pages of one template may have most of their shingles in common, although their contents differ. Without the
+boilerplate, they are told apart. Two copies of one page are a different case: if a source has the page many times, all
+its shingles look like boilerplate, and only the differences of the copies would be compared. So the boilerplate is left
+out only if, in both texts, at least the share LEAST of the shingles are not boilerplate.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stages.dedup.fragment import PartGroup
-from stages.dedup.sets import jaccard
+from stages.dedup.sets import SET_BYTES, jaccard
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,8 +36,8 @@ _BITS, _BATCH, _MOST, _KEPT_BYTES = 21, 1 << 18, 1 << 19, 16 << 20
 
 
 def boilerplate_limits(share: float, plan: Sequence[PartGroup]) -> dict[str, Any]:
-    """Return the arguments of `Boilerplate` for some groups of parts (files of documents): shingles are boilerplate if
-    more than `share` of the documents of a source have them, and more than COPIES."""
+    """Return the arguments of `Boilerplate` for a list of groups of parts (files of documents). Shingles are
+    boilerplate if more than `share` of the documents of a source have them, and more than COPIES documents."""
     rows: dict[str, int] = {}
     for group in plan:
         rows[group.dataset] = rows.get(group.dataset, 0) + group.rows
@@ -46,8 +47,9 @@ def boilerplate_limits(share: float, plan: Sequence[PartGroup]) -> dict[str, Any
 
 
 class Boilerplate:
-    """The limits beyond which shingles are boilerplate. `sources` is the number of the source of each group of parts
-    (files of documents), and `limits` the most documents of each source that may have a shingle that is none."""
+    """The limits beyond which shingles are boilerplate. `sources` holds for each group of parts (files of documents)
+    the number of its source. `limits` holds for each source the largest number of documents that may share a shingle
+    before the shingle is boilerplate."""
 
     def __init__(self, sources: Sequence[int], limits: Sequence[int]) -> None:
         self._sources, self._limits = np.asarray(sources, np.int64), limits
@@ -55,9 +57,9 @@ class Boilerplate:
         self.smallest_limit = min(limits, default=COPIES)
 
     def of(self, groups: NDArray[Any], set_of: Callable[[int], Hashes]) -> Hashes:
-        """Return the boilerplate of a cluster, sorted: the shingles that more documents of the cluster have than the
-        limit of their common source. `groups` is the number of the group of each document of the cluster, and `set_of`
-        returns the shingle set of a document, given its number in the cluster."""
+        """Return the boilerplate of a cluster, sorted: the shingles that more documents of one source have, within the
+        cluster, than the limit of that source allows. `groups` holds for each document of the cluster the number of its
+        group. `set_of` returns the shingle set of a document, given its number in the cluster."""
         boilerplate = [np.zeros(0, np.uint64)]
         if len(groups) > self.smallest_limit:
             sources = self._sources[groups]
@@ -69,12 +71,14 @@ class Boilerplate:
 
 
 def _frequent(documents: Sequence[int], set_of: Callable[[int], Hashes], limit: int) -> Hashes:
-    """Return the shingles that more than `limit` documents have, sorted.
+    """Return the shingles that more than `limit` of the `documents` have, sorted. `set_of` returns the shingle set of a
+    document.
 
-    Memory is bounded. The first pass counts in 2**_BITS counters, each for many shingles. The second pass counts
-    exactly those shingles whose counter is beyond the limit. If there are more than _MOST of these, the rarest are
-    dropped, and the count of the rarest one is taken off the others (Misra and Gries 1982): a shingle near the limit
-    may then be missed, but none is returned that fewer documents have.
+    Memory is bounded. The first pass over the sets counts in 2**_BITS counters, each for many shingles. The second pass
+    counts exactly those shingles whose counter exceeds the limit. If there are more than _MOST of these shingles, the
+    rarest are dropped, and the count of the rarest one is subtracted from the counts of the others (Misra and Gries
+    1982). A shingle near the limit may therefore be missed, but no shingle is returned that `limit` documents or fewer
+    have.
     """
     shift, counters = np.uint64(64 - _BITS), np.zeros(1 << _BITS, np.uint32)
     for document in documents:
@@ -96,7 +100,7 @@ def _frequent(documents: Sequence[int], set_of: Callable[[int], Hashes], limit: 
 
 
 def _batches(sets: Iterator[Hashes]) -> Iterator[Hashes]:
-    """Yield the values of sets in arrays of about _BATCH values."""
+    """Join the shingles of many sets, and yield them in arrays of about _BATCH shingles."""
     collected: list[Hashes] = []
     size = 0
     for values in sets:
@@ -110,9 +114,9 @@ def _batches(sets: Iterator[Hashes]) -> Iterator[Hashes]:
 
 
 class Remainders:
-    """Compares documents of a cluster without its boilerplate. A document is named by a number, whose shingle set
-    `set_of` returns. What is left of the sets that were used last stays in memory, because a document of a template is
-    compared with many others."""
+    """Compares documents of a cluster by the shingles that are not boilerplate. A document is given by a number, for
+    which `set_of` returns the document's shingle set. The sets without boilerplate that were used most recently stay in
+    memory, because a document of a template is compared with many others."""
 
     def __init__(self, boilerplate: Hashes, set_of: Callable[[int], Hashes]) -> None:
         self._boilerplate, self._set_of = boilerplate, set_of
@@ -120,15 +124,16 @@ class Remainders:
         self._bytes = 0
 
     def similarity(self, a: int, b: int) -> float:
-        """Return the Jaccard similarity of two documents' shingle sets, without the boilerplate if at least the share
-        LEAST of each set is left, and otherwise with it."""
+        """Return the Jaccard similarity of the shingle sets of documents `a` and `b`. Boilerplate is left out of both
+        sets, unless one of them would keep less than the share LEAST of its shingles."""
         left, other_left = self._without(a), self._without(b)
         if left[1] and other_left[1]:
             return jaccard(left[0], other_left[0])
         return jaccard(self._set_of(a), self._set_of(b))
 
     def _without(self, document: int) -> tuple[Hashes, bool]:
-        """Return (the shingles of a document that are no boilerplate, whether they are at least the share LEAST)."""
+        """Return (the shingles of a document that are not boilerplate, whether these are at least the share LEAST of
+        all its shingles)."""
         kept = self._left.get(document)
         if kept is not None:
             self._left.move_to_end(document)
@@ -137,7 +142,7 @@ class Remainders:
         places = np.minimum(np.searchsorted(self._boilerplate, values), len(self._boilerplate) - 1)
         left = values[self._boilerplate[places] != values]
         self._left[document] = left, len(left) >= LEAST * len(values)
-        self._bytes += left.nbytes
+        self._bytes += left.nbytes + SET_BYTES
         while self._bytes > _KEPT_BYTES and len(self._left) > 2:
-            self._bytes -= self._left.popitem(last=False)[1][0].nbytes
+            self._bytes -= self._left.popitem(last=False)[1][0].nbytes + SET_BYTES
         return self._left[document]

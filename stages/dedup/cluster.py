@@ -1,14 +1,14 @@
 """Finds the clusters of near-duplicates: the connected components of a graph whose nodes are documents.
 
-Documents are connected if they have the same band key (the hash of one band of a MinHash signature). Not every pair of
-them has an edge of its own; edges through other documents suffice.
+Documents are connected if they have the same band key (the hash of one band of a MinHash signature). Two documents with
+the same key need no edge between them if a path through other documents connects them.
 
 If there are at most `Sizes.one_task_edges` edges, a single task computes the components. It holds the documents that
-occur in edges (typically 10-30 % of all), 40 bytes each. It reads the edge files one after another and keeps only a
-forest of at most one edge per document.
+occur in edges (typically 10-30 % of all), with 40 bytes for each document. It reads the edge files one after another
+and keeps only a forest of at most one edge per document.
 
-If there are more edges, several tasks compute the same components in rounds, each holding only a block of edges at a
-time (`stages.dedup.stars`).
+If there are more edges, several tasks compute the same components in rounds, and each task holds only a block of edges
+at a time (`stages.dedup.stars`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MEMBER = np.dtype([("part", "<u4"), ("row", "<u4"), ("root", "<u8")])
 
 
 class Clusters:
-    """Task that finds all clusters of near-duplicates at once, from the edges between documents.
+    """Task that finds all clusters of near-duplicates from the edges between documents, alone and in one round.
 
     Arguments: `links` (references to files of EDGE records, pairs of documents), `firsts` (for each of these files the
     number to add to the part numbers in its records), `groups` (number of the first part of each group of parts; a part
@@ -43,8 +43,8 @@ class Clusters:
     number of edges that are held in memory before they are reduced to a forest.
 
     The task writes the exchange file `members.seg` (a MEMBER record for each document, in buckets by number of the
-    group). Its counters are the candidates (documents that have an edge), the clusters, the documents of the largest
-    cluster, and the clusters by size (bin b: 2**b <= documents < 2**(b + 1)).
+    group). It counts the candidates (documents that have an edge), the clusters, the documents of the largest cluster,
+    and the clusters by size (bin b: clusters with 2**b <= documents < 2**(b + 1)).
     """
 
     name = "clusters"
@@ -64,12 +64,12 @@ class Clusters:
 
 
 def edges_of(inputs: Inputs, links: Sequence[FileRef], firsts: Sequence[int], most: int) -> Iterator[NDArray[Any]]:
-    """Yield the EDGE records (pairs of documents) of the files `links` in arrays.
+    """Yield the EDGE records (pairs of documents) of the files `links`, in arrays.
 
-    Each end of an edge is a place: part number << 32 | row. A part is a file of documents. Some of the files number
-    parts from the start of a group of parts; in the result, parts are numbered over all groups. `firsts` holds for each
-    file the number to add. An array is yielded as soon as it holds more than `most` edges; the last array may hold
-    fewer.
+    An EDGE record names a document by its place: part number << 32 | row. A part is a file of documents. In some files
+    of edges, parts are numbered from the start of a group of parts. In the result, parts are numbered over all groups.
+    `firsts` holds for each file the number to add. An array is yielded as soon as it holds more than `most` edges. The
+    last array may hold fewer.
     """
     pending: list[NDArray[Any]] = []
     size = 0
@@ -88,17 +88,19 @@ def edges_of(inputs: Inputs, links: Sequence[FileRef], firsts: Sequence[int], mo
 
 
 def real(nodes: NDArray[np.uint64], roots: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Leave out nodes that are keys of old documents (KEYS), and no documents."""
+    """Return only those nodes of the graph, with their roots, that are documents. Other nodes stand for band keys of
+    old documents (KEYS)."""
     documents = nodes < np.uint64(KEYS << 32)
     return (nodes, roots) if documents.all() else (nodes[documents], roots[documents])
 
 
 def members_of(nodes: NDArray[Any], roots: NDArray[Any], firsts: Sequence[int]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return (a MEMBER record for each document, the number of each document's group).
+    """Return (a MEMBER record for each document, the number of the group that each document belongs to). A MEMBER
+    record says in which cluster a document is.
 
-    A document is given by its place (part number << 32 | row): `nodes` holds the places of the documents, and `roots`
-    for each document the smallest place in its cluster. `firsts` holds the number of the first part of each group of
-    parts (files of documents).
+    A document is given by its place (part number << 32 | row). `nodes` holds the places of the documents, and `roots`
+    holds for each document the smallest place in its cluster. `firsts` holds the number of the first part of each group
+    of parts (files of documents).
     """
     part, row = split_place(nodes)
     starts = np.asarray(firsts, np.uint32)
@@ -114,17 +116,17 @@ def cluster_counters(candidates: int, sizes: NDArray[Any]) -> Counters:
 
 
 def cluster_waves(firsts: list[int], sizes: Sizes = SIZES, linking: Sequence[str] = ("links",)) -> list[Wave]:
-    """Return the waves (tasks that may run at the same time) that find the clusters of near-duplicates. They read the
-    edges that the waves `bands` and `linking` have written, and write files `members.seg` (which cluster a document
-    belongs to) in the wave `clusters`. `firsts` holds the number of the first part (file of documents) of each group of
-    parts."""
+    """Return the waves (groups of tasks that may run at the same time) that find the clusters of near-duplicates. The
+    waves read the edges that the waves `bands` and `linking` have written. The last of them, `clusters`, writes files
+    `members.seg`, which say to which cluster a document belongs. `firsts` holds the number of the first part (file of
+    documents) of each group of parts."""
     def linked(done: Done) -> int:
         """Return the number of edges between documents that the earlier waves have written."""
         return sum(r.counters["linked"] for wave in ("bands", *linking) for r in done[wave])
 
     def links_of(done: Done) -> list[FileRef]:
-        """Return references to the files of edges. Those of the wave `bands` number parts from the start of a
-        group."""
+        """Return references to the files of edges. The files of the wave `bands` number parts (files of documents) from
+        the start of a group, the other files over all groups."""
         return [ref for wave in ("bands", *linking) for ref in files_of(done[wave], "links.seg")]
 
     def spread(done: Done) -> list[TaskDraft]:
@@ -180,6 +182,6 @@ def cluster_waves(firsts: list[int], sizes: Sizes = SIZES, linking: Sequence[str
 
 def star_buckets(edges: int, sizes: Sizes) -> int:
     """Return the number of buckets into which the edges of a graph are divided in each round of `stages.dedup.stars`.
-    One task handles one bucket, and reads a piece of the output of every task of the previous round."""
+    One task handles one bucket, and reads a share of the output of every task of the previous round."""
     size = 32 * edges                              # each edge is stored in the buckets of both its ends
     return max(1, min(-(-size // sizes.bucket_bytes), int((size / sizes.segment_bytes) ** 0.5)))

@@ -1,13 +1,13 @@
 """Counts how many documents each kept document stands for: the signal `dup_count`.
 
 A document without duplicates has the count 1. When a barrier (`exact`, `minhash`) removes a document in favour of
-another, the kept document gets the removed one's count on top of its own. Counts therefore add up over barriers: the
+another, the count of the removed document is added to that of the kept one. Counts therefore add up over barriers: the
 count of a document that `minhash` keeps includes the exact copies of each near-duplicate that `minhash` removed.
 
-Counts are stored in files of their own, apart from the removal slices (the lists of rows that a barrier drops). A slice
-therefore stays the same when only a count changes, and tasks that read only slices need not run again. The counts are
-computed by waves of tasks (the tasks of a wave may run at the same time), which run after the barrier's own waves. A
-part is a file of documents. Each entry below names a wave, what one of its tasks reads, and what the task writes.
+Counts are stored in files of their own, apart from the removal slices (the lists of rows that a barrier drops). When
+only a count changes, the slices stay the same, and tasks that read only slices need not run again. Waves of tasks
+compute the counts after the barrier's own waves (the tasks of a wave may run at the same time). A part is a file of
+documents. Each entry below names a wave, what one of its tasks reads, and what the task writes.
 
     documents  a group of parts   → a record for each document, by its id, and for each removed document a record that
                                     adds its count to the document that was kept instead
@@ -49,21 +49,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 #: With n = 0: a document (its id, part and row), and if it was removed, the id of the document that was kept instead.
-#: With n > 0: the document with this id gets n on top of its count.
+#: With n > 0: n is to be added to the count of the document with this id.
 COUNTED = np.dtype([*ID, ("kept_hi", "<u8"), ("kept_lo", "<u8"), ("part", "<u4"), ("row", "<u4"), ("removed", "<u4"),
                     ("n", "<u8")])
-#: what a kept document (its part and row within its group) gets on top of its count
+#: a number to add to the count of a kept document (given by its part and row within its group)
 ADDED = np.dtype([("part", "<u4"), ("row", "<u4"), ("n", "<u8")])
 _KEY = ("id_hi", "id_lo")
 
 
 def count_waves(parts: Sequence[PartRef], slices: Sequence[FileRef | None], stored: bool, rounds: int,
                 sizes: Sizes = SIZES) -> list[Wave]:
-    """Return the waves (tasks that may run at the same time) that count the documents of a barrier's input.
+    """Return the waves (groups of tasks that may run at the same time) that count how many documents each document of a
+    barrier's input stands for.
 
-    `slices` are the removal slices (rows to drop) of the parts, `stored` says whether the documents may have a
-    `dup_count` from an earlier pass, and `rounds` is the largest number of removals that lead from a document to the
-    one that stays for it (`Barrier.rounds`).
+    `slices` are the removal slices (rows to drop) of the parts. `stored` says whether the documents may have a
+    `dup_count` from an earlier pass. `rounds` is the length of the longest chain of removals (`Barrier.rounds`): 2 if a
+    document may be removed in favour of one that is itself removed in favour of a third.
     """
     plan = groups(parts, sizes)
     buckets = sizes.buckets(sum(group.rows for group in plan) * COUNTED.itemsize, len(plan))
@@ -106,14 +107,14 @@ def count_waves(parts: Sequence[PartRef], slices: Sequence[FileRef | None], stor
 
 
 class CountDocuments:
-    """Task that lists the documents of one group of parts (files of documents) by id, and the counts of the removed
-    ones, which kept documents get.
+    """Task that lists the documents of one group of parts (files of documents) by id, and the counts that removed
+    documents pass on to kept ones.
 
     Arguments: `parts`, for each part {`side`: its side table, `removed`: its removal slice (rows to drop) or null,
     `counts`: its counts from earlier barriers or null, `text`: its documents, if these may have the signal `dup_count`,
     or null}, and `buckets` (number of ranges of ids). The task writes exchange files of COUNTED records:
-    `documents.seg` has one for each document. `owed.seg` has one for each removed document, with the id of the document
-    that was kept instead and the count that this one gets.
+    `documents.seg` has one record for each document. `owed.seg` has one for each removed document, with the id of the
+    document that was kept instead, and the count that is to be added to the kept document's.
     """
 
     name = "count_documents"
@@ -147,7 +148,8 @@ class CountDocuments:
 
 
 class CountSums:
-    """Task that adds up what the documents of one range of ids get on top of their counts.
+    """Task that adds up, for the documents of one range of ids, the counts of the documents that were removed in their
+    favour.
 
     Arguments: `documents` and `owed` (references to files of COUNTED records; `documents` has one file per group of
     parts), `bucket` (number of the range), `buckets`. The task writes the sums of kept documents to `added.seg` (ADDED
@@ -185,11 +187,12 @@ class CountSums:
 
 
 class CountSlices:
-    """Task that writes the counts of one group of parts (files of documents).
+    """Task that writes the counts of the documents of one group of parts (files of documents).
 
     Arguments: `added` (references to the files `added.seg`), `group` (number of the group, and of its bucket in these
     files), `before` (for each part its counts from earlier barriers, or null). The task writes `counts.PART.parquet`
-    for every part with documents that stand for others: `row`, and in `more` the number of these others.
+    for every part with documents that stand for others. The column `row` names such a document, and `more` says for how
+    many others it stands.
     """
 
     name = "count_slices"
@@ -217,13 +220,14 @@ class CountSlices:
 
 
 def _write(out: Out, name: str, records: NDArray[Any], buckets: int) -> None:
-    """Write COUNTED records into buckets by id, as an exchange file (by which a task passes records to later ones)."""
+    """Write COUNTED records as an exchange file (by which a task passes records to later ones), in buckets by document
+    id. Each record adds a number to the count of one document."""
     write_segments(out, name, records, bucket_of(mix(records["id_hi"]), buckets), buckets, _KEY)
 
 
 def _read_counts(inputs: Inputs, ref: FileRef | None) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the columns `row` and `more` of a file of counts: rows of a part, and how many further documents each of
-    them stands for. Both are empty for a part without such a file (`ref` is None)."""
+    """Return the columns `row` and `more` of the file of counts of a part: the rows of documents, and how many further
+    documents each of them stands for. If the part has no such file (`ref` is None), both columns are empty."""
     if ref is None:
         return np.zeros(0, np.uint32), np.zeros(0, np.uint64)
     table = read_table(inputs.fetch(ref))
@@ -231,7 +235,8 @@ def _read_counts(inputs: Inputs, ref: FileRef | None) -> tuple[NDArray[Any], NDA
 
 
 def _counts_of(inputs: Inputs, refs: dict[str, Any], rows: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return for how many documents each of the given rows of a part (file of documents) stood before the barrier."""
+    """Return for how many documents each of the given rows of a part (file of documents) stood before the barrier,
+    itself included."""
     counts = np.ones(len(rows), np.uint64)
     if refs["text"] is not None:
         with open_parquet(inputs.fetch(refs["text"])) as file:

@@ -16,16 +16,17 @@ BANDS, ROWS = 256, 64
 
 
 def chance(similarity: float, bands: int, rows: int) -> float:
-    """Return the probability that two documents of a Jaccard similarity share a band."""
+    """Return the probability that two documents of Jaccard similarity `similarity` share at least one band."""
     return 1 - (1 - similarity**rows) ** bands
 
 
 def shape(recall: float, similarity: float) -> tuple[int, int]:
-    """Return (bands, rows) that find a pair of the given similarity with a probability of at least `recall`.
+    """Return the (bands, rows) of a signature with which a pair of the given similarity is found with a probability of
+    at least `recall`.
 
     More rows give fewer candidates that are no near-duplicates, but need more hashes. The result has as many rows as
-    possible with at most HASHES hashes. If even one row needs more than HASHES, the result has one row. Raises
-    ValueError if BANDS do not suffice.
+    possible with at most HASHES hashes in total. If even one row per band needs more than HASHES hashes, the result has
+    one row. Raises ValueError if BANDS bands do not suffice.
     """
     best = None
     for rows in range(1, ROWS + 1):
@@ -41,9 +42,10 @@ def shape(recall: float, similarity: float) -> tuple[int, int]:
 
 
 def masses(threshold: float, bands: int, rows: int, steps: int = 2000) -> tuple[float, float]:
-    """Return (false-positive mass, false-negative mass) of a signature, as datasketch defines them: the area under the
-    curve of `chance` below the threshold, and the area above the curve from the threshold to 1. They are the shares of
-    wrong candidates and of missed pairs if all similarities are equally frequent."""
+    """Return (false-positive mass, false-negative mass) of a signature, as datasketch defines them. The first is the
+    area under the curve of `chance` below the threshold. The second is the area above the curve from the threshold to
+    1. If all similarities are equally frequent, these are the shares of pairs that are wrongly found and of pairs that
+    are missed."""
     def area(first: float, last: float) -> float:                      # Simpson's rule
         width = (last - first) / steps
         return width / 3 * sum((1 if i in (0, steps) else 4 if i % 2 else 2) * chance(first + i * width, bands, rows)
@@ -53,8 +55,8 @@ def masses(threshold: float, bands: int, rows: int, steps: int = 2000) -> tuple[
 
 
 def facts(threshold: float, bands: int, rows: int) -> list[str]:
-    """Return the lines that `tokenmill plan` prints about a signature: with which probability it finds pairs of several
-    similarities, and its `masses`."""
+    """Return the lines that `tokenmill plan` prints about a signature: the probability with which it finds pairs, for
+    several similarities, and its `masses`."""
     points = sorted({0.5, 0.6, 0.7, 0.8, 0.9, round(threshold, 4)})
     wrong, missed = masses(threshold, bands, rows)
     return [f"{bands} bands of {rows} rows find a pair of similarity "

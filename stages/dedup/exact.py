@@ -4,14 +4,14 @@
     - {exact: {by: both}}                      # first one document per URL, then one document per text
     - {exact: {by: [meta.doi, no-space]}}      # first one per DOI, then one per text without its white space
 
-Of equal documents, the one that `prefer` names stays (`stages.dedup.survivor`). By default this is the one from the
-first dataset in `priority:`. If that dataset has several, the longest of them stays, and of equally long ones the one
-with the smallest id.
+Of equal documents, one stays: the one that the setting `prefer` puts first (`stages.dedup.survivor`). By default this
+is the document from the first dataset in `priority:`. If that dataset has several of the equal documents, the longest
+of them stays, and of equally long ones the one with the smallest id.
 
-A part is a file of documents. An earlier pass has stored the hashes of its documents in a side table beside it. Tasks
-then work in three waves; the tasks of a wave may run at the same time. If documents are compared by several properties,
-the first two waves run for each of them in turn. Each entry below names a wave, what one of its tasks reads, and what
-the task writes.
+A part is a file of documents. An earlier pass has stored the hashes of a part's documents in a side table beside the
+part. Tasks then work in three waves; the tasks of a wave may run at the same time. If documents are compared by several
+properties, the first two waves run for each property in turn. Each entry below names a wave, what one of its tasks
+reads, and what the task writes.
 
     map     a group of parts     → one record per hash: the group's best document with that hash
     reduce  a range of hashes    → survivors: the document that stays for each hash that occurs more than once, sent to
@@ -76,18 +76,19 @@ _PROPERTIES = "text, bytes, no-space, url and meta.KEY"
 
 
 class NoSuchMetadata(TokenmillError):
-    """Raised when no document has a value under the key of `meta` by which documents are to be compared."""
+    """Raised when the step `exact` is to compare documents by a key of their metadata, and no document has a value
+    under that key."""
 
 
 class ExactConfig(StageConfig):
     by: str | tuple[str, ...] = signal(
         "text", f"what makes two documents equal: one or several of {_PROPERTIES}; documents are compared by the first "
                 "of a list, and those that stay by the next; both: [url, text]")
-    normalise: bool = signal(True, "with by: text, texts that differ only in white space and case are equal; false: "
-                                   "only texts with the same bytes are")
+    normalise: bool = signal(True, "with by: text, texts that differ only in white space and case count as equal; "
+                                   "false: only texts of the same bytes do")
     prefer: tuple[str, ...] = signal(
         DEFAULT, "which of equal documents is kept: priority, newest, signal:NAME (largest value), longest; the first "
-                 "that sees a difference decides, at last the smallest id", added=True)
+                 "by which the documents differ decides, and at last the smallest id", added=True)
 
     @field_validator("by")
     @classmethod
@@ -105,7 +106,7 @@ class ExactConfig(StageConfig):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The properties by which documents are compared, in order."""
+        """The properties by which documents are compared, in the order in which the step applies them."""
         return _names(self.by)
 
 
@@ -114,15 +115,15 @@ def _names(by: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def reason(column: str) -> str:
-    """Return the reason under which documents that are equal in the property `column` are dropped."""
+    """Return the reason under which a document is dropped that equals a kept one in the property `column`."""
     return "exact_meta" if column.startswith("meta.") else f"exact_{column.replace('-', '_')}"
 
 
 def same_url(url: str) -> str:
     """Return the form in which `exact` compares URLs (RFC 3986, 6.2.2-3; the scheme as in SURT keys). http and https
     are equal, the host is in lower case, the ports 80 and 443, a user name and the fragment are removed, and an empty
-    path becomes "/". Other paths, and queries that are not empty, stay unchanged. A URL of another scheme, or that
-    cannot be parsed, loses only the white space at its ends."""
+    path becomes "/". All other paths, and queries that are not empty, stay unchanged. From a URL of another scheme, or
+    one that cannot be parsed, only the white space at its ends is removed."""
     url = url.strip()
     try:
         parts = urlsplit(url)
@@ -141,8 +142,9 @@ def _digest(text: str) -> bytes:
 
 class ExactHash(Stage):
     """Compute the xxh3_128 hashes by which `exact` finds duplicates, one for each property that the setting `by` names.
-    A hash is empty if the document has no URL, or under a key of its metadata no value or an empty text. The columns
-    `text` and `url` exist even if `by` does not name them; their hashes are then empty."""
+    The hash of a property that the document lacks is empty: the hash of the URL if it has no URL, and the hash of a
+    metadata key if the key is missing or its value is an empty text. The columns `text` and `url` exist even if `by`
+    does not name them; in that case, all hashes in the column are empty."""
 
     name = "exact_hash"
     version = 1
@@ -185,15 +187,16 @@ class Exact(IndexedBarrier):
     """Remove documents whose text, URL or metadata equals that of another document, which is kept.
 
     `by` names what must be equal: `text` (but for white space and case), `bytes` (the text byte for byte), `no-space`
-    (the text without white space, but for case), `url`, or `meta.KEY`, a value of the documents' metadata. With a
-    list, documents are compared by the first property, and those that remain by the next.
+    (the text without white space, but for case), `url`, or `meta.KEY`, a value of the documents' metadata. With a list
+    of properties, documents are compared by the first property, and the remaining documents by the next.
 
-    Of equal documents, the one from the first dataset in `priority:` is kept; of several from that dataset the longest,
-    and of equally long ones the one with the smallest id. `prefer` names other preferences.
+    Of equal documents, the one from the first dataset in `priority:` is kept. If that dataset has several of them, the
+    longest is kept, and of equally long ones the one with the smallest id. The setting `prefer` replaces this order of
+    preference.
 
-    With `by: both`, documents are first compared by URL, and those that remain are then compared by text. The text of
-    the document that is kept for a URL therefore always survives, in that document or in an equal one. If texts were
-    compared first, that text could be lost.
+    With `by: both`, documents are first compared by URL, and those that remain are then compared by text. If a URL has
+    several texts, the text of the document that is kept for the URL therefore always survives, in that document or in
+    one with an equal text. If texts were compared first, that text could be lost.
     """
 
     name = "exact"
@@ -224,7 +227,8 @@ class Exact(IndexedBarrier):
                                                 if name in ExactConfig.model_fields}
 
     def _ranges(self, plan: Sequence[PartGroup]) -> int:
-        """Return the number of ranges into which hashes are divided."""
+        """Return the number of ranges into which the hashes of documents are divided. One task compares the hashes of
+        one range."""
         size = hashed_dtype(self.config.prefer).itemsize
         return self.sizes.buckets(sum(group.rows for group in plan) * size, len(plan))
 
@@ -236,9 +240,9 @@ class Exact(IndexedBarrier):
             group.sides(self.name)                        # a part without a side table is refused before anything runs
 
         def survivors(done: Done, column: str) -> list[FileRef]:
-            """Return references to the files that say which document is kept for each hash that several documents have.
-            `column` names the property that is hashed. The list is empty until the tasks that compute these files have
-            run."""
+            """Return references to the files of survivors for the property `column`. These files say which document is
+            kept for each hash that several documents have. The list is empty until the tasks that write these files
+            have run."""
             return files_of(done.get(f"{column}_reduce", ()), "survivors.seg")
 
         def mapper(column: str, before: Sequence[str]) -> WaveTasks:
@@ -290,7 +294,7 @@ class Exact(IndexedBarrier):
                 for column in self.config.columns]
 
     def _buckets(self, plan: Sequence[PartGroup]) -> int:
-        """Return the number of buckets in each file of an index."""
+        """Return the number of buckets in each file of the index that this step makes."""
         return fine_buckets(sum(group.rows for group in plan), HASH, self._ranges(plan))
 
     def index(self, parts: Sequence[PartRef], done: Done, ranks: int) -> DedupIndex:
@@ -302,8 +306,8 @@ class Exact(IndexedBarrier):
 
     @staticmethod
     def _check_documents(column: str, maps: Sequence[TaskResult], plan: Sequence[PartGroup]) -> None:
-        """Raise NoSuchMetadata if there are documents, but none has a value under the key of the metadata by which
-        documents are compared."""
+        """Raise NoSuchMetadata if `column` is a key of the metadata under which none of the documents has a value.
+        Nothing is raised if there are no documents."""
         if column.startswith("meta.") and any(group.rows for group in plan) and not any(
                 task.counters["hashed"] for task in maps):
             raise NoSuchMetadata(f"exact.by: no document of {', '.join(dict.fromkeys(g.dataset for g in plan))} has "
@@ -314,16 +318,16 @@ class Exact(IndexedBarrier):
 
 
 class ExactMap:
-    """Task that chooses, in one group of parts (files of documents), the best document for each hash of a column (of
-    texts or URLs, for instance).
+    """Task that chooses, in one group of parts (files of documents), the best document for each hash of a column. A
+    column holds the hashes of one property, such as the text or the URL.
 
     Arguments: `sides` (references to the side tables of the group's parts, which hold the hashes), `column`, `buckets`
-    (number of ranges of hashes), `prefer` (which document is best), `gone` ({column: references to its files of
-    survivors}, for the columns by which documents were compared before) and `group` (number of the group). Documents
-    that an earlier column removes do not take part.
+    (number of ranges of hashes), `prefer` (which document is best), `gone` ({column: references to the files of
+    survivors of that column} for each column by which documents were compared before) and `group` (number of the
+    group). Documents that an earlier column removes do not take part.
 
     The task writes the exchange file `hashes.seg` (HASHED records, in buckets by range of hashes). It counts the
-    documents that have a hash (`hashed`), those of them that take part, and the hashes.
+    documents that have a hash (`hashed`), how many of these take part, and the different hashes.
     """
 
     name = "exact_map"
@@ -351,7 +355,7 @@ class ExactMap:
 class ExactReduce:
     """Task that chooses, for each hash of one range that occurs more than once, the document that stays.
 
-    Arguments: `maps` (references to the files `hashes.seg`, one per group of parts, which are files of documents),
+    Arguments: `maps` (references to the files `hashes.seg`, one per group of parts; a part is a file of documents),
     `ranks` (priority of each group), `bucket` (number of the range), `prefer` (which document stays). If there are
     indexes of old documents, `old` refers to the file of `ExactLookup`, and the last of `ranks` is its priority.
 
@@ -394,7 +398,7 @@ class ExactSlices:
 
     Arguments: `sides` (references to the side tables of the group's parts, which hold hashes of the documents), `group`
     (number of the group), `dataset`, `survivors` ({column: references to the files `survivors.seg`}). If there are
-    several columns, a document that one of them removes does not take part in the next ones.
+    several columns, a document that an earlier column removes does not take part in the comparison by a later one.
 
     The task writes `slice.PART.parquet` for every part that loses documents. The column `cluster` of a slice names the
     document that is kept.

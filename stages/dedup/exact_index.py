@@ -1,5 +1,5 @@
-"""Tasks by which `exact` makes an index of the documents that it keeps, and compares documents with indexes
-(`stages.dedup.index`)."""
+"""Tasks by which `exact` makes an index of the documents that it keeps, and compares new documents with the indexes of
+earlier runs (`stages.dedup.index`)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def lookup_wave(column: str, against: Sequence[DedupIndex], ranges: int, prefer: Sequence[str]) -> Wave:
-    """Return the wave (tasks that may run at the same time) that looks the hashes of a column up in indexes. `ranges`
-    is the number of ranges of hashes."""
+    """Return the wave (a group of tasks that may run at the same time) that looks up the hashes of new documents in the
+    indexes `against`. `column` names the property that is hashed, and `ranges` is the number of ranges of hashes."""
     def tasks(done: Done) -> Iterator[TaskDraft]:
         maps = files_of(done[f"{column}_map"], "hashes.seg")
         args = {"maps": maps, "ranges": ranges, "indexes": [index.keys[column] for index in against], "prefer": prefer}
@@ -35,14 +35,16 @@ def lookup_wave(column: str, against: Sequence[DedupIndex], ranges: int, prefer:
 
 
 def old_hashes(done: Done, column: str, bucket: int) -> list[FileRef]:
-    """Return a reference to the file that names old documents with hashes of one range; [] if there are no indexes."""
+    """Return [reference to the file that names the old documents with hashes of one range], or [] if there are no
+    indexes. `bucket` is the number of the range."""
     lookups = done.get(f"{column}_lookup", ())
     return files_of(lookups[bucket:bucket + 1], "hashes.seg")
 
 
 def index_wave(column: str, done: Done, ranks: Sequence[int], ranges: int, buckets: int, prefer: Sequence[str]) -> Wave:
-    """Return the wave that makes the files of an index for a column. `done` holds the results of the deduplication,
-    `ranks` the priorities of its groups, and `buckets` is the number of buckets of a file."""
+    """Return the wave (a group of tasks that may run at the same time) that writes the files of an index for the
+    property `column`. `done` holds the results of the deduplication, `ranks` the priority of each of its groups, and
+    `buckets` the number of buckets of a file."""
     def tasks(_: Done) -> Iterator[TaskDraft]:
         maps = files_of(done[f"{column}_map"], "hashes.seg")
         args = {"maps": maps, "ranks": [*ranks, OLD], "ranges": ranges, "buckets": buckets, "prefer": prefer}
@@ -56,16 +58,16 @@ def index_wave(column: str, done: Done, ranks: Sequence[int], ranges: int, bucke
 
 
 class ExactLookup:
-    """Task that looks the hashes of one range up in the indexes of old documents.
+    """Task that looks up the hashes of new documents, those in one range of hashes, in the indexes of old documents.
 
     Arguments: `maps` (references to the files `hashes.seg` of the new documents), `bucket` (number of the range),
     `ranges` (number of ranges of hashes), `indexes` (for each index its files of keys of the compared property),
     `prefer` (which of several documents stays; it decides which fields HASHED records have).
 
-    The task writes the exchange file `hashes.seg`. The file has a bucket for each range, and only that of this range
-    has records. For each hash of the new documents that an index has, a HASHED record names the old document. If
-    several indexes have the hash, the first of them decides. `ExactReduce` reads the file like the file of one more
-    group of documents, which comes before all others in priority. So the old document stays.
+    The task writes the exchange file `hashes.seg`. The file has a bucket for each range, and only the bucket of this
+    task's range has records. For each hash of the new documents that an index has, a HASHED record names the old
+    document. If several indexes have the hash, the first of them decides. `ExactReduce` reads the file as if it were
+    the file of one more group of documents, which comes before all others in priority. So the old document stays.
     """
 
     name = "exact_lookup"
@@ -94,7 +96,7 @@ class ExactLookup:
 
 
 def _check_ids(new: NDArray[Any], old: NDArray[Any]) -> None:
-    """Raise DuplicateId if a new document is one of the old ones."""
+    """Raise DuplicateId if one of the new documents has the same id as one of the old ones."""
     alike = new[np.isin(new["id_hi"], old["id_hi"])]
     twice = set(alike[["id_hi", "id_lo"]].tolist()).intersection(old[["id_hi", "id_lo"]].tolist())
     if twice:
@@ -102,11 +104,12 @@ def _check_ids(new: NDArray[Any], old: NDArray[Any]) -> None:
 
 
 class ExactIndex:
-    """Task that writes the hashes of one range, and the document that stays for each, into one file of an index.
+    """Task that writes the hashes of one range, each with the document that stays for it, into one file of an index.
 
-    Arguments: `maps` and `old` (references to the files `hashes.seg` of the documents and, if there are any, of old
-    documents, which are left out), `ranks` (the priority of each file), `bucket` (number of the range), `ranges`,
-    `buckets` (number of buckets of the file), `prefer`. The task writes the exchange file `keys.seg` (HASH records).
+    Arguments: `maps` (references to the files `hashes.seg` of the documents), `old` (reference to the file `hashes.seg`
+    of old documents, if there are any; these are left out of the index), `ranks` (the priority of each of these files),
+    `bucket` (number of the range), `ranges`, `buckets` (number of buckets of the file), `prefer`. The task writes the
+    exchange file `keys.seg` (HASH records).
     """
 
     name = "exact_index"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What two texts have in common, as `minhash` sees them."""
+    """What two texts, a removed and a kept one, have in common, measured as the step `minhash` measures it."""
 
     similarity: float              # Jaccard similarity of their sets of word n-grams
     threshold: float | None        # the setting `verify`; None: the similarity is not checked, shared bands decide
@@ -47,8 +47,8 @@ class Explanation:
     @property
     def confirmed(self) -> bool | None:
         """Return whether the step `minhash` may remove the removed text because of the kept one. With `boilerplate`,
-        the similarity that the run noted decides, because two texts do not tell what is boilerplate. None: it is not
-        known."""
+        the decision uses the similarity that the run recorded, because two texts alone do not show what is boilerplate.
+        If the run recorded none, the result is None (unknown)."""
         similarity = self.similarity if self.boilerplate is None else self.recorded_similarity
         if similarity is None:
             return None
@@ -62,12 +62,12 @@ class Explanation:
 
 def explain(removed: str, kept: str, config: Mapping[str, Any] | None = None, *, languages: tuple[str, str] = ("", ""),
             recorded: float | None = None, excerpts: int = 5, words: int = 40) -> Explanation:
-    """Compare two texts, in the languages `languages`, as the recipe step `minhash` does with the settings `config`.
-    `recorded` is the similarity that the run noted. The result quotes at most `excerpts` stretches of each text that no
-    common word n-gram covers, with at most `words` words each.
+    """Compare a removed text with a kept one as the recipe step `minhash` does with the settings `config`. `languages`
+    holds the languages of the two texts, and `recorded` is the similarity that the run noted. The result quotes, from
+    each text, at most `excerpts` stretches that no common word n-gram covers, with at most `words` words each.
 
-    `shared_bands` may differ from what it was in the deduplication, which computed signatures before personal data was
-    scrubbed. Stored texts are scrubbed.
+    `shared_bands` may differ from what it was in the run, because the run computed signatures before it scrubbed
+    personal data, and here they are computed from stored texts, which are scrubbed.
     """
     barrier = MinHash(dict(config or {}))
     c = barrier.config
@@ -93,9 +93,10 @@ def explain(removed: str, kept: str, config: Mapping[str, Any] | None = None, *,
 
 def _uncovered_stretches(stage: MinHashSignature, text: str, language: str, hashes: NDArray[np.uint64],
                          common: NDArray[np.uint64], excerpts: int, most_words: int) -> tuple[str, ...]:
-    """Return at most `excerpts` stretches of a text's words that no common word n-gram covers. `hashes` are those of
-    the text's n-grams in order, `common` those that the other text also has. The longest stretches come first; equally
-    long ones stay in the order of the text. A stretch is cut after `most_words` words."""
+    """Return at most `excerpts` stretches of a text's words that no common word n-gram covers. `hashes` holds the
+    hashes of the text's n-grams in order, and `common` the hashes of n-grams that the other text also has. The longest
+    stretches come first; equally long ones stay in the order of the text. Of a stretch, at most the first `most_words`
+    words are returned."""
     simplified = simplify(text[:stage.config.max_chars])
     words, gap = stage.units(simplified, language)
     covered = np.zeros(len(words) + 1, np.int64)

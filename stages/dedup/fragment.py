@@ -1,13 +1,13 @@
-"""Functions that the deduplication steps (`exact`, `minhash`, `repeats` and `substring`) share.
+"""Functions that the deduplication steps `exact`, `minhash`, `repeats` and `substring` have in common.
 
 They handle parts (files of documents), groups of parts, side tables (hashes of a part's documents), and removal slices
 (lists of rows to drop from a part).
 
-In one deduplication a document is identified by its *place*: ``part << 32 | row``, a uint64, half the size of its id. A
-task that reads one group counts parts from the start of the group, so that its result can be reused when other groups
-change. Later tasks add the number of the group's first part. Places depend on how the documents are divided into parts,
-but no result of a deduplication may depend on this division. The order of documents, the choice of the kept ones and
-the names of clusters are therefore determined by ids (docs/contracts.md: Identity).
+In one deduplication a document is identified by its *place*: ``part << 32 | row``, a uint64, half the size of a
+document id. A task that reads one group of parts numbers the parts from the start of the group, so that its result can
+be reused when other groups change. Later tasks add the number of the group's first part. Places depend on how the
+documents are divided into parts, but no result of a deduplication may depend on this division. The order of documents,
+the choice of the kept ones and the names of clusters are therefore determined by ids (docs/contracts.md: Identity).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How the work of a deduplication is divided into tasks.
+    """The sizes that decide how the work of a deduplication is divided into tasks.
 
-    Which documents are removed never depends on these sizes. The contents of exchange files (by which a task passes
-    records to later tasks) do depend on them. A size that affects such a file is therefore part of the key of the task
-    that writes the file (the hash under which the task's result is reused).
+    Which documents are removed never depends on these sizes. The contents of exchange files, by which a task passes
+    records to later tasks, do depend on these sizes. A size that affects such a file is therefore part of the key of
+    the task that writes the file (the hash under which the task's result is reused).
     """
 
     #: Limits of a group of parts: bytes of text and documents. They bound the memory of a map task: ~1 GB at 14 bands.
@@ -56,13 +56,13 @@ class Sizes:
     #: Bytes of edge files that one task of the first round reads.
     spread_bytes: int = 1 << 30
     #: Bytes of shingles that a task collects before it orders them by cluster and writes them, and bytes of shingles
-    #: that a judging task holds.
+    #: that a task `Verify` holds.
     shingle_chunk_bytes: int = 128 << 20
     shingle_cache_bytes: int = 256 << 20
 
     def buckets(self, total_bytes: int, writers: int) -> int:
-        """Return the number of buckets into which records of `total_bytes` in all are divided. `writers` tasks write
-        the records, and one task reads each bucket."""
+        """Return the number of buckets into which records are divided. The records of all buckets together have
+        `total_bytes` bytes. `writers` tasks write them, and one task reads each bucket."""
         return max(1, min(-(-total_bytes // self.bucket_bytes),
                           total_bytes // (max(writers, 1) * self.segment_bytes)))
 
@@ -104,9 +104,9 @@ class PartGroup:
         return self.all_parts[self.first:self.first + self.size]
 
     def sides(self, barrier: str) -> list[FileRef]:
-        """Return a reference to the side table (hashes of the documents) of each part (file of documents). Raises
-        ValueError if a part has none, and names the first such part. `barrier` is the deduplication step, for the
-        message."""
+        """Return a reference to the side table (hashes of the documents) of each part (file of documents) of the group.
+        Raises ValueError if a part has no side table. The message names the first such part, and the deduplication step
+        `barrier`."""
         for part in self.parts:
             if part.side is None:
                 raise ValueError(f"{barrier}: part {part.key} of '{part.dataset}' has no side table; the pass before "
@@ -115,9 +115,9 @@ class PartGroup:
 
 
 def groups(parts: Sequence[PartRef], sizes: Sizes = SIZES) -> list[PartGroup]:
-    """Cut a list of parts (files of documents), in order, into groups. The parts of a group have one dataset and one
-    priority. They hold at most `group_bytes` of text and `group_rows` documents, except that a single part may be
-    larger.
+    """Cut a list of parts (files of documents), in order, into groups. All parts of a group belong to one dataset and
+    have one priority. They hold at most `group_bytes` of text and `group_rows` documents, except that a single part may
+    be larger.
 
     A group that has reached half of either limit ends after the next part whose key has a hash in a certain range (true
     of one part in four). Where a group ends therefore depends mostly on the keys of its own parts. So a part that is
@@ -148,8 +148,8 @@ def groups(parts: Sequence[PartRef], sizes: Sizes = SIZES) -> list[PartGroup]:
 
 
 def bucket_of(keys: NDArray[np.uint64], buckets: int) -> NDArray[np.int64]:
-    """Return the bucket of each 64-bit key. Buckets are ranges of equal width, so they hold equally many keys only if
-    keys are spread evenly, as hashes are. Sorted keys have ascending buckets."""
+    """Return the number of the bucket that each 64-bit key belongs to. Buckets are ranges of equal width, so they hold
+    equally many keys only if keys are spread evenly, as hashes are. Sorted keys have ascending buckets."""
     return (((keys >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).astype(np.int64)
 
 
@@ -158,17 +158,17 @@ def places(part: int, rows: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def split_place(place: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return (numbers of the parts, numbers of the rows) of documents' places. A place is part << 32 | row, where a
-    part is a file of documents."""
+    """Return (the number of the part, the number of the row) of each document in `places`. A document is given by its
+    place, part << 32 | row, where a part is a file of documents."""
     return (place >> np.uint64(32)).astype(np.uint32), (place & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 
 
 # -- exchange files --------------------------------------------------------------------------------------------------
 def write_segments(out: Out, name: str, records: NDArray[Any], bucket: NDArray[Any] | None = None, buckets: int = 1,
                    key: Sequence[str] = ()) -> None:
-    """Write an exchange file, by which a task passes records to later tasks. `bucket` holds the bucket of each record
-    (default: all records in one). Within a bucket, records are sorted by the fields `key`; without `key`, they keep
-    their order."""
+    """Write an exchange file, by which a task passes records to later tasks. `bucket` holds the number of the bucket of
+    each record (default: all records in one bucket). Within a bucket, records are sorted by the fields `key`; without
+    `key`, they keep their order."""
     if bucket is None:
         bucket = np.zeros(len(records), np.int64)
     with out.segments(name, records.dtype, buckets, key=key) as writer:
@@ -176,15 +176,15 @@ def write_segments(out: Out, name: str, records: NDArray[Any], bucket: NDArray[A
 
 
 def read_segments(inputs: Inputs, refs: Sequence[FileRef], bucket: int, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
-    """Return the records of one bucket from each of several exchange files (by which earlier tasks pass on records).
-    The arrays are copies that may be changed."""
+    """Return the records of one bucket, as one array for each of the exchange files `refs` (by which earlier tasks pass
+    on records). The arrays are copies that may be changed."""
     return [np.array(inputs.segment(ref, bucket), dtype) for ref in refs]
 
 
 # -- ids and side tables ---------------------------------------------------------------------------------------------
 def ids_to_ints(ids: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return the high and the low 64 bits of document ids, which are 32 hex digits. Raises ValueError for any other id,
-    because its order as text would differ from its order as a number."""
+    """Return (the high 64 bits, the low 64 bits) of document ids, which are 32 hex digits. Raises ValueError for any
+    other form of id, because its order as text would differ from its order as a number."""
     column = (ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids).cast(pa.large_string())
     ends = np.frombuffer(column.buffers()[1] or bytes(8), np.int64)[column.offset:column.offset + len(column) + 1]
     digits = _DIGITS[np.frombuffer(column.buffers()[2] or b"", np.uint8)[ends[0]:ends[-1]]]
@@ -204,7 +204,7 @@ def id_text(hi: int, lo: int) -> str:
 
 
 def id_texts(hi: NDArray[np.uint64], lo: NDArray[np.uint64]) -> list[str]:
-    """Return the ids whose high and low 64 bits are given."""
+    """Return document ids as 32 hex digits, given their high and low 64 bits."""
     both = np.empty((len(hi), 2), ">u8")
     both[:, 0], both[:, 1] = hi, lo
     digits = both.tobytes().hex()
@@ -212,8 +212,8 @@ def id_texts(hi: NDArray[np.uint64], lo: NDArray[np.uint64]) -> list[str]:
 
 
 def fixed_bytes(column: pa.ChunkedArray) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
-    """Return (mask of the values of a binary column that are neither null nor empty, these values as
-    uint8[values, width]). All values that are not empty must have the same length, `width`."""
+    """Return (which values of a binary column are neither null nor empty, as a mask; these values as uint8[values,
+    width]). All values that are not empty must have the same length, `width`."""
     masks, blocks = [], []
     for chunk in column.chunks:
         present = pc.fill_null(pc.greater(pc.binary_length(chunk), 0), False)
@@ -242,7 +242,8 @@ def read_side(path: str, columns: list[str], rows: NDArray[Any] | None = None) -
 
 # -- records sorted by hash ------------------------------------------------------------------------------------------
 def runs(sorted_rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (start, length) of each run of equal hashes (fields `hi` and `lo`) in rows that are sorted by hash."""
+    """Find the runs of equal hashes (fields `hi` and `lo`) in rows that are sorted by hash. Returns (the start of each
+    run, the length of each run)."""
     if not len(sorted_rows):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     hi, lo = sorted_rows["hi"], sorted_rows["lo"]
@@ -252,7 +253,7 @@ def runs(sorted_rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 def no_twins(rows: NDArray[Any], *fields: str) -> None:
     """Raise DuplicateId if two rows have the same hash, the same document id, and the same values of `fields`. The rows
-    are sorted by these."""
+    must be sorted by hash, id and `fields`."""
     equal = np.ones(max(len(rows) - 1, 0), bool)
     for field in ("hi", "lo", "id_hi", "id_lo", *fields):
         equal &= rows[field][1:] == rows[field][:-1]
@@ -268,21 +269,28 @@ def joined(rows: NDArray[Any]) -> NDArray[np.bytes_]:
 
 
 # -- removal slices --------------------------------------------------------------------------------------------------
+def most_similar(documents: NDArray[Any], near: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the numbers of those of the NEAR records `near` that name, for each of the documents, the _MOST_NEAR most
+    similar others (the first ones by id if several are equally similar), by document and in this order. Record n is
+    about the document documents[n]."""
+    order = np.lexsort((near["id_lo"], near["id_hi"], -near["similarity"], documents))
+    starts = np.searchsorted(documents[order], documents[order])              # where the records of its document begin
+    return order[np.arange(len(order)) - starts < _MOST_NEAR]
+
+
 def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: str | Sequence[str],
                 verdicts: NDArray[Any], near: NDArray[Any] | None = None) -> pa.Table:
-    """Return a removal slice (a list of documents to drop, with SLICE_SCHEMA) from verdicts on the documents of one
-    part. For each document, `rows` holds its row, `removed` whether it is dropped, and `verdicts` its VERDICT record;
-    all are sorted by row. `reason` is one text, or one for each document. `near` holds the part's NEAR records, which
-    name kept documents that resemble each other; the slice names at most _MOST_NEAR of them for a document, the most
-    similar ones."""
+    """Return a removal slice (a list of documents to drop, with SLICE_SCHEMA) from the verdicts on the documents of one
+    part. For each document, `rows` holds its row, `removed` whether it is dropped, and `verdicts` its VERDICT record.
+    All three are sorted by row. `reason` is one text for all documents, or a list with one for each. `near` holds the
+    part's NEAR records, each of which names a kept document that resembles a document of the part. For each document,
+    the slice names the `most_similar` ones."""
     beside: dict[int, list[dict[str, Any]]] = {}
     if near is not None and len(near):
+        near = near[most_similar(near["row"], near)]
         resembled = zip(near["row"].tolist(), id_texts(near["id_hi"], near["id_lo"]), near["similarity"].tolist())
         for row, id, similar in resembled:
             beside.setdefault(row, []).append({"id": id, "similarity": similar})
-    for others in beside.values():
-        others.sort(key=lambda record: (-record["similarity"], record["id"]))
-        del others[_MOST_NEAR:]
     reasons = [reason] * len(rows) if isinstance(reason, str) else list(reason)
     similarity = verdicts["similarity"]
     return pa.table({
@@ -297,10 +305,10 @@ def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: str | Se
 
 def slices_of(all_groups: Sequence[PartGroup], results: Sequence[TaskResult],
               kind: str = "slice") -> Iterator[FileRef | None]:
-    """Yield for every part (file of documents) of the groups a reference to its removal slice (the list of rows to
-    drop), or None if it has none. `results` holds for each group the result of the task that wrote its slices. If
-    `results` is empty, no part has a slice. With `kind: counts`, the references are to the parts' counts
-    (`stages.dedup.counts`)."""
+    """Yield, for every part (file of documents) of the groups in order, a reference to the part's removal slice (the
+    list of rows to drop), or None if the part has none. `results` holds for each group the result of the task that
+    wrote the slices of its parts. If `results` is empty, no part has a slice. With `kind: counts`, the references are
+    to the parts' files of counts (`stages.dedup.counts`) instead."""
     for number, group in enumerate(all_groups):
         files: Mapping[str, FileRef] = results[number].files if results else {}
         for i in range(group.size):
@@ -308,13 +316,13 @@ def slices_of(all_groups: Sequence[PartGroup], results: Sequence[TaskResult],
 
 
 def files_of(results: Iterable[TaskResult], name: str) -> list[FileRef]:
-    """Return the file called `name` from each of the task results."""
+    """Return, for each of the task results, its file called `name`."""
     return [r.files[name] for r in results]
 
 
 def by_part(records: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Split records with the fields `part` (number of a file of documents) and `row` by part. Yields (part, its
-    records, sorted by row) for each part that has records."""
+    """Divide records by part (file of documents). A record has the fields `part` (number of the part) and `row`. Yields
+    (number of the part, its records, sorted by row) for each part that has records."""
     ordered = records[np.lexsort((records["row"], records["part"]))]
     edges = np.flatnonzero(np.diff(ordered["part"])) + 1
     for piece in np.split(ordered, edges):

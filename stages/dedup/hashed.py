@@ -24,16 +24,16 @@ SURVIVOR = np.dtype([("hi", "<u8"), ("lo", "<u8"), ("id_hi", "<u8"), ("id_lo", "
 
 
 def hashed_dtype(prefer: Sequence[str]) -> np.dtype[Any]:
-    """Return the dtype of HASHED records. With preferences that compare dates or signals, it has the field `order`,
-    which holds these numbers (`stages.dedup.survivor`)."""
+    """Return the dtype of HASHED records. If the preferences `prefer` compare dates or signals, the records have the
+    field `order`, which holds a number for each of these preferences (`stages.dedup.survivor`)."""
     return np.dtype([*HASHED.descr, *order_field(prefer)])
 
 
 def rows_of(inputs: Inputs, sides: list[FileRef], columns: list[str],
           prefer: Sequence[str] = ()) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield for each part (file of documents) {column: records of the documents that have a hash in this column}. A
-    record has the fields of `hashed_dtype`, and the document's `part` and `row`. `sides` refers to the side tables,
-    which hold the hashes."""
+    """Yield, for each part (file of documents), a dict of the column names and their records. A column holds the hashes
+    of one property, such as the URL, and has a record for each document with a hash. A record has the fields of
+    `hashed_dtype`, and the document's `part` and `row`. `sides` refers to the side tables, which hold the hashes."""
     dtype = np.dtype([("part", "<u4"), ("row", "<u4"), *hashed_dtype(prefer).descr])
     for part, ref in enumerate(sides):
         table = read_side(inputs.fetch(ref), ["id", "chars", *columns, *(["order"] if stored(prefer) else [])])
@@ -58,8 +58,9 @@ def place_of(rows: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def best(rows: NDArray[Any], prefer: Sequence[str]) -> NDArray[Any]:
-    """Return HASHED records, in ascending order of hash. Each names the preferred document with a hash, and says how
-    many documents have the hash. All rows have the same priority."""
+    """Return one HASHED record for each hash that occurs in `rows`, in ascending order of hash. The record names the
+    document that is preferred among those with this hash, and says how many documents have the hash. All rows must have
+    the same priority."""
     rows = rows[in_order((rows["hi"], rows["lo"]), preference(rows, 0, prefer))]
     no_twins(rows)
     starts, sizes = runs(rows)
@@ -74,9 +75,10 @@ def losers_of(inputs: Inputs, refs: list[FileRef],
             group: int) -> Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]:
     """Return a function that finds the documents to be removed in favour of a survivor.
 
-    A survivor is the document that is kept for a hash; `refs` are the files of survivors of one column (text or URL).
-    The function takes rows and returns (the rows whose hash has another document as survivor, the SURVIVOR record for
-    each of these rows).
+    A survivor is the document that is kept for a hash. `refs` are the files of survivors of one column (the hashes of
+    one property, such as the text or the URL), and `group` is the number of their bucket. The returned function takes
+    rows of documents and returns (the rows for whose hash another document survives, the SURVIVOR record for each of
+    these rows).
     """
     segments = read_segments(inputs, refs, group, SURVIVOR)
     survivors = np.concatenate(segments) if segments else np.zeros(0, SURVIVOR)

@@ -2,7 +2,8 @@
 
 Hashes and signatures are computed with unsigned integers of 64 bits, so they are the same on every machine. A
 *simplified* text (`stages.text.normalize.simplify`) is in lower case, has 0 for each number and single spaces, and no
-punctuation or accents. There are three dialects, which differ in how they find words and hash them:
+punctuation or accents. There are three dialects. They differ in how they split a text into words and how they hash
+these:
 
 ``tokenmill``   Words are runs of non-space characters of the simplified text; characters of scripts written without
                 spaces (Han, kana, Thai, Lao, Tibetan, Myanmar, Khmer) are a word each, so that such texts have shingles
@@ -82,8 +83,8 @@ def _wide_code(data, i):
 
 @njit(cache=True)
 def _word_hashes(data):
-    """Return the hash of each word of a text, uint64[words]. `data` is the simplified text (lower case, no punctuation,
-    words parted by spaces) in UTF-8, uint8[bytes]."""
+    """Return the hash of each word of a text, uint64[words]. The text `data` is simplified (lower case, no punctuation,
+    words separated by spaces), in UTF-8, uint8[bytes]."""
     wide = False
     for i in range(data.shape[0]):
         wide |= data[i] >= 0xE0                        # a character of three or four bytes, which may be a word alone
@@ -125,8 +126,9 @@ def _hashes_by_script(data):
 def _hashes_by_space(data):
     """Return the FNV-1a hash of each word of a text whose words end only at spaces.
 
-    Each step of FNV-1a waits for the multiplication of the step before. So the two halves of the text are hashed in one
-    loop. It has no branch that depends on where words end, because processors would often mispredict it.
+    For speed, one loop hashes both halves of the text: each step of FNV-1a waits for the multiplication of the step
+    before, so two independent sequences of steps overlap. The loop has no branch that depends on where words end,
+    because processors would often mispredict it.
     """
     middle = data.shape[0] // 2
     while middle < data.shape[0] and data[middle] != 32:
@@ -150,7 +152,8 @@ def _hashes_by_space(data):
 
 @njit(cache=True, inline="always")
 def _after_byte(byte, count, hashed, inside):
-    """Return (number of complete words, hash of the current word, 1 inside a word or 0) after one more byte."""
+    """Process one more byte of a text. Takes and returns the state of the hashing: (number of complete words, hash of
+    the current word, 1 inside a word and 0 outside)."""
     space = _U(byte == _U(32))
     goes_on = space - _U(1)                                             # all bits are ones unless the byte is a space
     return (count + (space & inside), (((hashed ^ byte) * _FNV) & goes_on) | (_FNV_START & ~goes_on),
@@ -159,8 +162,9 @@ def _after_byte(byte, count, hashed, inside):
 
 @njit(cache=True)
 def _rest(data, out, count, hashed, inside):
-    """Hash the words of the rest of a text, which may begin within a word, and return their number with those before.
-    `out` has the hashes of the `count` words before; `hashed` and `inside` are results of `_after_byte`."""
+    """Hash the words of the rest of a text, `data`, which may begin within a word. `out` already has the hashes of the
+    `count` words before the rest, and gets those of its words. `hashed` and `inside` are results of `_after_byte`.
+    Returns the number of words, including those before the rest."""
     for i in range(_U(data.shape[0])):
         out[count] = hashed
         count, hashed, inside = _after_byte(_U(data[i]), count, hashed, inside)
@@ -170,7 +174,7 @@ def _rest(data, out, count, hashed, inside):
 
 @njit(cache=True)
 def _join(words, ngram):
-    """Return the hash of every run of `ngram` words, computed from the hashes of the words."""
+    """Return the hash of every run of `ngram` consecutive words, computed from the hashes of the single words."""
     out = np.full(max(words.shape[0] - ngram + 1, 0), _U(ngram))
     for word in range(ngram):
         for first in range(out.shape[0]):              # the inner loop, for the processor's vector instructions
@@ -181,8 +185,8 @@ def _join(words, ngram):
 @njit(cache=True)
 def _minima(shingles, a, b):
     """Return the smallest value that each permutation x -> a x + b modulo 2**64 takes over the shingles (hashes of word
-    n-grams). The result has one value for each entry of `a` and `b`. It is for the dialect ``tokenmill``;
-    `_minima_mersenne` is for ``datatrove``."""
+    n-grams). The result has one value for each pair of entries of `a` and `b`. This is the function of the dialect
+    ``tokenmill``; `_minima_mersenne` is that of ``datatrove``."""
     out = np.full(a.shape[0], _U(0xFFFFFFFFFFFFFFFF))
     for number in range(shingles.shape[0]):
         shingle = shingles[number]
@@ -194,8 +198,8 @@ def _minima(shingles, a, b):
 
 @njit(cache=True)
 def _minima_mersenne(shingles, a, b):
-    """Return the smallest value that each of datatrove's functions (x a + b) mod (2**61 - 1) takes over the shingles
-    (hashes of word n-grams). As in datatrove, x a + b wraps modulo 2**64 first."""
+    """Return the smallest value that each of datatrove's hash functions (x a + b) mod (2**61 - 1) takes over the
+    shingles x (hashes of word n-grams). As in datatrove, x a + b wraps modulo 2**64 first."""
     out = np.full(a.shape[0], _U(0xFFFFFFFFFFFFFFFF))
     for number in range(shingles.shape[0]):
         shingle = shingles[number]
@@ -209,9 +213,9 @@ def _minima_mersenne(shingles, a, b):
 
 @njit(cache=True)
 def _minima_datasketch(shingles, a, b):
-    """Return the smallest value that each of datasketch's functions takes over the shingles (hashes of word n-grams):
-    the low 32 bits of (x a + b) mod (2**61 - 1), where x are the low 32 bits of a hash, and x a + b wraps modulo 2**64
-    first."""
+    """Return the smallest value that each of datasketch's hash functions takes over the shingles (hashes of word
+    n-grams). A function takes the low 32 bits x of a shingle and returns the low 32 bits of (x a + b) mod (2**61 - 1).
+    As in datasketch, x a + b wraps modulo 2**64 first."""
     out = np.full(a.shape[0], _U(0xFFFFFFFF))
     for number in range(shingles.shape[0]):
         shingle = shingles[number] & _U(0xFFFFFFFF)
@@ -241,8 +245,8 @@ def _character_hashes(data):
 
 @njit(cache=True)
 def _roll(hashes, ngram):
-    """Return the hash of every run of `ngram` hashes. It is computed from that of the previous run, so the time does
-    not grow with `ngram`."""
+    """Return the hash of every run of `ngram` consecutive hashes. The hash of a run is computed from that of the
+    previous run, so the time does not grow with `ngram`."""
     total = hashes.shape[0] - ngram + 1
     out = np.empty(max(total, 0), np.uint64)
     if total <= 0:
@@ -262,8 +266,9 @@ def _roll(hashes, ngram):
 def band_keys(signature, bands, rows):
     """Return one 64-bit key for each band of a MinHash signature (uint64[bands * rows] -> uint64[bands]).
 
-    A band is `rows` consecutive values of the signature. The band's number enters its key, so equal values in different
-    bands give different keys. Two bands with different values have an equal key with a probability of only 2**-64.
+    A band is `rows` consecutive values of the signature. The number of the band enters its key, so equal values in
+    different bands give different keys. Two bands with different values have an equal key with a probability of only
+    2**-64.
     """
     out = np.empty(bands, np.uint64)
     for band in range(bands):
@@ -290,17 +295,18 @@ def split_words(simplified: str) -> list[str]:
 
 
 def word_shingles(simplified: NDArray[np.uint8], ngram: int) -> tuple[Hashes, int]:
-    """Return (hash of every run of `ngram` words in order, number of words) of the UTF-8 of a simplified text (lower
-    case, no punctuation), which may have several spaces between words. Words are split and hashed by the rules of the
-    dialect ``tokenmill``, one of the sets of rules that `minhash` knows."""
+    """Return (hash of every run of `ngram` words in order, number of words) of a text. The text `simplified` is in
+    UTF-8, in lower case and without punctuation; it may have several spaces between words. Words are split and hashed
+    by the rules of the dialect ``tokenmill``, one of the sets of rules that `minhash` knows."""
     words = _word_hashes(simplified)
     return _join(words, ngram), len(words)
 
 
 @njit(cache=True)
 def _shingles_of_texts(simplified, ends, ngram, out, counts):
-    """Write the hashes of the runs of `ngram` words of many texts to `out`, one text after another, and their number in
-    each text to `counts`. `ends` are the ends of the texts in `simplified`. Returns the number of all hashes."""
+    """Write the hashes of the runs of `ngram` words of many texts to `out`, one text after another, and the number of
+    hashes of each text to `counts`. `simplified` holds all texts one after another, and `ends` the position where each
+    ends. Returns the number of hashes of all texts."""
     total, start = 0, 0
     for number in range(ends.shape[0]):
         shingles = _join(_word_hashes(simplified[start:ends[number]]), ngram)
@@ -313,21 +319,23 @@ def _shingles_of_texts(simplified, ends, ngram, out, counts):
 
 def word_shingles_of_texts(simplified: NDArray[np.uint8], ends: NDArray[np.int64],
                            ngram: int) -> tuple[Hashes, NDArray[np.int64]]:
-    """Do what `word_shingles` does for many texts, of which `ends` are the ends in `simplified`. Returns (the hashes of
-    all texts, one text after another; the number of hashes of each text)."""
+    """Hash the runs of `ngram` words of many texts, each as `word_shingles` does. `simplified` holds all texts one
+    after another, and `ends` the position where each ends. Returns (the hashes of all texts, one text after another;
+    the number of hashes of each text)."""
     out, counts = np.empty(len(simplified), np.uint64), np.zeros(len(ends), np.int64)
     return out[:_shingles_of_texts(simplified, ends, ngram, out, counts)], counts
 
 
 def character_shingles(simplified: NDArray[np.uint8], ngram: int) -> tuple[Hashes, int]:
-    """Return (hash of every run of `ngram` characters in order, number of characters) of the UTF-8 of a simplified
-    text."""
+    """Return (hash of every run of `ngram` characters in order, number of characters) of a simplified text, given in
+    UTF-8."""
     characters = _character_hashes(simplified)
     return _roll(characters, ngram), len(characters)
 
 
 def token_shingles(tokens: NDArray[Any], ngram: int) -> tuple[Hashes, int]:
-    """Return (hash of every run of `ngram` tokens in order, number of tokens) of a text's tokens, given by number."""
+    """Return (hash of every run of `ngram` tokens in order, number of tokens) of a text, given as the numbers of its
+    tokens."""
     return _roll(mix(tokens), ngram), len(tokens)
 
 

@@ -1,19 +1,21 @@
 """The index of a deduplication: what `exact` or `minhash` kept of a dataset, so that later documents can be compared
 with it (`against: old`) without reading the old documents again.
 
-Old documents come before all new ones, as the datasets before them in `priority:` would. So an old document never goes
-for a new one, and what became of it never changes. A new document goes exactly if one run over all documents, with the
-old datasets first in `priority:`, would remove it. For this, an index needs only documents that its deduplication kept:
+Old documents come before all new ones, as if their datasets stood first in `priority:`. So an old document is never
+removed in favour of a new one, and the decision about it never changes. A new document is removed if, and only if, one
+run over all documents, with the old datasets first in `priority:`, would remove it. For this, an index needs only
+documents that its deduplication kept:
 
   * `exact` removes a document if one that *stays* by the same property has its hash. Of every hash, one document stays.
-    (It may go by a later property, or by a later step. The hash then still removes others, as in one run over all.)
-  * `minhash` compares a document only with documents that were *kept* before it and share a band key with it. A new
-    document that resembles only an old one that was removed is kept, in one run over all, too.
+    (This document may be removed by a later property, or by a later step. Its hash then still removes others, as in one
+    run over all.)
+  * `minhash` compares a document only with documents that were *kept* before it and share a band key with it. If a new
+    document resembles only an old one that was removed, it is kept, as it would be in one run over all.
 
 An index thus belongs to a step of a dataset, not to the dataset, and is made from what the step kept, before later
-steps. A run never changes it; `tokenmill dedup forget` takes documents out of an index in a folder of its own.
-Files of an index are ordinary outputs of tasks. They are exchange files, whose buckets have checksums of their own, so
-that a task reads and checks only the buckets that its documents need:
+steps. A run never changes it; `tokenmill dedup forget` makes a copy of an index without some documents, in another
+folder. Files of an index are ordinary outputs of tasks. They are exchange files, whose buckets have checksums of their
+own, so that a task reads and checks only the buckets that its documents need:
 
     keys.seg       of each range of keys: KEY records (minhash: the band keys of kept documents) or HASH records
                    (exact: hashes of a property), sorted, in buckets of about BUCKET_BYTES
@@ -22,9 +24,10 @@ that a task reads and checks only the buckets that its documents need:
     ids.parquet    of each group: the ids, by which a takedown finds the index (`pipeline.takedown`; only minhash,
                    because the index of `exact` holds no text)
 
-`DedupIndex` lists these files, and the settings of the step, which must be those of the step that reads the index. The
-tasks that make an index run after those of the deduplication itself (`index_waves`), only if something reads the index.
-They change no key of the old dataset's results, so nothing else runs again when a new dataset is added.
+`DedupIndex` lists these files and the settings of the step that made the index. A step that reads the index must have
+the same settings. The tasks that make an index run after those of the deduplication itself (`index_waves`), and only if
+something reads the index. They do not change the keys of the old dataset's results, so no other task runs again when a
+new dataset is added.
 """
 
 from __future__ import annotations
@@ -59,21 +62,22 @@ HASH = np.dtype([("hi", "<u8"), ("lo", "<u8"), *ID])
 
 
 def document_dtype(prefer: Sequence[str]) -> np.dtype[Any]:
-    """Return the dtype of a DOCUMENT record: the id of an old document, the id that names its cluster, its characters,
-    the place of its text (`stages.dedup.index_texts`), and the numbers that the preferences `prefer` need."""
+    """Return the dtype of a DOCUMENT record, which describes an old document: its id, the id that names its cluster,
+    its number of characters, the place of its text (`stages.dedup.index_texts`), and the numbers by which the
+    preferences `prefer` compare documents."""
     return np.dtype([*ID, ("cluster_hi", "<u8"), ("cluster_lo", "<u8"), ("chars", "<u4"), ("number", "<u4"),
                      ("offset", "<u8"), ("size", "<u8"), ("sum", "<u8"), *order_field(prefer)])
 
 
 @dataclass(frozen=True)
 class DedupIndex:
-    """An index: what a deduplication kept of a dataset.
+    """The description of an index, that is, of what a deduplication kept of a dataset.
 
     `step` is the name of the deduplication, and `settings` are its settings and versions. `ranks` is the number of
-    priorities of its documents, which are numbered from 0. `keys` has for each property (of minhash: `bands`) the files
-    of keys, one for each range, and the number of buckets in each. `groups` has for each group of documents its
-    priority and its files; it is empty for `exact`. `documents` is the number of documents that `minhash` kept and that
-    have band keys, or of hashes of the first property of `exact`.
+    priorities that its documents have; priorities are numbered from 0. `keys` holds for each property (of minhash:
+    `bands`) the files of keys, one for each range, and the number of buckets in each file. `groups` holds for each
+    group of documents its priority and its files; `exact` has no groups here. `documents` is, for `minhash`, the number
+    of kept documents that have band keys, and for `exact` the number of hashes of the first property.
     """
 
     step: str
@@ -88,21 +92,22 @@ class DedupIndex:
 
 
 def as_list(given: Any) -> Any:
-    """Return [name] for a single name, and everything else as it is."""
+    """Return [name] for a single name, and any other value unchanged. With this function, a setting may be one name or
+    a list of names."""
     return [given] if isinstance(given, str) else given
 
 
 def check_preference(against: Sequence[str], prefer: Sequence[str]) -> None:
-    """Raise ValueError if `against` is given and the first of `prefer` is not `priority`: a new document could then be
-    preferred to one of an index, which may be published long since."""
+    """Raise ValueError if `against` is given and the first of the preferences `prefer` is not `priority`. Otherwise a
+    new document could replace one of an index, which may have been published long ago."""
     if against and prefer[:1] != ("priority",):
         raise ValueError("against: old documents stay, whatever the new ones are; begin prefer with priority, or "
                          "leave against out and deduplicate all documents in one dataset")
 
 
 def against_setting() -> Any:
-    return signal((), "datasets of the recipe, or folders of `tokenmill dedup index`, with whose documents these are "
-                      "compared, too; the old documents stay", added=True)
+    return signal((), "datasets of the recipe, or folders made by `tokenmill dedup index`, with whose documents these "
+                      "are also compared; those old documents always stay", added=True)
 
 
 class IndexedBarrier(Barrier):
@@ -111,8 +116,8 @@ class IndexedBarrier(Barrier):
 
     @property
     def no_index(self) -> str:
-        """Why the step can make no index, because what it keeps depends on later documents, and what to change. "" if
-        it can make one."""
+        """Return the reason why the step can make no index (what it keeps depends on later documents), and which
+        setting to change. The result is "" if the step can make one."""
         return ""
 
     def waves(self, parts: Sequence[PartRef], against: Sequence[DedupIndex] = ()) -> list[Wave]:
@@ -129,7 +134,8 @@ class IndexedBarrier(Barrier):
         raise NotImplementedError
 
     def index_settings(self) -> dict[str, Any]:
-        """Return everything that must be equal for two deduplications so that one can use the index of the other."""
+        """Return the settings and versions that two deduplications must have in common for one to use the index of the
+        other."""
         stage = load(self.prepare()[0])(self.prepare()[1])
         settings = {name: value for name, value in self.config.model_dump(mode="json").items() if name != "against"}
         for name in settings:
@@ -141,26 +147,29 @@ class IndexedBarrier(Barrier):
 
 
 def differing(index: dict[str, Any], step: dict[str, Any]) -> str:
-    """Say which settings of an index differ from those of the step that is to read it; "" if none do."""
+    """Return a text that names the settings in which an index differs from the step that is to read it, with both
+    values; "" if none differ."""
     return ", ".join(f"{name}: {index.get(name)} instead of {step.get(name)}" for name in sorted({*index, *step})
                      if index.get(name) != step.get(name))
 
 
 # -- making ----------------------------------------------------------------------------------------------------------
 def fine_buckets(rows: int, dtype: np.dtype[Any], ranges: int) -> int:
-    """Return the number of buckets, at least 1, in each of `ranges` files of keys that hold `rows` records in all."""
+    """Return the number of buckets, at least 1, of a file of keys. There are `ranges` such files, which hold `rows`
+    records of type `dtype` in all."""
     return max(1, -(-rows * dtype.itemsize // (ranges * BUCKET_BYTES)))
 
 
 def key_files(results: Sequence[TaskResult], buckets: int) -> dict[str, Any]:
-    """Describe the files of keys of one property, for `DedupIndex.keys`."""
+    """Return the entry of `DedupIndex.keys` for one property. `results` are those of the tasks that wrote its files of
+    keys, each with `buckets` buckets."""
     return {"files": files_of(results, "keys.seg"), "buckets": buckets}
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
 def records_of(inputs: Inputs, ref: FileRef, bucket: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the records of one bucket of a file of an index. Raises an error about a damaged file if they are not of
-    the type `dtype`."""
+    """Return the records of one bucket of a file of an index. Raises an error about a damaged file if the records are
+    not of the type `dtype`."""
     records = inputs.segment(ref, bucket)
     if records.dtype != dtype:
         raise inputs.damaged(ref, f"holds other records than this file of an index does ({records.dtype})")
@@ -168,9 +177,10 @@ def records_of(inputs: Inputs, ref: FileRef, bucket: int, dtype: np.dtype[Any]) 
 
 
 def found(inputs: Inputs, keys: dict[str, Any], wanted: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Look keys up in the files of one property of an index (`DedupIndex.keys`). `wanted` holds records with the key
-    fields of KEY or HASH, sorted by them. Returns (for each record of the index that has a wanted key the number of
-    this key in `wanted`, these records). Only buckets in whose range a wanted key lies are read."""
+    """Look up keys in the files of one property of an index. `keys` describes the files (`DedupIndex.keys`). `wanted`
+    holds the keys: records with the fields of KEY or HASH by which these are sorted, in that order. Returns two arrays
+    with an entry for each record of the index that has a wanted key: the number of the key in `wanted`, and the record.
+    Only buckets in whose range a wanted key lies are read."""
     field, *rest = ("key",) if "key" in (wanted.dtype.names or ()) else ("hi", "lo")
     files, buckets = keys["files"], keys["buckets"]
     if not files or not len(wanted):

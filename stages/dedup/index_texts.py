@@ -1,12 +1,13 @@
-"""The documents of an index of `minhash` (`stages.dedup.index`): the task that writes them, and the reader of their
-texts.
+"""Writes and reads the documents of an index of `minhash` (`stages.dedup.index`): the task that writes them, and the
+reader of their texts.
 
-A file `texts.bin` holds the first `max_chars` characters of the kept texts of one group, as they were compared, in the
-order of the documents. Texts are compressed (zstd) in blocks of about BLOCK bytes, so that one text can be read without
-the others. A block begins with the number of bytes that its content has uncompressed (u4). The content, compressed, is
-the number of texts (u4), for each text the bytes of its language and of the text itself (u4 each), and then, in the
-same order, each language and text in UTF-8. Without `words: language`, languages are empty. A DOCUMENT record names the
-offset, the size and the xxh3-64 of the whole block, and the number of the text in it.
+A file `texts.bin` holds the kept texts of one group of files, in the order of the documents. Of each text, it holds the
+first `max_chars` characters, as they were compared. Texts are compressed (zstd) in blocks of about BLOCK bytes, so that
+one text can be read without most others. A block begins with the number of bytes that its content has uncompressed
+(u4). The content, compressed, is the number of texts (u4), for each text the bytes of its language and of the text
+itself (u4 each), and then, in the same order, each language and text in UTF-8. Without `words: language`, languages are
+empty. A DOCUMENT record names the offset, the size and the xxh3-64 of the whole block, and the number of the text
+within the block.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ class IndexDocuments:
     """Task that writes the kept documents of one group of parts (files of documents) into files of an index.
 
     Arguments: `parts` (for each part references to its side table, its documents and its removal slice, or null),
-    `bands` (number of bands of a signature), `prefer`, `max_chars` and `languages` (whether the words of a text depend
-    on its language), as in the settings of the step, and `ranges` (number of ranges of keys).
+    `bands` (number of bands of a signature), `prefer` and `max_chars` (as in the settings of the step), `languages`
+    (whether the words of a text depend on its language), and `ranges` (number of ranges of keys).
 
-    It writes `documents.seg` (DOCUMENT records, ROWS in a bucket), `texts.bin`, `ids.parquet`, and the exchange file
-    `bands.seg` (KEY records without the number of the group, in buckets by range). Documents without band keys are left
-    out, because no other document can be similar to them.
+    The task writes `documents.seg` (DOCUMENT records, ROWS in a bucket), `texts.bin`, `ids.parquet`, and the exchange
+    file `bands.seg` (KEY records without the number of the group, in buckets by range). Documents without band keys are
+    left out, because no other document can be similar to them.
     """
 
     name = "index_documents"
@@ -84,11 +85,11 @@ class IndexDocuments:
 
 
 class IndexKeys:
-    """Task that writes the band keys of one range into one file of an index.
+    """Task that writes the band keys of one range, from all groups of documents, into one file of an index.
 
-    Arguments: `files` (references to the files `bands.seg`, one per group), `bucket` (number of the range), `ranges`,
-    `buckets` (number of buckets of the file that is written). The task writes the exchange file `keys.seg` (KEY
-    records, whose documents have the number of their group).
+    Arguments: `files` (references to the files `bands.seg`, one per group), `bucket` (number of the range), `ranges`
+    (number of ranges), `buckets` (number of buckets of the file that is written). The task writes the exchange file
+    `keys.seg` (KEY records, which also hold the number of the document's group).
     """
 
     name = "index_keys"
@@ -111,8 +112,9 @@ class IndexKeys:
 
 def _kept(inputs: Inputs, part: Mapping[str, Any], dtype: np.dtype[Any],
           args: Mapping[str, Any]) -> tuple[NDArray[Any], NDArray[np.uint64], list[str]]:
-    """Return (DOCUMENT records of the documents of a part that stay and have band keys, their band keys [documents,
-    bands], their languages). `number` of a record is the row of the document in its part."""
+    """Return three lists about those documents of a part that stay and have band keys: (their DOCUMENT records, their
+    band keys [documents, bands], their languages). The field `number` of a record is the row of the document in its
+    part."""
     columns = ["id", "bands", "chars", *(["language"] if args["languages"] else []),
                *(["order"] if "order" in (dtype.names or ()) else [])]
     side = read_side(inputs.fetch(part["side"]), columns)
@@ -142,14 +144,16 @@ def _kept(inputs: Inputs, part: Mapping[str, Any], dtype: np.dtype[Any],
 
 
 def packed(strings: Sequence[bytes]) -> bytes:
-    """Return a block of texts. `strings` are the language and the text of each document, in turn, in UTF-8."""
+    """Return a compressed block of texts. `strings` holds, for one document after another, its language and its text,
+    in UTF-8."""
     raw = b"".join([np.array([len(strings) // 2, *map(len, strings)], "<u4").tobytes(), *strings])
     return len(raw).to_bytes(_HEAD, "little") + pa.Codec("zstd", compression_level=1).compress(raw, asbytes=True)
 
 
 def unpacked(block: bytes, max_chars: int) -> list[bytes]:
-    """Return what `packed` was given. `max_chars` is the setting of the index, and limits the memory that a block can
-    ask for. Raises ValueError if `block` is no block of texts."""
+    """Return the list of strings that were given to `packed` for this block: the language and text of one document
+    after another. `max_chars` is the setting of the index, and limits the memory that a damaged block can ask for.
+    Raises ValueError if `block` is no block of texts."""
     size = int.from_bytes(block[:_HEAD], "little")
     if size > BLOCK + 4 * max_chars + _NAMES:
         raise ValueError(f"a block of texts has at most {BLOCK + 4 * max_chars + _NAMES} bytes, not {size}")
@@ -165,7 +169,7 @@ def unpacked(block: bytes, max_chars: int) -> list[bytes]:
 
 
 class _TextWriter:
-    """Writes the texts of an index in compressed blocks."""
+    """Writes the texts of an index to a file, in compressed blocks."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -173,8 +177,8 @@ class _TextWriter:
         self._bytes = self._offset = 0
 
     def add(self, record: NDArray[Any], language: str, text: bytes) -> None:
-        """Append a text (UTF-8). `record` is a view of the DOCUMENT record of its document, in which the place of the
-        text is filled in when its block is written."""
+        """Append a text (UTF-8) to the current block. `record` is a view of the DOCUMENT record of the text's document.
+        When the block is written, the place of the text is filled in there."""
         self._pending.append((record, language.encode(), text))
         self._bytes += len(self._pending[-1][2])
         if self._bytes >= BLOCK:
@@ -193,19 +197,20 @@ class _TextWriter:
 
 
 class OldSets:
-    """Reads texts of old documents when they are compared, and computes their shingle sets (hashes of word n-grams).
-    The sets used last stay in memory, up to `cache_bytes` bytes."""
+    """Returns the shingle sets (hashes of word n-grams) of old documents of an index. A text is read, and its set
+    computed, when the set is asked for. The sets that were used most recently stay in memory, up to `cache_bytes`
+    bytes."""
 
     def __init__(self, inputs: Inputs, stage: MinHashSignature, cache_bytes: int) -> None:
         self._inputs, self._stage, self._cache_bytes = inputs, stage, cache_bytes
         self._sets: OrderedDict[tuple[str, int, int], NDArray[np.uint64]] = OrderedDict()
         self._bytes = 0
-        self.read = 0                              # texts
+        self.read = 0                              # number of texts read
 
     def get(self, ref: Mapping[str, Any], document: Any) -> NDArray[np.uint64]:
-        """Return the shingle set of a text in the file `ref`. `document` is the DOCUMENT record that names its place.
-        Raises an error about a damaged file when the block of the text is not what its checksum says, or is no block
-        of texts."""
+        """Return the shingle set of an old document. `ref` is the file with its text, and the DOCUMENT record
+        `document` says where in the file the text is. Raises an error about a damaged file if the block with the text
+        does not fit its checksum, or is no block of texts."""
         place = ref["content"], int(document["offset"]), int(document["number"])
         if place in self._sets:
             self._sets.move_to_end(place)
@@ -219,7 +224,7 @@ class OldSets:
         return values
 
     def _text(self, ref: Mapping[str, Any], document: Any) -> tuple[NDArray[np.uint8], str]:
-        """Return (UTF-8 of the text, its language)."""
+        """Return (the text of a document in UTF-8, its language), read from the file `ref`."""
         offset, size = int(document["offset"]), int(document["size"])
         if offset + size > ref["bytes"]:
             raise self._inputs.damaged(ref, "lacks a text that another file of its index places there")

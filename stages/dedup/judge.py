@@ -1,16 +1,17 @@
-"""Decides about the documents of clusters, one cluster after another, by the rules of `stages.dedup.verify`."""
+"""Decides which documents of clusters of near-duplicates are removed, one cluster after another, by the rules that
+`stages.dedup.verify` explains."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stages.dedup.boilerplate import Boilerplate, Remainders
-from stages.dedup.fragment import CONTAINED, NEAR, SIMILAR, VERDICT, id_text
+from stages.dedup.fragment import CONTAINED, NEAR, SIMILAR, VERDICT, id_text, most_similar
 from stages.dedup.hashing import mix
 from stages.dedup.sets import jaccard, judge_clusters
 from stages.dedup.shingle_sets import ShingleSetReader
@@ -27,23 +28,28 @@ RESEMBLING = 0.5
 _REMOVAL = np.dtype([("removed", "<i8"), ("code", "<u4"), ("similarity", "<f8"), ("kept", "<i8")])
 #: two kept candidates that resemble each other: their numbers and their similarity
 _PAIR = np.dtype([("candidate", "<i8"), ("other", "<i8"), ("similarity", "<f8")])
+#: pairs of resembling documents that are held before they are written, Python tuples of up to 240 bytes
+HELD = 1 << 16
 #: most documents of a cluster about which a kernel decides; the pairs of its documents must fit into memory
 SMALL = 32
 
 
 def contained(similarity: float, size: int, other_size: int) -> float:
-    """Return the share of a set of `size` values that is in a set of `other_size` values, from their Jaccard
-    similarity."""
+    """Return the share of the values of one set that another set also has, computed from the Jaccard similarity of the
+    two. The sets have `size` and `other_size` values."""
     common = round(similarity * (size + other_size) / (1 + similarity))
     return common / size if size else 0.0
 
 
 class ClusterJudge:
-    """Decides which documents of a cluster are removed, one cluster after another. Its methods name a document by its
-    row number in the sorted array `candidates`."""
+    """Decides which documents of clusters of near-duplicates are removed, one cluster after another. The methods name a
+    document by its row number in the array `candidates`, which is sorted by cluster, and within a cluster by the order
+    in which documents are decided. Kept documents that resemble each other are given to `write_near`, as (number of the
+    group of each document, NEAR record of it); no more than HELD pairs of them are held."""
 
     def __init__(self, candidates: NDArray[Any], file: NDArray[Any], rank: NDArray[Any], args: dict[str, Any],
-                 sets: ShingleSetReader, counters: dict[str, int]) -> None:
+                 sets: ShingleSetReader, counters: dict[str, int],
+                 write_near: Callable[[NDArray[Any], NDArray[Any]], None]) -> None:
         self.candidates, self.sets, self.counters = candidates, sets, counters
         self.threshold, self.cap = float(args["verify"]), int(args["max_comparisons"])
         self.containment, self.record = float(args.get("containment", 0.0)), bool(args.get("record"))
@@ -54,30 +60,32 @@ class ClusterJudge:
         self.boilerplate = Boilerplate(**args["boilerplate"]) if args.get("boilerplate") else None
         #: compares documents of the cluster without its boilerplate; None if it has none
         self.remainders: Remainders | None = None
-        #: largest cluster about which a kernel decides; without limits of the search and without boilerplate, so that
-        #: both ways find the same
+        #: largest cluster about which a kernel decides: in larger clusters, limits of the search or boilerplate, which
+        #: the kernel does not know, could change the result
         self.small = min(SMALL, self.cap + 1, self.boilerplate.smallest_limit if self.boilerplate else SMALL)
         if not self.threshold:
             self.small = 0
-        self.near: list[tuple[int, int, float]] = []                   # values of _PAIR
+        self._write_near = write_near
+        self._near: list[tuple[int, int, float]] = []                  # values of _PAIR
         self.removals: list[tuple[int, int, float, int]] = []          # values of _REMOVAL
         #: what the kernel decided: _PAIR and _REMOVAL records
         self._small_near, self._small_removals = [np.zeros(0, _PAIR)], [np.zeros(0, _REMOVAL)]
 
     @cached_property
     def place(self) -> list[tuple[int, int]]:
-        """(priority, negative length) of each candidate. The candidates of a cluster are ordered by this pair and then
-        by id, if `prefer` has its default."""
+        """Return (priority, negative number of characters) for each candidate. If `prefer` has its default, the
+        candidates of a cluster are ordered by this pair and then by id."""
         return list(zip(self.rank.tolist(), (-self.candidates["chars"].astype(np.int64)).tolist()))
 
     @cached_property
     def where(self) -> list[tuple[int, int, int, int]]:
-        """Where the shingle set of each candidate is: the arguments of `ShingleSetReader.get`."""
+        """Return, for each candidate, where its shingle set is stored, as the arguments of `ShingleSetReader.get`."""
         columns = (self.candidates[field].tolist() for field in ("offset", "count", "sum"))
         return list(zip(self.file.tolist(), *columns))
 
     def verdicts(self) -> NDArray[Any]:
-        """Decide about all candidates, and return a VERDICT record for each."""
+        """Decide about all candidates. Returns a VERDICT record for each, in order, which says whether the candidate is
+        removed and in whose favour."""
         candidates, root = self.candidates, self.candidates["root"]
         starts = np.flatnonzero(np.r_[True, root[1:] != root[:-1]])
         sizes = np.diff(np.r_[starts, len(root)])
@@ -91,6 +99,7 @@ class ClusterJudge:
             self._judge_small(*chunk)
         for start, size in zip(starts[~is_small].tolist(), sizes[~is_small].tolist()):
             self.judge_cluster(start, start + size)
+        self._flush_near()
         removals = np.concatenate([*self._small_removals, np.array(self.removals, _REMOVAL)])
         removed = removals["removed"]
         verdicts = np.zeros(len(candidates), VERDICT)
@@ -104,8 +113,10 @@ class ClusterJudge:
 
     def _chunks(self, starts: NDArray[np.int64],
                 sizes: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Split clusters into chunks whose shingle sets are read at once, in the order in which files hold them. The
-        pairs of the documents count as well: of short texts, they take more memory than the sets."""
+        """Divide clusters into chunks, and yield (the first candidate of each cluster, the size of each cluster) for
+        every chunk. The shingle sets of a chunk are read at once, so its size is limited. Chunks follow the order in
+        which files hold the sets. The pairs of documents count towards the size, because for short texts they take more
+        memory than the sets."""
         order = np.argsort(mix(self.candidates["root"][starts]))
         starts, sizes = starts[order], sizes[order]
         before = np.r_[0, np.cumsum(8 * self.candidates["count"].astype(np.int64))]
@@ -115,7 +126,8 @@ class ClusterJudge:
             yield starts[first:stop], sizes[first:stop]
 
     def _judge_small(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        """Decide about small clusters, whose first candidates are `starts`, by a kernel."""
+        """Decide about small clusters, all at once, by a compiled function. `starts` holds the first candidate of each
+        cluster, and `sizes` its number of candidates."""
         stops = np.cumsum(sizes)
         members = np.arange(stops[-1]) + np.repeat(starts - (stops - sizes), sizes)
         candidates = self.candidates[members]
@@ -131,6 +143,8 @@ class ClusterJudge:
         pairs["similarity"] = decided.near_similarities
         self._small_removals.append(removals)
         self._small_near.append(pairs)
+        if sum(map(len, self._small_near)) >= HELD:
+            self._flush_near()
         self._count(len(members) - len(gone), len(gone), decided.most_kept)
         self.counters["comparisons"] += decided.comparisons
 
@@ -140,7 +154,8 @@ class ClusterJudge:
         self.counters["max_cluster_kept"] = max(self.counters["max_cluster_kept"], most_kept)
 
     def judge_cluster(self, start: int, stop: int, index: dict[int, list[int]] | None = None) -> None:
-        """Decide about the candidates [start, stop). `index` may hold documents that were kept before, by band key."""
+        """Decide about the candidates from `start` up to, but not including, `stop`, which are a cluster. `index`
+        holds, by band key, documents that were kept before the cluster is judged, if there are any."""
         index = {} if index is None else index
         survivors = 0
         if self.boilerplate is not None:
@@ -153,7 +168,9 @@ class ClusterJudge:
                 self.removals.append((i, SIMILAR if is_similar else CONTAINED, similarity, twin))
                 continue
             survivors += 1
-            self.near += ((i, j, s) for j, s in near)
+            self._near += ((i, j, s) for j, s in near)
+            if len(self._near) >= HELD:
+                self._flush_near()
             if self.threshold and i + 1 < stop:
                 for key in self.bands[i].tolist():
                     if self.by_place:
@@ -162,11 +179,12 @@ class ClusterJudge:
                         insort(index.setdefault(key, []), i, key=self.place.__getitem__)
         self._count(survivors, stop - start - survivors, survivors)
 
-    def near_records(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the pairs of kept documents that resemble each other, as (number of the group, NEAR record) for each
-        document of each pair."""
-        pairs = np.concatenate([*self._small_near, np.array(self.near, _PAIR)])
-        pairs = pairs[np.argsort(pairs["candidate"], kind="stable")]
+    def _flush_near(self) -> None:
+        """Write the pairs of kept documents that resemble each other, as a record for each document of each pair, and
+        forget them. A template's pages have many such pairs, of which a slice names few, so only the most similar ones
+        are written."""
+        pairs = np.concatenate([*self._small_near, np.array(self._near, _PAIR)])
+        self._near, self._small_near = [], [np.zeros(0, _PAIR)]
         i, j = pairs["candidate"], pairs["other"]
         own, resembled = np.r_[i, j], np.r_[j, i]
         records = np.zeros(len(own), NEAR)
@@ -175,17 +193,18 @@ class ClusterJudge:
         for field in ("id_hi", "id_lo"):
             records[field] = self.candidates[field][resembled]
         records["similarity"] = np.tile(pairs["similarity"], 2)
-        return self.candidates["source"][own], records
+        written = most_similar(own, records)
+        self._write_near(self.candidates["source"][own[written]], records[written])
 
     def _twin(self, i: int, start: int,
               index: dict[int, list[int]]) -> tuple[int | None, float, list[tuple[int, float]]]:
-        """Look for a kept document that is similar enough for document `i` to be removed. `start` is the first document
-        of the cluster, and `index` holds the kept documents by band key. If `verify` is 0, `start` is that document for
-        all others, and the similarity is NaN unless it is to be noted (`record`).
+        """Look for a kept document that is similar enough to document `i` for `i` to be removed. `start` is the first
+        document of the cluster, and `index` holds the kept documents by band key. If `verify` is 0, the result for
+        every document but the first is `start`, and the similarity is NaN unless `record` asks for it.
 
         Returns (the kept document, or None if `i` stays; the similarity of the two; the kept documents that `i`
-        resembles, with similarities). Documents that share the most bands with `i` are compared first, and of these the
-        ones that were kept first.
+        resembles, with similarities). Documents that share the most bands with `i` are compared first. Of documents
+        that share equally many, those that were kept first are compared first.
         """
         if not self.threshold:
             if i == start:
@@ -219,10 +238,11 @@ class ClusterJudge:
         return None, 0.0, near
 
     def _nearest(self, kept: Sequence[int], i: int) -> Iterable[int]:
-        """Choose those documents from `kept` (kept documents with one band key, by priority and then by length) that
-        are nearest to document `i` in length: around the place that `i` has in its own priority up to `cap` documents
-        on each side, and around the place that it would have in each other priority up to half as many (rounded up).
-        Priorities that come after all kept documents are left out."""
+        """Choose the documents from `kept` that are nearest to document `i` in length, so that not all need to be
+        compared. `kept` holds kept documents with one band key, sorted by priority and then by length. Of the documents
+        with the priority of `i`, the result has up to `cap` shorter and `cap` longer ones. Of the documents with each
+        other priority, it has up to half as many (rounded up) on each side. Priorities that come after all kept
+        documents are left out."""
         nearest: dict[int, None] = {}
         rank, length = self.place[i]
         for priority in range((rank if self.by_place else self.last_rank) + 1):

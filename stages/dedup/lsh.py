@@ -2,14 +2,15 @@
 search for near-duplicates.
 
 The tasks of a wave may run at the same time. In the first wave, a task handles one group of parts (files of documents).
-It sorts the band keys of its documents and links documents with equal keys to the first of them. It passes on only one
-record per key, however often the key occurs, so a key that a million pages share costs the next wave one record per
-group.
+It sorts the band keys of the group's documents, and links all documents that have a key to the first of them. It passes
+only one record per key on to the second wave, however often the key occurs. A key that a million pages share thus costs
+the second wave one record per group.
 
-In the second wave, a task handles one range of keys. For each key, it links the first documents of the groups to the
-first of them all. Documents with one key are thus linked to one document, not to each other, so n documents give n - 1
-edges. A task of the first wave writes only a spanning forest of its edges, which has at most one edge per document. A
-task of the second wave does so for each block of records that it reads.
+In the second wave, a task handles one range of keys, from all groups. For each key, the first wave has named one
+document per group, and the task links these documents to the first of them. Documents with one key are thus linked to
+one document, not to each other, so n documents give n - 1 edges. A task of the first wave writes only a spanning forest
+of its edges, which has at most one edge per document. A task of the second wave writes such a forest for each block of
+records that it reads.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class BandMap:
     `buckets` (number of ranges of keys).
 
     The task writes two exchange files: `bands.seg` (BAND records, in buckets by range of keys) and `links.seg` (EDGE
-    records, pairs of linked documents, in one bucket). Both number parts from the start of the group.
+    records, pairs of linked documents, in one bucket). In both files, parts are numbered from the start of the group.
     """
 
     name = "lsh_map"
@@ -75,10 +76,10 @@ class BandReduce:
     group), `bucket` (number of the range).
 
     The task writes the exchange file `links.seg` (EDGE records, pairs of linked documents, in one bucket), which
-    numbers parts over all groups. It counts keys, edges (`linked`), collisions (documents that share a key with others,
-    summed over the keys), the documents of the most frequent shared key (`max_bucket`), and the shared keys by number
-    of documents: bin b holds 2**b <= documents < 2**(b + 1), b >= 1. It holds only one block of records in memory at a
-    time, whatever the size of the bucket.
+    numbers parts over all groups. The task counts keys, edges (`linked`), collisions (documents that share a key with
+    others, summed over the keys), the documents of the most frequent shared key (`max_bucket`), and the shared keys by
+    number of documents: bin b counts the keys with 2**b <= documents < 2**(b + 1), b >= 1. The task holds only one
+    block of records in memory at a time, whatever the size of the bucket.
     """
 
     name = "lsh_reduce"
@@ -104,16 +105,17 @@ class BandReduce:
 
 
 def log2_bins(sizes: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the number of sizes in [2**b, 2**(b + 1)) for each b from 0 to 32."""
+    """Return a histogram of sizes, int64[33]: the value at b is the number of sizes in [2**b, 2**(b + 1))."""
     return np.bincount(np.frexp(np.asarray(sizes, np.float64))[1] - 1, minlength=33)
 
 
 def stars(key: U64, place: U64, counts: NDArray[np.uint32] | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Link all documents with one band key to the first of them. Returns (BAND records, EDGE records).
+    """Link, for each band key, all documents with this key to the first of them. Returns (BAND records, EDGE records).
 
-    `key` holds band keys and `place` the documents that have them, each as the number of its file << 32 | row. A BAND
-    record holds a key (in ascending order), its smallest place, and the sum of its `counts` (default: 1 for each
-    place). The EDGE records are a spanning forest that connects the places of each key.
+    Entry i of `key` is a band key of the document at entry i of `place`. A place is the number of the document's file
+    << 32 | row. There is one BAND record for each key, in ascending order: it holds the key, its smallest place, and
+    the sum of its `counts` (default: 1 for each place). The EDGE records are a spanning forest that connects the places
+    of each key.
     """
     records = np.empty(len(key), BAND)
     ends, other_ends = np.empty(len(key), np.uint64), np.empty(len(key), np.uint64)  # untouched memory costs nothing
@@ -129,8 +131,8 @@ def stars(key: U64, place: U64, counts: NDArray[np.uint32] | None = None) -> tup
 
 
 def _by_ranges(key: U64, place: U64) -> tuple[U64, U64, NDArray[np.int64]]:
-    """Divide keys and their places into ranges of keys that fit into the processor's cache. Sorting all keys at once
-    would wait for memory most of the time. Returns (keys, places, permutation that sorts the keys)."""
+    """Divide keys and their places into ranges of keys that fit into the processor's cache. A sort of all keys at once
+    would wait for memory most of the time. Returns (keys, places, permutation that sorts these keys)."""
     bits = min(max(int(np.log2(len(key) / _RANGE)), 0), 10) if len(key) > _RANGE else 0
     starts = np.zeros(2**bits + 1, np.int64)
     key, place = _divided(key, place, bits, starts)
@@ -143,8 +145,8 @@ def _by_ranges(key: U64, place: U64) -> tuple[U64, U64, NDArray[np.int64]]:
 
 @njit(cache=True)
 def _divided(key, place, bits, starts):
-    """Return the keys and their places, ordered by the first `bits` bits of the keys. `starts`, zeros at first, gets
-    the number of the first key of each of the 2**bits ranges, and the number of all keys."""
+    """Return (the keys, their places), ordered by the first `bits` bits of the keys. `starts`, zeros at first, is
+    filled with the position at which each of the 2**bits ranges of keys begins, followed by the number of all keys."""
     shift = np.uint64(64 - bits)
     for i in range(key.shape[0]):
         starts[(np.int64(key[i] >> shift) if bits else 0) + 1] += 1
@@ -161,8 +163,9 @@ def _divided(key, place, bits, starts):
 
 @njit(cache=True)
 def _stars(order, key, place, counts, records, ends, other_ends):
-    """Write one BAND record for each key to `records`, and an edge from the smallest place of each key that several
-    places have to all of them. `order` sorts the keys. Returns (number of records, number of edges)."""
+    """Write one BAND record for each key to `records`. For each key that several places have, also write edges from the
+    smallest of these places to all of them, as pairs in `ends` and `other_ends`. `order` is the permutation that sorts
+    the keys. Returns (number of records, number of edges)."""
     count, edges, i = 0, 0, 0
     while i < order.shape[0]:
         own = key[order[i]]
@@ -186,8 +189,8 @@ def _stars(order, key, place, counts, records, ends, other_ends):
 # -- union-find ------------------------------------------------------------------------------------------------------
 @njit(cache=True)
 def _roots(ends, other_ends, size):
-    """For each of `size` nodes of a graph, return the smallest node of its connected component. Edge i joins ends[i]
-    and other_ends[i]."""
+    """Return, for each of `size` nodes of a graph, the smallest node of its connected component. The nodes are numbered
+    from 0, and edge i joins ends[i] and other_ends[i]."""
     parent = np.arange(size)
     for edge in range(ends.shape[0]):
         root, other_root = ends[edge], other_ends[edge]
@@ -207,17 +210,17 @@ def _roots(ends, other_ends, size):
 
 
 def components(ends: U64, other_ends: U64) -> tuple[U64, U64]:
-    """Find the connected components of a graph of documents. Edge i joins ends[i] and other_ends[i], each a document's
-    place (number of its file << 32 | row). Returns (every place that occurs, ascending; for each of these places, the
-    smallest place of its component)."""
+    """Find the connected components of a graph of documents. Edge i joins the documents ends[i] and other_ends[i]. A
+    document is given by its place (number of its file << 32 | row). Returns (every place that occurs, ascending; for
+    each of these places, the smallest place of its component)."""
     nodes, numbers = np.unique(np.concatenate([ends, other_ends]), return_inverse=True)
     return nodes, nodes[_roots(numbers[:len(ends)], numbers[len(ends):], len(nodes))]
 
 
 def forest(ends: U64, other_ends: U64) -> NDArray[Any]:
-    """Reduce edges between documents to a spanning forest: in each connected component, one edge from the smallest
-    place (number of a file of documents << 32 | row) to every other place. Returns EDGE records, sorted. The result
-    depends only on the components, not on which edges connect them."""
+    """Reduce edges between documents to a spanning forest with the same connected components. In each component, one
+    edge leads from the smallest place (number of a file of documents << 32 | row) to every other place. Returns EDGE
+    records, sorted. The result depends only on the components, not on which edges connect them."""
     nodes, roots = components(ends, other_ends)
     leaf = nodes != roots
     edges = np.empty(int(leaf.sum()), EDGE)
@@ -227,7 +230,8 @@ def forest(ends: U64, other_ends: U64) -> NDArray[Any]:
 
 
 def _joined(blocks: list[NDArray[Any]]) -> NDArray[Any]:
-    """Join arrays into one. The list `blocks` is emptied, so that its arrays no longer take memory."""
+    """Return the arrays of the list `blocks`, joined into one array. The list is emptied, so that its arrays no longer
+    take memory."""
     joined = np.concatenate(blocks) if blocks else np.zeros(0, np.uint64)
     blocks.clear()
     return joined

@@ -7,9 +7,9 @@
     - {minhash: {dialect: datatrove, hash: xxhash, words: language, verify: null}}            # FineWeb-2's
 
 `stages.dedup.signature` computes the signatures, document by document, and stores their band keys in side tables.
-`MinHash` then compares all documents, in waves of tasks (the tasks of a wave may run at the same time). Many tasks
-handle a group of parts (files of documents). A removal slice lists the documents that are dropped from one part. Each
-entry below names a wave, what one of its tasks reads, what the task writes, and its class:
+`MinHash` then compares all documents, in waves of tasks (the tasks of a wave may run at the same time). A part is a
+file of documents. A group is several parts that one task reads. A removal slice lists the documents that are dropped
+from one part. Each entry below names a wave, what one of its tasks reads, what the task writes, and its class:
 
     bands     side tables          → band keys by range, combined within the group    stages.dedup.lsh:BandMap
     links     ranges of band keys  → edges between the documents that share a key     stages.dedup.lsh:BandReduce
@@ -60,7 +60,8 @@ from stages.task import Counters, Cursor, Inputs, Out
 
 
 def _number(value: Any) -> Any:
-    """Return the number that a text stands for, and any other value unchanged. To YAML, 99e-2 is a text."""
+    """Return the number that a string spells; any other value is returned unchanged. For YAML, a number such as 99e-2
+    is a string."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -68,33 +69,35 @@ def _number(value: Any) -> Any:
 
 
 def _verifies(config: MinHash.Config) -> bool:
-    """Whether texts are compared before a document is removed."""
+    """Return whether the step, with the settings `config`, compares texts before it removes a document."""
     return isinstance(config.verify, float) and config.verify > 0
 
 
 class MinHash(IndexedBarrier):
-    """Remove near-duplicates, within and across the datasets of `from:`, keeping those of the first in `priority:`.
+    """Remove near-duplicates, within and across the datasets of `from:`, in favour of documents of the first dataset in
+    `priority:`.
 
-    A cluster is a set of documents that share bands of their MinHash signatures, directly or through others. Of its
-    documents, one from the first dataset in `priority:` stays. Of several from that dataset the longest stays, and of
-    equally long ones the one with the smallest id. Any other document is removed only when its word n-gram Jaccard
-    similarity with a kept document that shares a band with it is at least `verify` (see `stages.dedup.verify`). It is
+    A cluster is a set of documents that share bands of their MinHash signatures, directly or through others. One
+    document of each cluster always stays: the longest of those from the first dataset in `priority:`, and of equally
+    long ones the one with the smallest id. Any other document is removed only when its word n-gram Jaccard similarity
+    with a kept document that shares a band with it is at least `verify` (see `stages.dedup.verify`). A document is
     compared with at most `max_comparisons` kept documents.
 
     With `verify: 0` or null, only one document of a cluster stays, and no texts are compared, as in FineWeb. (datatrove
     removes the same number of documents, but keeps an arbitrary one of each cluster.) `verify: record` removes the same
-    documents as `verify: 0`, and stores the similarity of each removed document with the kept one.
+    documents as `verify: 0`, and stores how similar each removed document is to the kept one.
 
-    With `containment`, a document is also removed if at least this share of its n-grams is in a kept document that
+    With `containment`, a document is also removed if at least this share of its n-grams occurs in a kept document that
     shares a band with it and has at least as many n-grams. A text is thus never removed because it contains a shorter
-    one. `prefer` names other preferences than priority and length.
+    one. The setting `prefer` replaces priority and length as what decides which document stays.
 
-    With `boilerplate: 0.05`, shingles that more than 5 % of the documents of an input of the dataset have, and more
-    than 10 documents, are left out when two texts are compared, unless less than a tenth of one of them would be left.
-    Only documents of the same cluster are counted.
+    With `boilerplate: 0.05`, a shingle is boilerplate if, among the documents of one cluster, more than 10 documents of
+    one input of the dataset have it, and these are more than 5 % of that input's documents. Boilerplate is left out
+    when two texts are compared, unless less than a tenth of one of the texts would be left.
 
-    `recall` replaces `bands` and `rows`. They are then chosen so that two documents of similarity `verify` share a band
-    with at least this probability. `tokenmill plan` prints the probabilities for other similarities.
+    The setting `recall` is a probability, and replaces `bands` and `rows`. These are then chosen so that two documents
+    of similarity `verify` share a band with at least this probability. `tokenmill plan` prints the probabilities for
+    other similarities.
 
     In dialect tokenmill, texts of all languages are split into words alike: at white space, and in scripts without
     spaces at every character. In dialect datatrove, they are split by spaCy's English rules. With `words: language`, as
@@ -115,11 +118,11 @@ class MinHash(IndexedBarrier):
 
     class Config(SignatureConfig):
         verify: float | Literal["record"] | None = decision(
-            0.75, "smallest Jaccard similarity with a kept document that removes one; 0 or null: no check; record: no "
-                  "check, but the similarity is stored")
+            0.75, "smallest Jaccard similarity with a kept document at which a document is removed; 0 or null: not "
+                  "checked; record: not checked, but stored")
         containment: float | None = decision(
-            None, "smallest share of a document's n-grams, within a kept document that has as many or more, that "
-                  "removes it, too", gt=0, le=1, added=True)
+            None, "smallest share of a document's n-grams that must be in a kept document with at least as many n-grams"
+                  " for the document to be removed, too", gt=0, le=1, added=True)
         recall: float | None = decision(
             None, "chooses bands and rows so that at least this share of the pairs of similarity `verify` is compared",
             gt=0, lt=1, added=True)
@@ -279,9 +282,9 @@ class MinHash(IndexedBarrier):
                                 1 << 20, f"{group.dataset}: removals of {group.size} parts")
 
         def judges(done: Done) -> int:
-            """Return the number of buckets into which the clusters are divided, one for each task that compares
-            documents. It is estimated from the number of candidates for removal and the bytes of an average document's
-            shingles (hashes of word n-grams)."""
+            """Return the number of buckets into which the clusters are divided. One task compares the documents of one
+            bucket. The number is estimated from the number of candidates for removal and the bytes of an average
+            document's shingles (hashes of word n-grams)."""
             rows, size = sum(group.rows for group in plan), sum(group.bytes for group in plan)
             candidates = sum(r.counters["candidates"] for r in done["clusters"])
             shingle_bytes = candidates * size * 3 // max(rows, 1) if texts else 0

@@ -1,5 +1,5 @@
-"""Plans the tasks by which `minhash` makes an index of the documents that it keeps, and looks documents up in indexes
-(`stages.dedup.index`; `stages.dedup.against` describes the waves)."""
+"""Plans the tasks by which `minhash` makes an index of the documents that it keeps, and the tasks by which it looks up
+new documents in indexes. `stages.dedup.index` explains indexes, and `stages.dedup.against` the waves of tasks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ HIT_BYTES = 100
 
 
 class IndexPlan:
-    """The division of an index into tasks. `step` and `config` are the name and the settings of the
-    deduplication, and `plan` are its groups of parts (files of documents)."""
+    """The plan by which tasks make an index. `step` and `config` are the name and the settings of the deduplication,
+    and `plan` holds its groups of parts (files of documents)."""
 
     def __init__(self, step: str, config: Any, plan: Sequence[PartGroup], sizes: Sizes) -> None:
         self.step, self.config, self.plan = step, config, plan
@@ -25,7 +25,8 @@ class IndexPlan:
         self.buckets = fine_buckets(rows, KEY, self.ranges)
 
     def waves(self, slices: Sequence[FileRef | None]) -> list[Wave]:
-        """Return the waves that make the index. `slices` are the removal slices of the parts (rows to drop)."""
+        """Return the waves (groups of tasks that may run at the same time) that make the index. `slices` are the
+        removal slices of the parts (rows to drop)."""
         config = self.config
 
         def documents(done: Done) -> Iterator[TaskDraft]:
@@ -50,7 +51,8 @@ class IndexPlan:
         return [Wave("index_documents", documents), Wave("index_keys", keys)]
 
     def index(self, done: Done, settings: dict[str, Any], ranks: int) -> DedupIndex:
-        """Return the index that the waves have made."""
+        """Return the index that the waves have made. `done` holds the results of the waves, `settings` those settings
+        and versions that a reader of the index must share, and `ranks` the number of priorities of the documents."""
         written = done["index_documents"]
         groups = [{"rank": group.rank, "documents": task.files["documents.seg"], "texts": task.files["texts.bin"],
                    "ids": task.files["ids.parquet"]} for group, task in zip(self.plan, written, strict=True)]
@@ -59,8 +61,9 @@ class IndexPlan:
 
 
 def lookup_tasks(done: Done, against: Sequence[DedupIndex], firsts: list[int], ranges: int) -> Iterator[TaskDraft]:
-    """Yield the tasks that look the band keys of new documents up in indexes. `firsts` holds the number of the first
-    part of each group, and `ranges` is the number of ranges of keys."""
+    """Yield the tasks that look up the band keys of new documents in the indexes `against`. `firsts` holds the number
+    of the first part of each group of new documents, and `ranges` is the number of ranges of keys, one for each
+    task."""
     args: dict[str, Any] = {"maps": files_of(done["bands"], "bands.seg"), "firsts": firsts,
                             "indexes": [index.keys["bands"] for index in against],
                             "$volatile": {"groups": [len(index.groups) for index in against]}}
@@ -71,12 +74,13 @@ def lookup_tasks(done: Done, against: Sequence[DedupIndex], firsts: list[int], r
 
 
 def hit_bytes(done: Done) -> int:
-    """Return the bytes of the records of old documents that share band keys with new ones, about."""
+    """Return about how many bytes the records take that name old documents which share band keys with new ones."""
     return sum(task.counters["hits"] for task in done["lookup"]) * HIT_BYTES
 
 
 def route_tasks(done: Done, plan: Sequence[PartGroup], buckets: int) -> Iterator[TaskDraft]:
-    """Yield the tasks that send old documents to the clusters of new ones. `plan` are the groups of new documents."""
+    """Yield the tasks that send old documents to the clusters of the new documents with which they share keys. `plan`
+    holds the groups of new documents, one for each task, and `buckets` is the number of buckets of clusters."""
     args = {"members": files_of(done["clusters"], "members.seg"), "buckets": buckets,
             "hits": files_of(done["lookup"], "hits.seg")}
     for number, group in enumerate(plan if args["members"] else ()):
@@ -86,8 +90,9 @@ def route_tasks(done: Done, plan: Sequence[PartGroup], buckets: int) -> Iterator
 
 def verify_args(done: Done, against: Sequence[DedupIndex], ranks: Sequence[int], signature: dict[str, Any],
                 signature_key: str) -> dict[str, Any]:
-    """Return the arguments of `stages.dedup.against:VerifyAgainst` that `Verify` lacks, or has with other values.
-    `ranks` are the priorities of the groups of new documents, which come after those of all old ones."""
+    """Return those arguments of the task `stages.dedup.against:VerifyAgainst` that the task `Verify` lacks or that
+    differ from its. `ranks` holds the priority of each group of new documents. In the result, these come after the
+    priorities of all old documents."""
     before = [sum(index.ranks for index in against[:number]) for number in range(len(against) + 1)]
     return {"touched": files_of(done["routes"], "touched.seg"), "signature": signature, "signature_key": signature_key,
             "ranks": [before[-1] + rank for rank in ranks],

@@ -27,7 +27,8 @@ class Texts(NamedTuple):
 
 def text_batches(path: str, rows: NDArray[Any]) -> Iterator[Texts]:
     """Yield the texts of the given rows (ascending) of the part at `path`, in batches of about BATCH bytes. Row groups
-    that hold none of these rows are not read. Raises ValueError at the end if the part has fewer rows."""
+    of the Parquet file that hold none of these rows are not read. Raises ValueError at the end if the part has fewer
+    rows than the largest of the given ones."""
     for texts in _of_row_groups(path, rows):
         ends = np.cumsum(texts.stops - texts.starts)
         edges = np.flatnonzero(np.diff(ends // BATCH)) + 1
@@ -36,7 +37,8 @@ def text_batches(path: str, rows: NDArray[Any]) -> Iterator[Texts]:
 
 
 def texts_at(path: str, rows: NDArray[Any]) -> Iterator[str]:
-    """Yield the texts of the given rows (ascending) of a part, as `utf8_at` does, but as strings."""
+    """Yield the texts of the given rows (ascending) of the part at `path`, one by one, as strings. Rows are read as by
+    `text_batches`."""
     return (data.tobytes().decode() for data in utf8_at(path, rows))
 
 
@@ -48,7 +50,8 @@ def utf8_at(path: str, rows: NDArray[Any]) -> Iterator[NDArray[np.uint8]]:
 
 
 def _of_row_groups(path: str, rows: NDArray[Any]) -> Iterator[Texts]:
-    """Yield the texts of the given rows, those of one row group at a time."""
+    """Yield the texts of the given rows (ascending) of the part at `path`. Each item holds all those in one row group
+    of the Parquet file."""
     first = rows_read = 0
     with open_parquet(path, memory_map=True) as file:
         for number in range(file.num_row_groups):

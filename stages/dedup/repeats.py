@@ -5,12 +5,12 @@ the recipe step `repeats`, and the stage that computes its hashes.
     - {repeats: {unit: line}}
     - {repeats: {unit: sentence, span: 3}}      # runs of three sentences, as C4 did
 
-Of equal passages, the one in the first dataset of `priority:` stays. If that dataset has several, the one in the
-document with the smallest id stays, and within a document the first one.
+Of equal passages, the one in the first dataset of `priority:` stays. If that dataset has several of them, the one in
+the document with the smallest id stays, and within a document the one that comes first.
 
-A part is a file of documents. An earlier pass has stored the hashes of its passages, and their places in the text, in a
-side table beside it. Tasks then work in three waves; the tasks of a wave may run at the same time. Each entry below
-names a wave, what one of its tasks reads, and what the task writes.
+A part is a file of documents. An earlier pass has stored the hashes of a part's passages, and their positions in the
+texts, in a side table beside the part. Tasks then work in three waves; the tasks of a wave may run at the same time.
+Each entry below names a wave, what one of its tasks reads, and what the task writes.
 
     map     a group of parts     → one record per hash: the group's first passage with that hash
     reduce  a range of hashes    → survivors: the passage that stays for each hash that occurs more than once, sent to
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from stages.document import Document
 
-#: the first passage with a hash among several, and their number
+#: the first of the passages with a hash, and the number of these passages
 HASHED = np.dtype([("hi", "<u8"), ("lo", "<u8"), ("id_hi", "<u8"), ("id_lo", "<u8"), ("start", "<u4"), ("n", "<u4")])
 #: the passage that survives for a hash that occurs more than once
 SURVIVOR = np.dtype([("key", "S16"), ("id_hi", "<u8"), ("id_lo", "<u8"), ("start", "<u4")])
@@ -71,14 +71,15 @@ HELD, DOCUMENTS = 1 << 20, 1024
 
 class PassageConfig(StageConfig):
     unit: Unit = signal("paragraph", "what is compared: paragraphs (between blank lines), lines or sentences")
-    span: int = signal(1, "consecutive units that are compared as one passage; every run of so many is", ge=1, le=16)
+    span: int = signal(1, "number of consecutive units that form one passage; every run of so many units is compared",
+                       ge=1, le=16)
     min_unit_chars: int = signal(30, "shorter passages are never cut", ge=1)
     normalise: bool = signal(True, "passages that differ only in white space and case are equal")
 
 
 class PassageHash(Stage):
     """Compute the xxh3_128 hashes of a document's passages, by which the step `repeats` finds equal passages. The stage
-    also notes where each passage is in the UTF-8 text (first byte, and the byte after the last)."""
+    also stores the position of each passage in the UTF-8 text (its first byte, and the byte after its last)."""
 
     name = "passage_hash"
     version = 1
@@ -102,13 +103,13 @@ class PassageHash(Stage):
 class RepeatedPassages(Barrier):
     """Cut passages (paragraphs, lines or sentences) that occur in another document, or earlier in the same one.
 
-    Of equal passages, the one in the first dataset of `priority:` stays. If that dataset has several, the one in the
-    document with the smallest id stays, and within a document the first one. With `span`, every run of so many
-    consecutive units is a passage; all units of a passage that does not stay are cut.
+    Of equal passages, the one in the first dataset of `priority:` stays. If that dataset has several of them, the one
+    in the document with the smallest id stays, and within a document the one that comes first. With `span: n`, every
+    run of n consecutive units is a passage, and all units of a passage that does not stay are cut.
 
-    A document that the cuts make too short (`min_chars`, `min_words`) is dropped. If the copy that stays was in such a
-    document, the passage is then in no document. Texts are compared as they are stored, after all steps before this
-    one (such as `pii`).
+    A document that the cuts make too short (`min_chars`, `min_words`) is dropped. If a dropped document holds the copy
+    of a passage that should stay, the passage is left in no document. Texts are compared in the form that all steps
+    before this one (such as `pii`) have given them.
     """
 
     name = "repeats"
@@ -165,7 +166,7 @@ class RepeatsMap:
 
     Arguments: `sides` (references to the side tables of the group's parts, which hold the hashes), `buckets` (number of
     ranges of hashes). The task writes the exchange file `passages.seg` (HASHED records, in buckets by range of hashes).
-    If the group has more than HELD passages, a hash may have several records.
+    A hash has one record, or several if the group has more than HELD passages.
     """
 
     name = "repeats_map"
@@ -195,7 +196,7 @@ class RepeatsMap:
 class RepeatsReduce:
     """Task that chooses, for each hash of one range that occurs more than once, the passage that stays.
 
-    Arguments: `maps` (references to the files `passages.seg`, one per group of parts, which are files of documents),
+    Arguments: `maps` (references to the files `passages.seg`, one per group of parts; a part is a file of documents),
     `ranks` (priority of each group), `bucket` (number of the range).
 
     The task writes the exchange file `survivors.seg`: SURVIVOR records, in buckets by number of the group, in ascending
@@ -240,8 +241,8 @@ class RepeatsSlices:
     """Task that writes the removal slices (here, lists of passages to cut) of one group of parts (files of documents).
 
     Arguments: `sides` (references to the side tables of the group's parts, which hold hashes of the passages), `group`
-    (number of the group), `dataset`, `survivors` (references to the files `survivors.seg`), `reason`. The task writes
-    `slice.PART.parquet` for every part with a document to cut.
+    (number of the group), `dataset` (its name), `survivors` (references to the files `survivors.seg`), `reason` (why a
+    passage is cut, as reports name it). The task writes `slice.PART.parquet` for every part with a document to cut.
     """
 
     name = "repeats_slices"
@@ -265,7 +266,8 @@ class RepeatsSlices:
 
 # -- side tables and passages as records -----------------------------------------------------------------------------
 def _passages(path: str) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield the rows of a side table in blocks, each as (number of documents, _PLACED records of their passages)."""
+    """Yield the contents of a side table in blocks of rows. A block is (number of documents, _PLACED records of the
+    passages of these documents)."""
     with open_parquet(path) as file:
         for batch in file.iter_batches(DOCUMENTS, use_threads=False):
             counts = pc.divide(pc.binary_length(batch.column("starts")), 4).to_numpy(zero_copy_only=False)
@@ -281,8 +283,9 @@ def _passages(path: str) -> Iterator[tuple[int, NDArray[Any]]]:
 
 
 def _first(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return HASHED records, in ascending order of hash: the first passage with a hash (in the document with the
-    smallest id), and how many passages have the hash. All passages have the same priority."""
+    """Return one HASHED record for each hash that occurs in `rows`, in ascending order of hash. It names the first
+    passage with the hash (in the document with the smallest id), and says how many passages have the hash. All passages
+    must have the same priority."""
     rows = rows[np.lexsort((rows["start"], rows["id_lo"], rows["id_hi"], rows["lo"], rows["hi"]))]
     no_twins(rows, "start")
     starts, sizes = runs(rows)
@@ -294,7 +297,8 @@ def _first(rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def _repeated(rows: NDArray[Any], survivors: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the passages to cut among `rows`, and the survivor of each of them. The survivors are sorted by hash."""
+    """Return (those of the passages `rows` that are to be cut, the survivor of each of these). A survivor is the equal
+    passage that stays. `survivors` is sorted by hash."""
     if not len(survivors) or not len(rows):
         return rows[:0], survivors[:0]
     keys = joined(rows)
@@ -306,9 +310,9 @@ def _repeated(rows: NDArray[Any], survivors: NDArray[Any]) -> tuple[NDArray[Any]
 
 
 def _slice(rows: NDArray[Any], kept: NDArray[Any], reason: str) -> pa.Table:
-    """Return the removal slice of a part. `rows` are the passages to cut, in the order of the documents and of their
-    places, and `kept` their survivors. Passages of a document that touch or overlap become one passage if one document
-    (another one or the same) has their survivors."""
+    """Return the removal slice of a part. `rows` are the passages to cut, sorted by document and by their position in
+    it, and `kept` holds for each of them the survivor, which is the equal passage that stays. Passages of a document
+    that touch or overlap become one passage if their survivors are in one document."""
     new = np.ones(len(rows), bool)
     new[1:] = ((rows["row"][1:] != rows["row"][:-1]) | (rows["start"][1:] > rows["end"][:-1])
                | (kept["id_hi"][1:] != kept["id_hi"][:-1]) | (kept["id_lo"][1:] != kept["id_lo"][:-1]))

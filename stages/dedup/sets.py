@@ -1,8 +1,8 @@
-"""Computes with shingle sets (hashes of the word n-grams of a document): sorts them, compares two of them, and decides
-which documents of small clusters are near-duplicates.
+"""Functions for shingle sets (hashes of the word n-grams of a document): they sort sets, compare two of them, and
+decide which documents of small clusters are near-duplicates.
 
-A shingle set is a sorted array of different unsigned integers of 64 bits. The values are hashes, which are spread
-evenly.
+A shingle set is a sorted array of different unsigned integers of 64 bits. The integers are hashes, so they are spread
+evenly over all 64-bit values.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     Hashes = NDArray[np.uint64]
 
 _U = np.uint64
+#: bytes that a set in a cache takes besides its values, for its objects
+SET_BYTES = 400
 #: most values of one range that `_sort` sorts by insertion, whose time grows with their square
 _CROWDED = 64
 
@@ -26,9 +28,9 @@ _CROWDED = 64
 # -- sets ------------------------------------------------------------------------------------------------------------
 @njit(cache=True)
 def _sort(values, out, ends):
-    """Write the values, sorted, to `out`. There are as many ranges of values as values, rounded up to a power of 2, so
-    most ranges hold one or two values if these are spread evenly. `ends` has room for a number for each range.
-    """
+    """Write the values to `out`, sorted. The values are distributed to ranges of equal width first. There are as many
+    ranges as values, rounded up to a power of 2, so most ranges hold one or two values if these are spread evenly.
+    `ends` is an array with room for a number for each range."""
     count = _U(values.shape[0])
     bits = _U(1)
     while (_U(1) << bits) < count:
@@ -51,7 +53,7 @@ def _sort(values, out, ends):
     if largest > _CROWDED:
         out.sort()
         return
-    for _ in range(2):                                    # most values are in place then; no branch depends on them
+    for _ in range(2):                                    # puts most values in place, without branches on them
         for i in range(_U(1), count):
             left, right = out[i - _U(1)], out[i]
             out[i - _U(1)] = left if left < right else right
@@ -66,7 +68,7 @@ def _sort(values, out, ends):
 
 @njit(cache=True)
 def _distinct(ordered):
-    """Move the distinct values of a sorted array to its beginning, and return their number."""
+    """Move the distinct values of a sorted array to the beginning of the array, each once, and return their number."""
     if not ordered.shape[0]:
         return 0
     count = _U(1)
@@ -79,9 +81,9 @@ def _distinct(ordered):
 
 @njit(cache=True)
 def _distinct_of_texts(values, counts, out, ends):
-    """Write the distinct values of each text, sorted, to `out`, one text after another. `values` holds those of all
-    texts, and `counts` their number in each text, which becomes the number of distinct ones. Returns the number of all.
-    """
+    """Write the distinct values of each text to `out`, sorted within a text, one text after another. `values` holds the
+    values of all texts, one text after another, and `counts` the number of values in each text. `counts` is overwritten
+    with the numbers of distinct values. Returns the number of distinct values of all texts together."""
     total, start = 0, 0
     for number in range(counts.shape[0]):
         stop = start + counts[number]
@@ -94,22 +96,25 @@ def _distinct_of_texts(values, counts, out, ends):
 
 
 def distinct_of_texts(values: Hashes, counts: NDArray[np.int64]) -> tuple[Hashes, NDArray[np.int64]]:
-    """Do what `distinct` does for each of many texts. `values` holds the values of all texts, one text after another,
-    and `counts` their number in each text. Returns (the distinct values of all texts, their number in each text)."""
+    """Return the distinct values of each of many texts, sorted within a text. `values` holds the values of all texts,
+    one text after another, and `counts` the number of values in each text. Returns (the distinct values, one text after
+    another; their number in each text)."""
     out, counts = np.empty(len(values), np.uint64), counts.copy()
     most = int(counts.max(initial=0))
-    return out[:_distinct_of_texts(values, counts, out, np.empty(2 * most + 2, np.uint32))], counts
+    sets = out[:_distinct_of_texts(values, counts, out, np.empty(2 * most + 2, np.uint32))]
+    # of a text that repeats itself, a view of a few values would keep the whole buffer in memory
+    return (sets.copy() if 2 * len(sets) < len(out) else sets), counts
 
 
 def distinct(values: Hashes) -> Hashes:
-    """Return the distinct values of an array, sorted. The values are hashes. `np.unique` takes several times as
+    """Return the distinct values of an array of hashes, sorted. `np.unique` does the same, but takes several times as
     long."""
     return distinct_of_texts(values, np.array([len(values)], np.int64))[0]
 
 
 @njit(cache=True)
 def common(a, b):
-    """Return how many values two sorted arrays without repetitions share."""
+    """Return how many values two arrays have in common. Each array must be sorted and without repetitions."""
     i, j, shared = 0, 0, 0
     while i < a.shape[0] and j < b.shape[0]:
         if a[i] == b[j]:
@@ -123,7 +128,7 @@ def common(a, b):
 
 def jaccard(a: Hashes, b: Hashes) -> float:
     """Return the Jaccard similarity |A and B| / |A or B| of two shingle sets (hashes of word n-grams, sorted, unique).
-    It is 0 if both are empty."""
+    The similarity is 0 if both sets are empty."""
     shared = int(common(a, b))
     union = len(a) + len(b) - shared
     return shared / union if union else 0.0
@@ -131,22 +136,23 @@ def jaccard(a: Hashes, b: Hashes) -> float:
 
 # -- small clusters --------------------------------------------------------------------------------------------------
 class Decided(NamedTuple):
-    """What `judge_clusters` decided about documents, which are named by their number."""
+    """What `judge_clusters` decided about the documents of clusters. A document is named by its number among all
+    documents of these clusters."""
 
-    twins: NDArray[np.int64]               # for each document the kept one for which it goes, or -1 if it stays
-    similarities: NDArray[np.float64]      # of each document that goes to the kept one
+    twins: NDArray[np.int64]               # for each document: the one kept instead of it, or -1 if it stays
+    similarities: NDArray[np.float64]      # of each removed document and the one kept instead
     near: NDArray[np.int64]                # pairs of kept documents that resemble each other
     near_similarities: NDArray[np.float64]
     comparisons: int
-    most_kept: int                         # most documents kept of one cluster
+    most_kept: int                         # largest number of documents kept of one cluster
 
 
 @njit(cache=True)
 def _judge_clusters(starts, stops, bands, values, offsets, counts, threshold, containment, resembling, twins,
                     similarities, near, near_similarities):
-    """Do what `judge_clusters` does. The results are written to `twins`, `similarities`, `near` and
-    `near_similarities`. Returns (the number of pairs in `near`, the number of comparisons, the most documents kept of
-    one cluster)."""
+    """The compiled part of `judge_clusters`, which explains the arguments. Writes its results to `twins`,
+    `similarities`, `near` and `near_similarities`, whose meaning is that in `Decided`. Returns (the number of pairs in
+    `near`, the number of comparisons, the largest number of documents kept of one cluster)."""
     pairs, comparisons, most = 0, 0, 0
     largest = 0
     for cluster in range(starts.shape[0]):
@@ -193,12 +199,12 @@ def _judge_clusters(starts, stops, bands, values, offsets, counts, threshold, co
 def judge_clusters(starts: NDArray[np.int64], stops: NDArray[np.int64], bands: Hashes, values: Hashes,
                    offsets: NDArray[np.int64], counts: NDArray[np.int64], threshold: float, containment: float,
                    resembling: float) -> Decided:
-    """Decide about the documents of small clusters. The result is that of `stages.dedup.judge.ClusterJudge`, if no
-    document has more documents before it than that class compares it with.
+    """Decide which documents of small clusters are removed. The result is that of `stages.dedup.judge.ClusterJudge`, if
+    no document has so many kept documents before it that `ClusterJudge` would skip some comparisons.
 
-    Cluster c has the documents from starts[c] to stops[c], in the order in which they are decided. Document i has the
-    band keys bands[i], and the shingle set of counts[i] values that begins at offsets[i] in `values`. Pairs of kept
-    documents are noted if their similarity is at least `resembling`.
+    Cluster c has the documents from starts[c] to stops[c] (exclusive), in the order in which they are decided. Document
+    i has the band keys bands[i]. Its shingle set is the counts[i] values from offsets[i] on in `values`. Pairs of kept
+    documents are reported if their similarity is at least `resembling`.
     """
     sizes = stops - starts
     twins, similarities = np.empty(len(counts), np.int64), np.empty(len(counts), np.float64)

@@ -1,8 +1,8 @@
-"""Writes and reads files of shingle sets (hashes of the word n-grams of documents). By these sets, the search for
-near-duplicates compares texts.
+"""Writes and reads files of shingle sets (hashes of the word n-grams of documents). The search for near-duplicates
+compares texts by these sets.
 
-A file has one set after another, each as sorted different uint64, little-endian. Another file, that of the candidates,
-says for each set where it begins, how many values it has, and the xxh3-64 of its bytes.
+A file has one set after another, each as sorted different uint64, little-endian. The file of candidates, which belongs
+to it, says for each set where it begins, how many values it has, and the xxh3-64 of its bytes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import xxhash
 
 from stages.barrier import FileRef
 from stages.dedup.hashing import mix
+from stages.dedup.sets import SET_BYTES
 from stages.task import Inputs
 
 #: bytes of sets that are read at once, so that they fit into the processor's cache; and from each file, since a request
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 
 
 class ShingleSetWriter:
-    """Writes shingle sets (hashes of the word n-grams of a document) into one file, in chunks of limited size. The sets
-    of a chunk are ordered by the bucket of their cluster, so that a task that reads one bucket finds long runs of its
-    sets."""
+    """Writes shingle sets into one file. A shingle set holds the hashes of the word n-grams of one document. Sets are
+    collected until they have `chunk_bytes` bytes, and then written, ordered by the bucket of the cluster to which the
+    document belongs. A task that reads one bucket thus finds many of its sets one after another."""
 
     def __init__(self, path: str, chunk_bytes: int) -> None:
         self._file: BinaryIO = open(path, "wb", 1 << 20)  # noqa: SIM115 (closed by `close`)
@@ -47,8 +48,8 @@ class ShingleSetWriter:
         self._offsets = [np.zeros(0, np.int64)]
 
     def add(self, roots: NDArray[np.uint64], values: Hashes, counts: NDArray[np.int64]) -> None:
-        """Add the shingle sets (hashes of word n-grams) of documents in the clusters `roots`. `values` holds the sets
-        one after another, and `counts` their sizes."""
+        """Add the shingle sets (hashes of word n-grams) of several documents. `roots` names the cluster of each
+        document. `values` holds the sets one after another, and `counts` the size of each set."""
         values, ends = values.astype("<u8", copy=False), np.cumsum(counts)
         sets = [values[start:end] for start, end in zip((ends - counts).tolist(), ends.tolist())]
         self._roots.append(roots)
@@ -71,7 +72,7 @@ class ShingleSetWriter:
 
     def close(self) -> tuple[list[int], NDArray[np.int64], list[int]]:
         """Close the file. Returns three lists with an entry for each set, in the order in which the sets were added:
-        (the number of its values, the number of values in the file before it, its checksum)."""
+        (the number of values of the set, the number of values before the set in the file, the checksum of the set)."""
         self._flush()
         self._file.close()
         return self._counts, np.concatenate(self._offsets), self._sums
@@ -79,36 +80,38 @@ class ShingleSetWriter:
 
 class ShingleSetReader:
     """Reads shingle sets (hashes of the word n-grams of a document) from files when they are needed, and checks them
-    against their checksums. The sets used last stay in memory, up to `cache_bytes` bytes; up to 32 files stay open."""
+    against their checksums. The sets that were used most recently stay in memory, up to `cache_bytes` bytes in total;
+    up to 32 files stay open."""
 
     def __init__(self, inputs: Inputs, refs: list[FileRef], cache_bytes: int) -> None:
         self._inputs, self._refs, self._cache_bytes = inputs, refs, cache_bytes
-        #: bytes of sets that `read` should be asked for at once
+        #: bytes of sets that a caller should read by one call of `read`
         self.chunk_bytes = min(max(_CHUNK, _PIECE * len(refs)), cache_bytes)
         self._files: OrderedDict[int, BinaryIO] = OrderedDict()
-        self._sets: OrderedDict[tuple[int, int], NDArray[np.uint64]] = OrderedDict()
+        self._sets: OrderedDict[tuple[int, int, int], NDArray[np.uint64]] = OrderedDict()
         self._bytes = 0
 
     def get(self, file: int, offset: int, count: int, expected: int) -> NDArray[np.uint64]:
-        values = self._sets.get((file, offset))
+        place = file, offset, count                        # an empty set begins where the next one does
+        values = self._sets.get(place)
         if values is not None:
-            self._sets.move_to_end((file, offset))
+            self._sets.move_to_end(place)
             return values
         handle = self._opened(file)
         handle.seek(8 * offset)
         raw = handle.read(8 * count)
         if _digest(raw) != expected:
             raise self._inputs.damaged(self._refs[file])
-        values = self._sets[file, offset] = np.frombuffer(raw, "<u8")
-        self._bytes += len(raw)
+        values = self._sets[place] = np.frombuffer(raw, "<u8")
+        self._bytes += len(raw) + SET_BYTES
         while self._bytes > self._cache_bytes and len(self._sets) > 1:
-            self._bytes -= self._sets.popitem(last=False)[1].nbytes
+            self._bytes -= self._sets.popitem(last=False)[1].nbytes + SET_BYTES
         return values
 
     def read(self, files: NDArray[Any], candidates: NDArray[Any]) -> tuple[Hashes, NDArray[np.int64]]:
-        """Read the shingle sets of many candidates, which are in the files number `files`. Sets that follow one another
-        are read at once. Returns (all sets, where the set of each candidate begins among them). The sets that `get`
-        keeps in memory are dropped."""
+        """Read the shingle sets of many candidates at once. `files` holds the number of each candidate's file. Sets
+        that follow one another in a file are read together. Returns (all sets in one array, the position at which the
+        set of each candidate begins in it). The sets that `get` keeps in memory are dropped."""
         self._sets, self._bytes = OrderedDict(), 0
         order = np.lexsort((candidates["offset"], files))
         files, records = files[order], candidates[order]

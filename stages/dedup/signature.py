@@ -1,7 +1,8 @@
 """Computes MinHash signatures of documents: the stage that the barrier `minhash` (`stages.dedup.minhash`) runs first.
 
-A document's signature is the minima of many hash functions over its shingles (stretches of a few words, characters or
-tokens). Its bands, groups of these minima, are hashed to band keys. Two similar documents probably share a band key.
+A document's signature consists of the minimum of each of many hash functions over the document's shingles (stretches of
+a few words, characters or tokens). The minima are divided into groups of equal size, called bands. Each band is hashed
+to a band key. Two similar documents probably share a band key.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ class SignatureConfig(StageConfig):
     max_chars: int = signal(500_000, "characters at the beginning of a text that are compared; the signatures of "
                                      "longer texts tell little", ge=1)
     dialect: Literal["tokenmill", "datatrove", "datasketch"] = signal(
-        "tokenmill", "whose words and hashes (stages.dedup.hashing)")
+        "tokenmill", "project whose way to split words and to hash is followed (stages.dedup.hashing)")
     hash: Literal["sha1", "xxhash"] = signal("sha1", "shingle hash of dialect datatrove (FineWeb-2: xxhash)")
     words: Literal["english", "language"] = signal(
-        "english", "whose words dialect datatrove cuts texts into: English ones, or those of a document's language "
-                   "(FineWeb-2)")
+        "english", "language whose rules split texts into words in dialect datatrove: English, or that of each "
+                   "document (FineWeb-2)")
     shingles: Literal["words", "characters", "tokens"] = signal(
         "words", "what a shingle is a run of: words, characters of the simplified text (NeMo), or tokens", added=True)
-    tokenizer: str | None = resource(None, "tokenizer of shingles: tokens, a file tokenizer.json", added=True)
+    tokenizer: str | None = resource(None, "for shingles: tokens, the tokenizer, a file tokenizer.json", added=True)
     prefer: tuple[str, ...] = signal(
         DEFAULT, "which of similar documents is kept: priority, newest, signal:NAME (largest value), longest; the "
-                 "first that sees a difference decides, at last the smallest id", added=True)
+                 "first by which the documents differ decides, and at last the smallest id", added=True)
 
     _checked = field_validator("prefer")(checked)
 
@@ -93,12 +94,12 @@ class MinHashSignature(Stage):
     """Compute the band keys of a document, by which the step `minhash` finds candidates for near-duplicates. A band key
     is a 64-bit hash of one band of the MinHash signature (Broder 1997).
 
-    The stage writes columns of a side table. `bands` holds the keys as little-endian uint64; it is empty for a text of
-    fewer than `ngram` words, which has no near-duplicates (`exact` finds its duplicates). `chars` counts the characters
-    of the whole text, `words` the words of its first `max_chars` characters. With `shingles: characters` or `tokens`,
-    these take the place of words. With `words: language`, a column `language` holds the document's language, whose
-    rules split the text into words. If `prefer` names dates or signals, a column `order` holds their values
-    (`stages.dedup.survivor`).
+    The stage writes a row of a side table for each document. The column `bands` holds the band keys as little-endian
+    uint64. It is empty for a text of fewer than `ngram` words, which has no near-duplicates (the step `exact` finds its
+    duplicates). `chars` counts the characters of the whole text, and `words` the words of its first `max_chars`
+    characters. With `shingles: characters` or `tokens`, characters or tokens are counted instead of words. With `words:
+    language`, a column `language` holds the document's language, whose rules split the text into words. If `prefer`
+    names dates or signals, a column `order` holds their values (`stages.dedup.survivor`).
     """
 
     name = "minhash_signature"
@@ -131,12 +132,13 @@ class MinHashSignature(Stage):
 
     def shingles(self, text: str, language: str = "") -> tuple[NDArray[np.uint64], int]:
         """Return (the hash of every n-gram in order, the number of words) of the first `max_chars` characters of a
-        text. With `shingles: characters` (or `tokens`), n-grams are runs of characters (tokens), and these are counted
-        instead of words."""
+        text. An n-gram is a run of `ngram` words. With `shingles: characters` (or `tokens`), n-grams are runs of
+        characters (tokens), and these are counted instead of words."""
         return self.shingles_of(utf8(text), language)
 
     def shingles_of(self, text: NDArray[np.uint8], language: str = "") -> tuple[NDArray[np.uint64], int]:
-        """Do the same as `shingles`, for a text given as UTF-8."""
+        """Return what `shingles` returns, for a text given as UTF-8: (the hash of every n-gram in order, the number of
+        words)."""
         text, ngram = beginning(text, self.config.max_chars), self.config.ngram
         if self.config.dialect == "tokenmill" and self.config.shingles == "words":
             return word_shingles(simplified_utf8(text, gaps=True), ngram)
@@ -152,8 +154,8 @@ class MinHashSignature(Stage):
 
     def shingles_of_texts(self, texts: Texts,
                           languages: Sequence[str] | None = None) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Do the same as `shingles_of` for many texts. Returns (the hashes of all texts, one text after another; the
-        number of hashes of each text)."""
+        """Hash the n-grams of many texts, each as `shingles_of` does. Returns (the hashes of all texts, one text after
+        another; the number of hashes of each text)."""
         data, starts, stops = texts
         if self.config.shingles == "words" and self.config.dialect == "tokenmill":
             stops = stops.copy()
@@ -165,7 +167,8 @@ class MinHashSignature(Stage):
         return np.concatenate([np.zeros(0, np.uint64), *each]), np.array([len(one) for one in each], np.int64)
 
     def tokens(self, simplified: str) -> NDArray[np.int64]:
-        """Return the tokens of a simplified text as numbers, int64[tokens]."""
+        """Return the tokens of a simplified text (lower case, no punctuation, single spaces) as numbers,
+        int64[tokens]."""
         if self._tokenizer is None:
             self.setup()
         return np.asarray(self._tokenizer.encode(simplified, add_special_tokens=False).ids, np.int64)
@@ -181,8 +184,8 @@ class MinHashSignature(Stage):
         return words_of(simplified, rules) if rules is not None else Words.of(split_words(simplified))
 
     def units(self, simplified: str, language: str) -> tuple[list[str], str]:
-        """Return (the units of a simplified text, of which its shingles are runs; the string that joins units).
-        Units are words, characters, or token numbers. `tokenmill dedup explain` prints them."""
+        """Return (the units of a simplified text, the string that joins units to a text). Units are words, characters,
+        or tokens (given as numbers), whichever the shingles consist of. `tokenmill dedup explain` prints units."""
         if self.config.shingles == "characters":
             return list(simplified), ""
         if self.config.shingles == "tokens":
@@ -192,8 +195,8 @@ class MinHashSignature(Stage):
         return split_words(simplified), " "
 
     def signature(self, text: str, language: str = "") -> NDArray[np.uint64] | None:
-        """Return the MinHash signature of a text, uint64[bands * rows]; None for a text of fewer than `ngram` words
-        (characters, tokens)."""
+        """Return the MinHash signature of a text, uint64[bands * rows], or None if the text has fewer than `ngram`
+        words (characters, tokens)."""
         shingles, _ = self.shingles(text, language)
         return self._permute(shingles) if len(shingles) else None
 
@@ -211,7 +214,8 @@ class MinHashSignature(Stage):
 
 
 def load_tokenizer(path: str) -> Any:
-    """Return the tokenizer in a file `tokenizer.json`. Raises SettingsError if the file holds none."""
+    """Return the tokenizer in the file `path`, a `tokenizer.json`. Raises SettingsError if the file holds no
+    tokenizer."""
     from tokenizers import Tokenizer
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")       # a worker has one core
@@ -222,7 +226,8 @@ def load_tokenizer(path: str) -> Any:
 
 
 def signals_read(config: SignatureConfig) -> dict[str, str]:
-    """Return what the stage reads besides the text, as {"language" or name of a signal: the setting that needs it}."""
+    """Return what the stage reads of a document besides its text, as {"language" or the name of a signal: the setting
+    that needs it}."""
     return {**({"language": "words"} if config.words == "language" else {}),
             **dict.fromkeys(signals(config.prefer), "prefer")}
 
@@ -237,10 +242,11 @@ def beginning(text: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
 
 @lru_cache(maxsize=4096)
 def _rules(language: str) -> str | None:
-    """Return the name of spaCy's rules that split a language into words. The language may be given by any of its names.
+    """Return the name of spaCy's rules that split texts in a language into words. The language may be given by any of
+    its codes or names.
 
-    The result is None for unknown languages and for those whose rules need a further package (Chinese, Japanese, Thai
-    …). Texts in such languages are split as in the dialect `tokenmill`, even if the package is installed.
+    The result is None for unknown languages, and for languages whose rules need a further package (Chinese, Japanese,
+    Thai …). Texts in such languages are split as in the dialect `tokenmill`, even if the package is installed.
     """
     word_splitter, parsed = splitter(language), tag(language)
     if word_splitter is None and parsed is not None:

@@ -1,4 +1,5 @@
-"""Finds the connected components of a graph of any size, in rounds of tasks that each read one bucket of edges.
+"""Finds the connected components of a graph of any size. The work is done in rounds of tasks, and a task reads one
+bucket of edges.
 
 The algorithm is that of Kiveris et al., "Connected Components in MapReduce and Beyond" (SoCC 2014). In a *large-star*
 round, the larger neighbours of every node are linked to the smallest among the node and its neighbours. In a
@@ -34,8 +35,8 @@ ARC = np.dtype([("u", "<u8"), ("v", "<u8")])
 
 
 class Spread:
-    """Task that prepares the first round of `Star`: it writes each edge of some files as two arcs, one in each
-    direction.
+    """Task that prepares the first round of the task `Star`: it reads edges between documents, and writes each edge as
+    two arcs, one in each direction.
 
     Arguments: `links` (references to files of EDGE records, pairs of documents), `firsts` (for each of these files the
     number to add to the part numbers in its records; a part is a file of documents), `folded` (number of edges that are
@@ -65,8 +66,8 @@ class Star:
     Arguments: `edges` (references to the files of ARC records), `bucket` (number of the bucket), `buckets` (number of
     all buckets), `round` (number of the round; odd: large-star, even: small-star, as the module explains).
 
-    The task writes the exchange file `edges.seg` (ARC records). Its counter `moved` is the number of arcs in its bucket
-    that were not yet part of a star (a node with edges to all others of its component). If the counter is 0 in all
+    The task writes the exchange file `edges.seg` (ARC records). It counts, as `moved`, the arcs in the bucket that were
+    not yet part of a star. A star is a node with edges to all other nodes of its component. If the counter is 0 in all
     buckets of a round, every component is a star.
     """
 
@@ -97,8 +98,9 @@ class Star:
 
 
 class Members:
-    """Task that reads the clusters from one bucket of arcs (directed edges) of the last round of `Star`. The arcs form
-    one star for each cluster: a node that is joined to all other nodes of the cluster.
+    """Task that finds out to which cluster each document belongs, from one bucket of arcs (directed edges) of the last
+    round of the task `Star`. The arcs form one star for each cluster: a node that is joined to all other nodes of the
+    cluster.
 
     Arguments: `edges` (references to the files of ARC records), `bucket` (number of the bucket), `groups` (number of
     the first part of each group of parts; a part is a file of documents).
@@ -146,7 +148,7 @@ class Members:
 @dataclass
 class Arcs:
     """A block of arcs (directed edges from `u` to `v`), ascending and without duplicates. `first` marks the first arc
-    of each node `u`. `least` holds for each arc the smallest among `u` and all neighbours of `u`."""
+    of each node `u`. `least` holds for each arc the smallest node among its `u` and all neighbours of that `u`."""
 
     u: NDArray[np.uint64]
     v: NDArray[np.uint64]
@@ -155,8 +157,9 @@ class Arcs:
 
 
 def neighbourhoods(blocks: Iterable[NDArray[Any]]) -> Iterator[Arcs]:
-    """Yield the arcs (directed edges) of sorted blocks of ARC records, without duplicates. The neighbours of a node may
-    be spread over several blocks."""
+    """Yield the arcs (directed edges) of a graph in blocks, without duplicates, each arc with the smallest neighbour of
+    its first node. `blocks` holds ARC records, sorted over all blocks. The neighbours of one node may be in several
+    blocks."""
     previous: tuple[int, int, int] | None = None     # the last arc, and `least` of its node
     for block in blocks:
         u, v = np.ascontiguousarray(block["u"]), np.ascontiguousarray(block["v"])
@@ -185,7 +188,8 @@ def _arcs_to(out: Out, buckets: int) -> AbstractContextManager[Segments]:
 
 
 def _write(writer: Segments, ends: NDArray[np.uint64], other_ends: NDArray[np.uint64]) -> None:
-    """Write each edge of a graph as two arcs (directed edges), one in each direction."""
+    """Write each edge of a graph as two arcs (directed edges), one in each direction. Edge i joins ends[i] and
+    other_ends[i]."""
     arcs = np.empty(2 * len(ends), ARC)
     arcs["u"][:len(ends)], arcs["v"][:len(ends)] = ends, other_ends
     arcs["u"][len(ends):], arcs["v"][len(ends):] = other_ends, ends

@@ -9,10 +9,10 @@ document of an earlier dataset in `priority:`, in a document of the same dataset
 same document (not overlapping it). All bytes of repeated windows are cut, so one copy of every passage stays. (Lee et
 al. 2022, arXiv 2107.06499, remove all copies.) The result depends only on the texts and ids (and the tokenizer).
 
-To compare few windows, a pass first stores the *seeds* of each document: short runs of bytes that represent its windows
-(`stages.dedup.windows`). A window whose seed occurs only once is not repeated. Tasks then work in waves; the tasks of a
-wave may run at the same time. A group is several consecutive parts (files of documents), and a range is a range of
-hashes. Each entry below names a wave, what one of its tasks reads, and what the task writes.
+So that only few windows need to be compared, a pass first stores the *seeds* of each document: short runs of bytes that
+represent its windows (`stages.dedup.windows`). A window whose seed occurs only once is not repeated. Tasks then work in
+waves; the tasks of a wave may run at the same time. A group is several consecutive parts (files of documents), and a
+range is a range of hashes. Each entry below names a wave, what one of its tasks reads, and what the task writes.
 
     seeds     side tables of a group → the hashes of its seeds, with their numbers
     shared    a range of seeds       → those that occur more than once, sent to the groups that have them
@@ -74,9 +74,9 @@ class SeedConfig(StageConfig):
 
 
 class SubstringSeeds(Stage):
-    """Compute the seeds of a document: hashes of the short runs of bytes (or tokens) that represent its windows of
-    `length` bytes or tokens (`stages.dedup.windows`). The column `seeds` of the side table holds them as little-endian
-    uint64; it is empty for a text that is shorter than a window."""
+    """Compute the seeds of a document for the step `substring`. A window is a run of `length` bytes or tokens; its seed
+    is a short run inside it that represents it (`stages.dedup.windows`). The column `seeds` of the side table holds the
+    hashes of the seeds as little-endian uint64. It is empty for a text that is shorter than a window."""
 
     name = "substring_seeds"
     version = 3
@@ -101,12 +101,13 @@ class SubstringSeeds(Stage):
 
 
 class Substring(Barrier):
-    """Cut passages of at least `length` bytes that occur before, in another document or in the same one.
+    """Cut passages of at least `length` bytes of which an equal copy comes before, in another document or in the same
+    one.
 
-    Of equal passages, the one in the first dataset of `priority:` stays. If that dataset has several, the one in the
-    document with the smallest id stays, and within a document the first one. Two neighbouring cuts become one cut,
-    including the text between them, if at least the share `merge` of the whole is cut already. A document that was cut
-    is dropped if it has fewer than `min_chars` characters or `min_words` words left.
+    Of equal passages, the one in the first dataset of `priority:` stays. If that dataset has several of them, the one
+    in the document with the smallest id stays, and within a document the one that comes first. Two neighbouring cuts
+    and the text between them become one cut, if at least the share `merge` of its bytes would be cut anyway. A document
+    that was cut is dropped if it has fewer than `min_chars` characters or `min_words` words left.
 
     With `unit: tokens`, a passage has at least `length` tokens of the given tokenizer, and begins and ends where a
     token does. The tokenizer must be one whose tokens spell the bytes of a text (byte-level BPE without a normaliser).
@@ -152,7 +153,7 @@ class Substring(Barrier):
             group.sides(self.name)                        # a part without a side table is refused before anything runs
 
         def files(number: int) -> list[dict[str, FileRef]]:
-            """Return references to the side table and the text of each part of a group."""
+            """Return, for each part (file of documents) of a group, references to its side table and to its text."""
             return [{"side": s, "text": p.text} for s, p in zip(plan[number].sides(self.name), plan[number].parts)]
 
         def window_ranges(done: Done) -> int:

@@ -1,9 +1,10 @@
 """The tasks of the step `substring`, which cuts passages that occur elsewhere (`stages.dedup.substring`).
 
-A window is a run of `length` bytes of a text; its seed is a short run of bytes inside it that represents it. A part is
-a file of documents, a group a run of parts. Records name a document by its part and its row, counted from the start of
-its group, and a place in its text by the number of the byte. With `unit: tokens`, a place is the number of a token,
-until RunMap turns it into that of its first byte; the argument `units` is then a key of the tokenizer's content.
+A window is a run of `length` bytes of a text. Its seed is a short run of bytes inside the window that represents it. A
+part is a file of documents, and a group is a run of consecutive parts. A record names a document by the number of its
+part within the group and by its row in the part. A record names a position in a text by the number of the byte there.
+With `unit: tokens`, positions are numbers of tokens instead, until the task RunMap turns them into numbers of bytes. In
+that case, the tasks have an argument `units`, a key of the tokenizer's content.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ PROVED = np.dtype([("part", "<u4"), ("row", "<u4"), ("start", "<u4"), ("stop", "
 
 
 class SeedMap:
-    """Task that counts the seeds of one group. Arguments: `sides` (references to the side tables of its parts),
-    `buckets` (number of ranges of hashes). Writes the exchange file `seeds.seg` (SEED records by range)."""
+    """Task that counts how often each seed occurs in one group. Arguments: `sides` (references to the side tables of
+    the group's parts), `buckets` (number of ranges of hashes). Writes the exchange file `seeds.seg` (SEED records, in
+    buckets by range of hashes)."""
 
     name = "substring_seed_map"
     version = 1
@@ -75,7 +77,8 @@ class SeedMap:
 
 
 def _counted(hashes: NDArray[Any], counts: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the different hashes, ascending, and the sum of the counts of each."""
+    """Return (the different hashes, ascending; the sum of the counts of each of them). `counts` has an entry for each
+    entry of `hashes`."""
     order = np.argsort(hashes)
     hashes, counts = hashes[order], counts[order]
     starts = np.flatnonzero(np.r_[True, hashes[1:] != hashes[:-1]]) if len(hashes) else np.zeros(0, np.int64)
@@ -83,9 +86,10 @@ def _counted(hashes: NDArray[Any], counts: NDArray[np.int64]) -> tuple[NDArray[A
 
 
 class SharedSeeds:
-    """Task that finds the seeds of one range that occur more than once. Arguments: `maps` (the files `seeds.seg`, one
-    per group), `bucket` (number of the range). Writes the exchange file `shared.seg` (SHARED records by group: a record
-    goes to every group that has the seed). The counter `occurrences` is the number of times that these seeds occur."""
+    """Task that finds the seeds, in one range of hashes, that occur more than once in the dataset. Arguments: `maps`
+    (the files `seeds.seg`, one per group), `bucket` (number of the range). Writes the exchange file `shared.seg`
+    (SHARED records in buckets by group: every group that has such a seed gets a record). The counter `seeds` is the
+    number of different seeds that occur more than once, and `occurrences` how often they occur in total."""
 
     name = "substring_shared"
     version = 1
@@ -111,7 +115,7 @@ class WindowMap:
     """Task that hashes those windows of one group whose seed occurs more than once in the dataset. Arguments: `parts`
     (references to the side table and the text of each part), `shared` (the files `shared.seg`), `group` (number of the
     group), `length` (of a window), `rank` (priority of the group), `buckets` (number of ranges of hashes). Writes the
-    exchange file `windows.seg` (WINDOW records by range)."""
+    exchange file `windows.seg` (WINDOW records, in buckets by range of hashes)."""
 
     name = "substring_windows"
     version = 1
@@ -158,22 +162,23 @@ class WindowMap:
 
 
 def _meets(seeds: bytes | None, shared: NDArray[np.uint64]) -> bool:
-    """Return whether a document has one of the seeds `shared` (sorted)."""
+    """Return whether one of a document's seeds (uint64, as bytes) is among the seeds `shared`, which are sorted."""
     hashes = np.frombuffer(seeds or b"", "<u8")
     places = np.minimum(np.searchsorted(shared, hashes), len(shared) - 1)
     return bool((shared[places] == hashes).any())
 
 
 def _tokens(args: dict[str, Any]) -> TokenUnits | None:
-    """Return the tokenizer of the step; None if it compares bytes."""
+    """Return what turns texts into tokens for the step, or None if the step compares bytes. `args` are the arguments of
+    a task."""
     return TokenUnits(args["$volatile"]["tokenizer"]) if "units" in args else None
 
 
 class FirstWindows:
-    """Task that finds the first copy of each repeated window of one range. Arguments: `maps` (the files `windows.seg`,
-    one per group), `bucket` (number of the range), `length` (of a window). Writes the exchange file `repeated.seg`
-    (MATCH records by group). A copy that overlaps the first one, as in a long run of one character, is no
-    repetition."""
+    """Task that finds the first copy of each repeated window, for the windows in one range of hashes. Arguments: `maps`
+    (the files `windows.seg`, one per group), `bucket` (number of the range), `length` (of a window). Writes the
+    exchange file `repeated.seg` (MATCH records, one for each further copy, in buckets by the group of that copy). A
+    copy that overlaps the first one, as in a long run of one character, does not count."""
 
     name = "substring_first"
     version = 1
@@ -207,11 +212,11 @@ class FirstWindows:
 
 
 class RunMap:
-    """Task that joins the repeated windows of one group to runs, and drops the runs whose bytes other runs cover. (A
-    long row of dashes would otherwise give one run for each dash, because all its windows have the same first copy.)
-    Arguments: `records` (the files `repeated.seg`), `group` (number of the group), `groups` (number of all groups),
-    `parts` (as for WindowMap), `length` (of a window). Writes the exchange file `claims.seg` (CLAIM records, by the
-    group of the first copy)."""
+    """Task that joins the repeated windows of one group to runs (stretches of text), and drops the runs whose bytes
+    other runs cover. (A long row of dashes would otherwise give one run for each dash, because all windows in it have
+    the same first copy.) Arguments: `records` (the files `repeated.seg`), `group` (number of the group), `groups`
+    (number of all groups), `parts` (as for WindowMap), `length` (of a window). Writes the exchange file `claims.seg`
+    (CLAIM records, each a run with a hash of its bytes, in buckets by the group of the first copy)."""
 
     name = "substring_runs"
     version = 2
@@ -237,8 +242,9 @@ _RUN = np.dtype([*MATCH.descr, ("stop", "<u4")])
 
 
 def _runs(inputs: Inputs, args: dict[str, Any]) -> Iterator[NDArray[Any]]:
-    """Yield the runs of repeated windows of a group, in order. In a run, each window begins one byte after the window
-    before it, and so do their first copies."""
+    """Yield the runs of repeated windows of a group, in blocks, sorted by position in the group. In a run, each window
+    begins one byte after the previous window, and the first copy of each window begins one byte after that of the
+    previous window."""
     open_run = np.zeros(0, _RUN)                       # the last run, which the next block may continue
     for block in inputs.segments(args["records"], args["group"]):
         windows = np.zeros(len(block), _RUN)
@@ -265,7 +271,7 @@ def _runs(inputs: Inputs, args: dict[str, Any]) -> Iterator[NDArray[Any]]:
 def _needed(blocks: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
     """Leave out runs (stretches of repeated windows, as `_runs` yields them) whose bytes other runs cover. `blocks` are
     arrays of runs, sorted by text and position. The runs that are yielded cover the same bytes as all runs together."""
-    held = np.zeros(0, _RUN)                           # the last two: the next block may make the last one needless
+    held = np.zeros(0, _RUN)                           # the last two runs: the last one may not be needed
     for block in blocks:
         runs = np.concatenate([held, block])
         texts = runs["part"].astype(np.uint64) << np.uint64(32) | runs["row"].astype(np.uint64)
@@ -276,7 +282,8 @@ def _needed(blocks: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
 
 
 def _by_part(blocks: Iterator[NDArray[Any]]) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield (part, its records) from blocks of records that are sorted by part."""
+    """Yield (number of a part, all records of this part) from blocks of records. The blocks must be sorted by part
+    (file of documents)."""
     pending: list[NDArray[Any]] = []
     for block in blocks:
         for part, records in by_part(block):
@@ -290,12 +297,14 @@ def _by_part(blocks: Iterator[NDArray[Any]]) -> Iterator[tuple[int, NDArray[Any]
 
 def _digest(inputs: Inputs, text: FileRef, claims: NDArray[Any], tokens: TokenUnits | None,
             copy: str = "") -> None:
-    """Set the field `digest` of each CLAIM record to the BLAKE2b hash of a passage's bytes, which are read from the
-    file `text` of a part. With `tokens`, the places of the passage count tokens, and are replaced by places of bytes.
+    """Set the field `digest` of each CLAIM record to the BLAKE2b hash of a passage's bytes. The bytes are read from the
+    file `text` of a part. With `tokens`, the records give the positions of the passage as numbers of tokens; these are
+    replaced by numbers of bytes.
 
-    By default, the passage is the repeated one, from `start` to `stop` in the document `row`. If `copy` is "of_", it is
-    the first copy: as many bytes from `of_start` on, in the document `of_row`. The claims are sorted by the row of the
-    passage."""
+    A record names two passages. By default, the hash is that of the repeated passage, from `start` to `stop` in the
+    document `row`. If `copy` is "of_", it is that of the first copy: as many bytes from `of_start` on, in the document
+    `of_row`. The records must be sorted by the row of the passage that is hashed.
+    """
     row, start = f"{copy}row", f"{copy}start"
     rows = np.unique(claims[row])
     stops = np.searchsorted(claims[row], rows, side="right").tolist()
@@ -314,10 +323,11 @@ def _digest(inputs: Inputs, text: FileRef, claims: NDArray[Any], tokens: TokenUn
 
 
 class CheckRuns:
-    """Task that compares the bytes of repeated passages with their first copies in one group. Arguments: `records` (the
-    files `claims.seg`), `group`, `groups`, `parts` (as for RunMap). Writes the exchange file `proved.seg` (PROVED
-    records, by the group of the repetition). `refuted` counts passages with equal hashes and different bytes; they are
-    not cut."""
+    """Task that checks whether repeated passages really equal their first copies, for the first copies in one group. It
+    compares hashes of the passages' bytes. Arguments: `records` (the files `claims.seg`), `group`, `groups`, `parts`
+    (as for RunMap). Writes the exchange file `proved.seg` (PROVED records, in buckets by the group of the repeated
+    passage). The counter `refuted` is the number of passages whose windows have equal hashes but whose bytes differ;
+    they are not cut."""
 
     name = "substring_check"
     version = 1
@@ -348,9 +358,9 @@ class CheckRuns:
 
 
 class SubstringSlices:
-    """Task that writes which passages are cut from the documents of one group. Arguments: `records` (the files
-    `proved.seg`), `group`, `groups`, `dataset`, `merge` (the setting of the step). Writes `slice.PART.parquet` for
-    every part with passages to cut."""
+    """Task that writes the removal slices (lists of passages to cut) of the documents of one group. Arguments:
+    `records` (the files `proved.seg`), `group`, `groups` (as for RunMap), `dataset` (its name), `merge` (the setting of
+    the step). Writes `slice.PART.parquet` for every part with passages to cut."""
 
     name = "substring_slices"
     version = 1
@@ -375,8 +385,9 @@ class SubstringSlices:
 
 
 def cuts_of(records: NDArray[Any], merge: float) -> list[dict[str, Any]]:
-    """Return the passages to cut out of one document. `records` are its PROVED records, by where they begin; they may
-    overlap. A passage names the document with the first copy of its beginning."""
+    """Return the passages to cut out of one document. `records` are the document's PROVED records, sorted by where they
+    begin; their passages may overlap, and are joined. A result names the document with the first copy of the passage's
+    beginning."""
     spans: list[tuple[int, int]] = []
     match: dict[int, str] = {}
     for record in records:

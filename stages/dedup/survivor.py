@@ -1,17 +1,18 @@
-"""Decides which of several duplicates is kept: the setting `prefer` of the steps `exact` and `minhash`. Their modules
-`exact` and `verify` sort duplicates by the numbers that are computed here, and keep the first.
+"""Decides which of several duplicates is kept: the setting `prefer` of the steps `exact` and `minhash`. This module
+computes numbers for documents. The modules `exact` and `verify` sort duplicates by these numbers, and keep the first
+document.
 
     prefer: [priority, longest]                         # the default
     prefer: [priority, newest, signal:edu_score, longest]
 
-The first preference decides. If documents are equal by it, the next preference decides; if they are equal by all, the
-document with the smallest id is kept. `priority` is the place of the document's dataset in `priority:`. `longest`
-counts characters. `newest` compares dates, and `signal:NAME` takes the largest value of a signal (a number that an
-earlier step stores for each document). A document whose date is missing or not in ISO 8601, or whose signal is missing
-or NaN, comes after those that have one.
+The first preference decides. If documents are equal by it, the next preference decides. If they are equal by all, the
+document with the smallest id is kept. `priority` is the position of the document's dataset in `priority:`. `longest`
+prefers the text with the most characters, `newest` the latest date, and `signal:NAME` the largest value of a signal (a
+number that an earlier step stores for each document). A document whose date is missing or not in ISO 8601, or whose
+signal is missing or NaN, comes after documents with a value.
 
-The column `order` of the side table (a file beside the documents) holds the dates and signals of each document. Each
-takes 8 bytes, and is stored as a number of which the smallest is preferred.
+The column `order` of the side table (a file beside the documents) holds the dates and signals of each document. Each of
+these values takes 8 bytes, and is stored as a number of which the smallest is preferred.
 """
 
 from __future__ import annotations
@@ -48,31 +49,33 @@ def checked(prefer: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def stored(prefer: Sequence[str]) -> list[str]:
-    """Return the preferences whose numbers stand in the column `order`."""
+    """Return those preferences whose numbers stand in the column `order` of side tables: `newest` and the signals."""
     return [item for item in prefer if item not in DEFAULT]
 
 
 def signals(prefer: Sequence[str]) -> list[str]:
-    """Return the names of the signals that the preferences read."""
+    """Return the names of the signals that the preferences `prefer` compare."""
     return [item.removeprefix(_SIGNAL) for item in prefer if item.startswith(_SIGNAL)]
 
 
 def order_field(prefer: Sequence[str]) -> list[Any]:
-    """Return the field `order` of a record as a list with its numpy description (name, type, shape). The list is empty
-    if the preferences need no such field."""
+    """Return the field `order` of a record, as numpy describes fields: [(name, type, shape)]. The result is [] if the
+    preferences need no such field."""
     return [("order", "<u8", (len(stored(prefer)),))] if stored(prefer) else []
 
 
 def order_bytes(doc: Document, prefer: Sequence[str]) -> bytes:
-    """Return the value of the column `order` of the side table for a document. It has a little-endian u64 for each
-    preference of `prefer` that compares dates or signals, in the order of `prefer`. A smaller number is preferred."""
+    """Return the value of a document for the column `order` of the side table. The value has a little-endian u64 for
+    each preference of `prefer` that compares dates or signals, in the order of `prefer`. A smaller number is
+    preferred."""
     numbers = [_age(doc.date) if item == "newest" else _rank(doc.signals.get(item.removeprefix(_SIGNAL)))
                for item in stored(prefer)]
     return struct.pack(f"<{len(numbers)}Q", *numbers)
 
 
 def _age(date: str | None) -> int:
-    """Return a number that is smaller the newer a date is. A date without a time zone is in UTC."""
+    """Return a number for a date in ISO 8601: the newer the date, the smaller the number. A date without a time zone is
+    in UTC. A missing or malformed date gets the largest number."""
     try:
         moment = datetime.fromisoformat((date or "").strip())
     except ValueError:
@@ -83,7 +86,8 @@ def _age(date: str | None) -> int:
 
 
 def _rank(value: float | None) -> int:
-    """Return a number that is smaller the larger a signal's value is."""
+    """Return a number for the value of a signal: the larger the value, the smaller the number. A missing value or NaN
+    gets the largest number."""
     if value is None or value != value:
         return _LAST
     bits, = struct.unpack("<Q", struct.pack("<d", value + 0.0))        # -0.0 + 0.0 is 0.0
@@ -91,9 +95,9 @@ def _rank(value: float | None) -> int:
 
 
 def preference(records: NDArray[Any], rank: Any, prefer: Sequence[str]) -> list[NDArray[Any]]:
-    """Return the arrays by which documents are ordered, the most important first. In each, the smallest value is
-    preferred. `rank` is the priority of each document. The records have the fields `chars`, `id_hi`, `id_lo` and, where
-    the preferences need it, `order`."""
+    """Return the arrays by which documents are ordered, the most important array first. In each array, the smallest
+    value is preferred. `rank` is the priority of each document. The records, one for each document, have the fields
+    `chars`, `id_hi`, `id_lo` and, where the preferences need it, `order`."""
     keys, column = [], 0
     for item in prefer:
         if item == "priority":
@@ -107,5 +111,6 @@ def preference(records: NDArray[Any], rank: Any, prefer: Sequence[str]) -> list[
 
 
 def in_order(groups: Sequence[NDArray[Any]], keys: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
-    """Return the order of records by `groups` (the most important first), and within a group by `keys`."""
+    """Return the permutation that sorts records by the arrays `groups` (the most important first), and records that are
+    equal by these by the arrays `keys`."""
     return np.lexsort((*reversed(keys), *reversed(groups)))

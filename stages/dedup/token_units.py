@@ -1,8 +1,8 @@
-"""Turns texts into tokens for the step `substring` with `unit: tokens`, and places of tokens into places of bytes.
+"""Turns texts into tokens for the step `substring` with `unit: tokens`, and numbers of tokens into numbers of bytes.
 
-A tokenizer can be used if its tokens spell the bytes of every text, one after another, so that equal runs of tokens are
-equal runs of bytes, and a cut between two tokens is a cut between two bytes. Byte-level BPE does so (GPT-2, Llama 3,
-tiktoken); a tokenizer that normalises the text or replaces its spaces does not.
+A tokenizer can be used if its tokens spell the bytes of every text, one after another. Equal runs of tokens are then
+equal runs of bytes, and a cut between two tokens is a cut between two bytes. Byte-level BPE (GPT-2, Llama 3, tiktoken)
+fulfils this condition. A tokenizer that normalises the text or replaces its spaces does not.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 
 class NotBytes(ValueError):
-    """Raised when the tokens of a text do not spell its bytes."""
+    """Raised when the tokens that a tokenizer makes of a text do not spell the bytes of the text."""
 
 
 class TokenUnits:
-    """The tokens of texts, by the tokenizer in the file `path`. Raises NotBytes if the tokenizer cannot be used."""
+    """Turns texts into tokens, with the tokenizer in the file `path`. The constructor raises NotBytes if the tokens of
+    this tokenizer do not spell the bytes of a text."""
 
     def __init__(self, path: str) -> None:
         from tokenizer.load import PROBES, load_tokenizer
@@ -34,8 +35,8 @@ class TokenUnits:
                                "byte-level BPE tokenizer without a normaliser, or set unit: bytes")
 
     def tokens(self, data: bytes) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return the tokens of a UTF-8 text, by number, and the places of their first bytes, followed by the place
-        after the last byte. Raises NotBytes if the tokens together have more or fewer bytes than the text."""
+        """Return (the tokens of a UTF-8 text as numbers, the position of the first byte of each token, followed by the
+        position after the last byte). Raises NotBytes if the tokens together have more or fewer bytes than the text."""
         tokens = self._tokenizer.encode(data.decode("utf-8", "surrogatepass"))
         places = np.zeros(len(tokens) + 1, np.int64)
         np.cumsum(self._sizes[tokens], out=places[1:])

@@ -21,8 +21,8 @@ _PAUSE = re.compile(rf"([{_END_MARKS}]++)[\"'”’»)\]」』）】]*+(\s*+)|{_
 
 
 class Stretch(NamedTuple):
-    """One or several consecutive units of a text: the form in which they are compared, and their place in the UTF-8
-    text, in bytes."""
+    """A run of consecutive units of a text: `compared` is the form in which it is compared, and `start` and `end` are
+    its position in the UTF-8 text, in bytes."""
 
     compared: str
     start: int
@@ -30,8 +30,8 @@ class Stretch(NamedTuple):
 
 
 def pieces(text: str, unit: Unit) -> list[str]:
-    """Cut a text into units. Each piece has one unit and the white space behind it, so the pieces together are the
-    text."""
+    """Cut a text into units (lines, paragraphs or sentences). Each piece is one unit with the white space after it, so
+    the pieces joined give the text."""
     if unit == "line":
         return re.findall(r"[^\n]*\n|[^\n]+", text)
     if unit == "paragraph":
@@ -42,15 +42,16 @@ def pieces(text: str, unit: Unit) -> list[str]:
 
 
 def _ends_sentence(marks: str | None, space: str | None) -> bool:
-    """Whether a sentence ends at a run of end marks; `marks` is None at blank lines. White space must follow an ASCII
-    mark, so that "3.14" is no end. Chinese puts no space between sentences."""
+    """Return whether a sentence ends at a place in a text. `marks` holds the end marks there (`.`, `。` …), and is None
+    at a blank line; `space` is the white space after the marks. After an ASCII mark, white space must follow, so that
+    "3.14" ends no sentence. Chinese puts no space between sentences."""
     return marks is None or bool(space) or not marks[-1].isascii()
 
 
 def stretches(text: str, unit: Unit, span: int, normalise: bool) -> Iterator[Stretch]:
-    """Yield every run of `span` consecutive units of a text, in order. Blank units do not count. Units are compared
-    without white space at their ends, and with `normalise` in lower case and with one space for every run of white
-    space."""
+    """Yield every run of `span` consecutive units of a text, in order. Units of white space only are left out. Units
+    are compared without white space at their ends. With `normalise`, they are also compared in lower case, and every
+    run of white space counts as one space."""
     cut = pieces(text, unit)
     ends = list(accumulate(map(len, cut) if text.isascii() else (len(piece.encode()) for piece in cut)))
     units = [(compared, start, end) for piece, start, end in zip(cut, [0, *ends], ends)
@@ -58,13 +59,13 @@ def stretches(text: str, unit: Unit, span: int, normalise: bool) -> Iterator[Str
     if span == 1:
         yield from map(Stretch._make, units)
         return
-    between = " " if normalise else "\n"            # where a unit ends is then no difference either
+    between = " " if normalise else "\n"            # where a unit ends makes no difference either
     for first in range(len(units) - span + 1):
         run = units[first:first + span]
         yield Stretch(between.join(compared for compared, _, _ in run), run[0][1], run[-1][2])
 
 
 def same_text(text: str) -> str:
-    """Return the form in which texts are compared: lower case, with one space for every run of white space and line
-    breaks, and no space at the ends."""
+    """Return a text in the form in which texts are compared: in lower case, with one space for every run of white space
+    and line breaks, and without white space at the ends."""
     return " ".join(text.lower().split())

@@ -3,9 +3,10 @@
 A cluster comes from locality-sensitive hashing (LSH), so its documents are only candidates for removal. If A shares a
 band of its MinHash signature with B, and B shares a band with C, all three are in one cluster, even if A and C differ.
 A template that thousands of pages share also puts these pages into one cluster, whatever else they contain (in Marin's
-audit of July 2026, 859,092 documents became 2). This module goes through the documents of a cluster in order (priority
-of their dataset, longest first, id; or as `prefer` says). It compares each document with those that it has kept so far
-and that share a band key with it. It removes the document if one of the following holds for a kept one:
+audit of July 2026, 859,092 documents became 2). This module goes through the documents of a cluster in order: by the
+priority of their dataset, then longest first, then by id, or as the setting `prefer` says. It compares each document
+with the documents of the cluster that it has kept so far and that share a band key with the document. It removes the
+document if, for one of these kept documents, one of the following holds:
 
     - Their Jaccard similarity is at least `verify`.
     - The kept document has at least as many n-grams as the other one, and at least the share `containment` of the
@@ -14,17 +15,18 @@ and that share a band key with it. It removes the document if one of the followi
 It keeps all other documents of the cluster.
 
 The similarity is |A and B| / |A or B|, where A and B are the sets of word n-grams of the two stored texts, as 64-bit
-hashes. Before that, the texts are cut after `max_chars` characters and simplified. With the setting `boilerplate`, both
-sets may lose n-grams that many documents of a source have (`stages.dedup.boilerplate`). Without this setting, anyone
-can recompute the similarity from the kept and the dropped text, as `stages.dedup.explain` does. Band keys are computed
-before personal data is scrubbed, while texts are stored and compared after it. The text behind a document's band keys
-and the text that is compared may thus differ in an e-mail address, for example, but both come from the same page.
+hashes. The n-grams are those of the first `max_chars` characters of a text, simplified. With the setting `boilerplate`,
+n-grams that many documents of a source have may be left out of both sets (`stages.dedup.boilerplate`). Without this
+setting, anyone can recompute the similarity from the kept and the dropped text, as `stages.dedup.explain` does. Band
+keys are computed before personal data is scrubbed, while texts are stored and compared after it. The text behind a
+document's band keys and the text that is compared may thus differ in an e-mail address, for example, but both come from
+the same page.
 
 Texts are never passed from task to task. For each group of parts (files of documents), one task reads the texts of its
-candidates once and writes their shingle sets (hashes of word n-grams) to one file, ordered by cluster. A judging task
-reads a bucket of clusters from these files. It reads the sets of small clusters many at once, and a kernel decides
-about these clusters. It reads the sets of other clusters when they are compared, through a cache of limited size. The
-rules are the same (`stages.dedup.judge`). In a cluster of any size, a document is compared with at most
+candidates once and writes their shingle sets (hashes of word n-grams) to one file, ordered by cluster. A task `Verify`
+reads a bucket of clusters from these files. It reads the sets of many small clusters at once, and a kernel decides
+about these clusters. It reads the sets of larger clusters when they are compared, through a cache of limited size. The
+rules for both are the same (`stages.dedup.judge`). In a cluster of any size, a document is compared with at most
 `max_comparisons` others (a count, not a time limit). A document for which these comparisons find no duplicate is kept.
 """
 
@@ -62,10 +64,10 @@ def candidate(bands: int, prefer: Sequence[str] = DEFAULT) -> np.dtype[Any]:
     number of the document's band keys (hashes of the bands of its MinHash signature). If the preferences `prefer`
     compare dates or signals, the record has the field `order` (`stages.dedup.survivor`).
 
-    `root` identifies the cluster: it is the smallest place (part << 32 | row; a part is a file of documents) of the
-    cluster's documents. Then follow the document's part and row within its group of parts, its id, its length in
-    characters, and its band keys. Its shingle set (hashes of word n-grams) consists of `count` values from value
-    `offset` on in the group's `shingles.bin`. `sum` is the xxh3-64 of the bytes of the set.
+    The field `root` identifies the cluster: it is the smallest place (part << 32 | row; a part is a file of documents)
+    of the cluster's documents. Further fields hold the document's part and row within its group of parts, its id, its
+    length in characters, and its band keys. The document's shingle set (hashes of word n-grams) has `count` values, and
+    begins at value `offset` of the group's file `shingles.bin`. `sum` is the xxh3-64 of the bytes of the set.
     """
     return np.dtype([("root", "<u8"), ("part", "<u4"), ("row", "<u4"), ("id_hi", "<u8"), ("id_lo", "<u8"),
                      ("chars", "<u4"), ("count", "<u4"), ("offset", "<u8"), ("sum", "<u8"), ("bands", "<u8", (bands,)),
@@ -134,20 +136,21 @@ class Verify:
     group a reference to its file of shingle sets, or null if texts are not compared), `ranks` (priority of each group),
     `bucket` (number of the bucket), `bands` (number of bands of a signature), `verify` (smallest similarity that
     removes a document; 0: similarities do not decide, and one document of a cluster stays), `max_comparisons` (most
-    comparisons for one document), and if they are set, `containment`, `prefer` (as in the recipe), `boilerplate`
-    (arguments of `Boilerplate`) and `record` (with `verify` 0, the similarity of each removed document to the kept one
-    is noted). `$volatile` holds arguments that do not change the task's key; here this is `cache`, the bytes of shingle
-    sets that are held in memory.
+    comparisons for one document), and, if the recipe sets them, `containment`, `prefer` (as in the recipe),
+    `boilerplate` (arguments of `Boilerplate`) and `record` (with `verify` 0, the similarity of each removed document to
+    the kept one is noted). `$volatile` holds arguments that do not change the task's key; here this is `cache`, the
+    bytes of shingle sets that are held in memory.
 
     The task writes two exchange files, both in buckets by number of the group. `verdicts.seg` has a VERDICT record for
     every document of every cluster. `near.seg` is about pairs of kept documents that were compared and whose similarity
-    is at least RESEMBLING: each document of a pair gets a NEAR record that names the other one. Memory holds a block of
+    is at least RESEMBLING: each document of a pair gets a NEAR record that names the other one, unless many others are
+    more similar (`stages.dedup.fragment.most_similar`). Memory holds a block of
     candidates, the largest cluster, the cache of shingle sets, and with `boilerplate` MEMORY_MB more
     (`stages.dedup.boilerplate`).
     """
 
     name = "minhash_verify"
-    version = 4
+    version = 5
 
     @staticmethod
     def run(inputs: Inputs, cursor: Cursor, out: Out) -> Counters:
@@ -161,9 +164,8 @@ class Verify:
                 rank = ranks[block["source"]]
                 order = in_order((block["root"],), preference(block, rank, prefer))
                 block, rank = block[order], rank[order]
-                judge = ClusterJudge(block, block["source"], rank, args, sets, counters)
+                judge = ClusterJudge(block, block["source"], rank, args, sets, counters, near_writer.write)
                 verdict_writer.write(block["source"], judge.verdicts())
-                near_writer.write(*judge.near_records())
                 judged += len(block)
         sets.close()
         return {"judged": judged, **counters}

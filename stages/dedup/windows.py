@@ -1,20 +1,21 @@
 """Finds stretches that occur in several texts, by hashes of short runs of bytes.
 
 A *window* is a run of `window` bytes. Two texts share a stretch of at least `window` bytes if, and only if, they share
-a window. To compare the windows of a whole corpus, one would have to exchange a hash for each byte. Most windows occur
-once, though, and a sample shows which ones: a *seed* is the run of `window` // 2 bytes in a window whose hash is
-smallest (its minimizer, Schleimer et al. 2003, "Winnowing"). If several runs have the smallest hash, the run that is
-the seed of the window before is taken if it is among them ("robust winnowing"), and the last of them if not. Without
-this rule, a text of a million equal bytes would have a million seeds. Equal windows have seeds of equal hash, and
-neighbouring windows mostly share their seed, so that a text has about 4 seeds for each `window` bytes. Only windows
-whose seed's hash occurs more than once need be hashed. (Two equal windows that do not overlap have two seeds, because
-each seed lies within its window.)
+a window. To compare the windows of a whole corpus, one would have to exchange a hash for each byte. But most windows
+occur only once, and a sample of the text shows which windows these are. The sample consists of seeds. The *seed* of a
+window is the run of `window` // 2 bytes in the window whose hash is smallest (its minimizer, Schleimer et al. 2003,
+"Winnowing"). If several runs have the smallest hash, and the seed of the previous window is one of them, it is also the
+seed of this window ("robust winnowing"). If it is not, the last of the runs is the seed. Without this rule, a text of a
+million equal bytes would have a million seeds. Equal windows have seeds of equal hash, and neighbouring windows mostly
+share their seed, so a text has about 4 seeds for each `window` bytes. Only windows whose seed's hash occurs more than
+once need to be hashed. (Two equal windows that do not overlap have two seeds, because each seed lies within its
+window.)
 
-The same functions work on the tokens of a text, given by number, instead of its bytes.
+The functions take the bytes of a text or, in the same way, its tokens, given by number.
 
 Hashes are polynomials modulo the prime 2**61 - 1 (Karp and Rabin 1987). Different windows may have equal hashes, and a
-hostile text can be made so that they do. Code that removes a stretch must therefore compare the bytes first, or a
-cryptographic hash of them.
+hostile text can be made so that they do. Code that removes a stretch must therefore first compare the bytes, or a
+cryptographic hash of the bytes.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ _PRIME = _U((1 << 61) - 1)
 _BASE = _U(0x1A37F2C94D6B8E51)
 _LOW = _U((1 << 32) - 1)
 _M1, _M2 = _U(0xFF51AFD7ED558CCD), _U(0xC4CEB9FE1A85EC53)
-#: windows that are looked at together; they bound the memory that a long text takes (8 bytes each)
+#: windows that are processed at a time; this bounds the memory that a long text takes (8 bytes for each window)
 BLOCK = 1 << 20
 
 
 @njit(cache=True, inline="always")
 def _times(a, b):
-    """Return a * b modulo 2**61 - 1, for a and b below this prime."""
+    """Return a * b modulo the prime 2**61 - 1. Both a and b must be below the prime."""
     a_high, a_low, b_high, b_low = a >> _U(32), a & _LOW, b >> _U(32), b & _LOW
     middle = a_high * b_low + a_low * b_high                 # below 2**62
     low = a_low * b_low
@@ -62,7 +63,8 @@ def _mixed(x):
 
 @njit(cache=True)
 def _power(exponent):
-    """Return the base of the polynomials to the power `exponent`, modulo the prime."""
+    """Return the base of the polynomials, by which runs are hashed, to the power `exponent`, modulo the prime 2**61 -
+    1."""
     out = _U(1)
     for _ in range(exponent):
         out = _times(out, _BASE)
@@ -71,8 +73,8 @@ def _power(exponent):
 
 @njit(cache=True)
 def run_hashes(data, width, first, stop):
-    """Return the hash of the `width` bytes from each position on, uint64[stop - first]. The positions are `first` to
-    `stop` - 1; `data` is uint8[bytes]."""
+    """Return the hash of the `width` bytes that begin at each position from `first` to `stop` - 1, uint64[stop -
+    first]. `data` is uint8[bytes]."""
     out = np.empty(max(stop - first, 0), np.uint64)
     if stop <= first:
         return out
@@ -92,8 +94,9 @@ def run_hashes(data, width, first, stop):
 
 @njit(cache=True)
 def window_seeds(hashes, inside):
-    """Return (position of each seed, number of the first window that has it), int64[seeds] each, both ascending.
-    `hashes` holds the hash of each run of seed length; a window contains `inside` of them."""
+    """Return two arrays with an entry for each seed, int64[seeds], both ascending: (the position of the seed, the
+    number of the first window that has it). `hashes` holds the hash of each run of seed length. A window contains
+    `inside` such runs."""
     seeds, firsts = np.empty(64, np.int64), np.empty(64, np.int64)
     size = inside + 1
     queue = np.empty(size, np.int64)              # a ring of positions with rising hashes: the first is the smallest
@@ -118,14 +121,15 @@ def window_seeds(hashes, inside):
 
 
 def seed_length(window: int) -> int:
-    """Return the number of bytes of a seed."""
+    """Return the number of bytes of the seed of a window of `window` bytes."""
     return max(1, window // 2)
 
 
 def _seed_blocks(data: NDArray[Any], window: int, most: int) -> Iterator[tuple[NDArray[Any], ...]]:
     """Yield the seeds of a text in blocks of at most `most` windows, so that memory does not grow with the text. A
-    block is (hash of each seed, its position, number of the first window that has this seed, number of the window after
-    the last one that has it). If a seed belongs to windows of two blocks, it is in both blocks."""
+    block is four arrays with an entry for each seed: (its hash, its position, the number of the first window that has
+    it, the number of the last such window plus one). If a seed belongs to windows of two blocks, it is in both
+    blocks."""
     width = seed_length(window)
     for first in range(0, len(data) - window + 1, most):
         stop = min(first + most, len(data) - window + 1)
@@ -136,8 +140,9 @@ def _seed_blocks(data: NDArray[Any], window: int, most: int) -> Iterator[tuple[N
 
 def seeds_of(data: NDArray[Any], window: int,
              most: int = BLOCK) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-    """Return (hash, position) of each seed of a text, in the order of the text. A text that is shorter than a window
-    has none. `data` is the text in UTF-8, uint8[bytes]. The text is read in blocks of `most` windows."""
+    """Return (hash of each seed, position of each seed) of a text, in the order of the text. A text that is shorter
+    than a window has no seeds. `data` is the text in UTF-8, uint8[bytes]. The text is read in blocks of `most`
+    windows."""
     hashes, places, last = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)], -1
     for block, positions, _, _ in _seed_blocks(data, window, most):
         again = int(positions[0] == last)
@@ -149,9 +154,9 @@ def seeds_of(data: NDArray[Any], window: int,
 
 def windows_with(data: NDArray[Any], window: int, shared: NDArray[np.uint64],
                  most: int = BLOCK) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint32]]]:
-    """Yield (hash, position) of each window of a text whose seed has one of the hashes `shared` (sorted), in the order
-    of the text, at most `most` windows at a time. Equal windows have seeds of equal hash, so of windows that are equal
-    either all are yielded, or none is."""
+    """Yield those windows of a text whose seed has one of the hashes `shared` (sorted), as (hash of each window,
+    position of each window), in the order of the text, at most `most` windows at a time. Equal windows have seeds of
+    equal hash, so of a set of equal windows either all are yielded, or none."""
     for seeds, _, begins, ends in _seed_blocks(data, window, most) if len(shared) else ():
         chosen = shared[np.minimum(np.searchsorted(shared, seeds), len(shared) - 1)] == seeds
         if not chosen.any():
@@ -164,15 +169,15 @@ def windows_with(data: NDArray[Any], window: int, shared: NDArray[np.uint64],
 
 @njit(cache=True)
 def covering(texts, starts, stops):
-    """Return which of the spans `starts` to `stops` are needed to cover all bytes that they cover together, bool[n].
-    `texts` numbers the text of each span; spans are sorted by text, and within a text start and stop ascend. The last
-    span, and the first one of each text, are always needed."""
+    """Return which spans are needed, bool[n], so that these cover all bytes that the n spans cover together. Span i
+    reaches from starts[i] to stops[i] in the text number texts[i]. The spans must be sorted by text, and within a text
+    both starts and stops must ascend. The last span, and the first one of each text, always count as needed."""
     needed = np.zeros(starts.shape[0], np.bool_)
     kept = -1
     for i in range(starts.shape[0]):
         other = kept < 0 or texts[i] != texts[kept]
         if (other or starts[i] > stops[kept]) and i - 1 > kept:
-            kept = i - 1                                          # the furthest that begins where coverage ends
+            kept = i - 1                                          # the furthest of those that begin in the coverage
             needed[kept] = True
             other = texts[i] != texts[kept]
         if other or starts[i] > stops[kept]:
@@ -184,8 +189,8 @@ def covering(texts, starts, stops):
 
 
 def merged(spans: list[tuple[int, int]], share: float) -> list[tuple[int, int]]:
-    """Join neighbouring spans if the given spans cover at least `share` of the joined span (OLMo 3's fuzzy merge). The
-    spans are in order and neither overlap nor touch. With `share` 1, nothing is joined."""
+    """Join neighbouring spans of a text to one span, if they cover at least the share `share` of the joined span (OLMo
+    3's fuzzy merge). The spans are in order and neither overlap nor touch. With `share` 1, nothing is joined."""
     out: list[tuple[int, int, int]] = []                       # begin, end, bytes covered
     for begin, end in spans:
         covered = end - begin

@@ -1,4 +1,5 @@
-"""Counts the bad words in a document, and drops documents with a large share of them."""
+"""The filter `badwords`: counts the bad words in a document, and drops the document if they make up a large share of
+its words."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from stages.scoring.models import MissingModel, folders
 from stages.stage import Stage, StageConfig, decision, resource, signal
 from stages.text.badwords import BadWords, count_lists, language_of
+from stages.text.marks import MOST, Span
 from stages.text.wordlists import read_lists
 
 if TYPE_CHECKING:
@@ -19,15 +21,17 @@ LISTS = "naughty-words-1.2.0.tgz"
 
 
 class Badwords(Stage):
-    """Count words of a list in the document's language and drop documents that are full of them.
+    """Count the words of a document that are in a list of bad words of its language, and drop documents with a large
+    share of bad words.
 
-    The lists are LDNOOBW's for 28 languages (`tokenmill fetch badwords`) or a file of your own (`stages.text.wordlists`
-    lists the formats). `stages.text.badwords` explains how words are recognised in each language.
+    The lists are LDNOOBW's for 28 languages (`tokenmill fetch badwords`) or in a file of your own
+    (`stages.text.wordlists` names the formats of files). `stages.text.badwords` explains how words are recognised in
+    each language.
 
     C4 (arXiv 1910.10683) drops a page for a single bad word, and so loses pages on medicine and law and pages by
-    minorities (Dodge et al., arXiv 2104.08758); the step `c4_badwords` does the same. In this step the share of bad
-    words decides, as in ROOTS (arXiv 2303.03915) and Data-Juicer's flagged_words_filter. The counts are stored as
-    signals (numbers beside the document), so thresholds can be changed without reading the texts again.
+    minorities (Dodge et al., arXiv 2104.08758). The step `c4_badwords` follows C4. In this step the share of bad words
+    decides, as in ROOTS (arXiv 2303.03915) and Data-Juicer's flagged_words_filter. The counts are stored as signals
+    (numbers beside the document), so thresholds can be changed without reading the texts again.
 
     A document whose language has no list is kept; its signals are then null.
     """
@@ -61,10 +65,7 @@ class Badwords(Stage):
 
     def process(self, doc: Document) -> str | None:
         self.forget(doc)
-        language = language_of(doc.language or self.config.default_language)
-        if language not in self._counters:
-            self._counters[language] = count_lists(self._lists, language)
-        words = self._counters[language]
+        words = self._counter(doc)
         if words is None:
             return None
         counts, size = words.count(doc.text)
@@ -73,6 +74,20 @@ class Badwords(Stage):
         doc.signals["badwords_distinct"] = len(counts)
         doc.signals["badwords_rate"] = total / max(size, 1.0)
         return self.verdict(doc)
+
+    def _counter(self, doc: Document) -> BadWords | None:
+        """Return the object that counts the bad words of the document's language, or None if there is no list for the
+        language."""
+        language = language_of(doc.language or self.config.default_language)
+        if language not in self._counters:
+            self._counters[language] = count_lists(self._lists, language)
+        return self._counters[language]
+
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        if not hasattr(self, "_lists"):
+            self.setup()
+        words = self._counter(doc)
+        return words.places(doc.text)[:MOST] if words is not None else []
 
     def verdict(self, doc: Document) -> str | None:
         config, signals = self.config, doc.signals
@@ -88,7 +103,7 @@ class Badwords(Stage):
 
 
 def default_lists() -> Path:
-    """Return the path of the file of bad-word lists that is used when the recipe names none.
+    """Return the path of the file of bad-word lists that is used when the recipe names no file.
 
     Raises:
         MissingModel: the file is missing. The message says where the file should be and how to get it.

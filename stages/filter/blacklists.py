@@ -2,8 +2,8 @@
 
 `blacklists.tar.gz` holds a folder for each category, such as `blacklists/gambling/`, with two files. `domains` lists
 hosts; each entry also blocks the subdomains of its host. `urls` lists URLs without scheme; each entry also blocks all
-URLs below it. Some categories are symbolic links to others. An archive of your own in this layout works as well. The
-licence of UT1 is CC-BY-SA 4.0: https://dsi.ut-capitole.fr/blacklists/
+URLs below it. Some categories are symbolic links to other categories. You can also use an archive of your own in this
+layout. The licence of UT1 is CC-BY-SA 4.0: https://dsi.ut-capitole.fr/blacklists/
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _MEMBERS, _BYTES = 100_000, 4 << 30
 
 
 class Blacklists:
-    """Looks up hosts and URLs in some categories (`gambling`, say) of an archive of blocked sites."""
+    """Finds out whether a host or URL is in the lists of blocked sites of an archive, in some of its categories
+    (`gambling`, say)."""
 
     def __init__(self, archive: Path, categories: tuple[str, ...]) -> None:
         """Prepare the lists of blocked sites of some categories. Raises ValueError, which names the archive, if the
@@ -41,8 +42,9 @@ class Blacklists:
                        for kind in _KINDS]
 
     def category(self, url: str) -> int:
-        """Return the number of the category that blocks a URL or its host; 0 if none does. Categories are numbered from
-        1, in the order in which they were given; if several block the URL, the lowest number is returned."""
+        """Return the number of the category that blocks a URL or its host; 0 if no category does. Categories are
+        numbered from 1, in the order in which they were given. If several block the URL, the lowest number is
+        returned."""
         host, path = split(url)
         domains, urls = self._lists
         result = [label for name in host_and_parents(host) if (label := domains.label(name))]
@@ -63,8 +65,8 @@ def split(url: str) -> tuple[str, str]:
 
 
 def host_and_parents(host: str) -> list[str]:
-    """Return a host and its parent domains, except top-level domains and names of more than _MOST_LABELS labels. An IP
-    address has no parents."""
+    """Return a host and its parent domains, the host first. Top-level domains and names of more than _MOST_LABELS
+    labels are left out. An IP address has no parents."""
     labels = host.split(".")
     if len(labels) < 2 or labels[-1].isdigit():
         return [host] if host else []
@@ -72,9 +74,9 @@ def host_and_parents(host: str) -> list[str]:
 
 
 def url_and_folders(host: str, path: str) -> list[str]:
-    """Return the entries of a list of blocked URLs that would block a URL: the URL itself, with and without its query,
-    and every folder that contains it, among the first _MOST_FOLDERS of its path. "www." at the beginning of the host is
-    left out. For a.com/x/y?z these are a.com/x/y?z, a.com/x/y and a.com/x."""
+    """Return all entries in a list of blocked URLs that would block a given URL: the URL itself, with and without its
+    query, and every folder that contains it. Only the first _MOST_FOLDERS parts of the path are considered. "www." at
+    the beginning of the host is left out. For a.com/x/y?z, the entries are a.com/x/y?z, a.com/x/y and a.com/x."""
     full = host.removeprefix("www.") + path
     without_query = full.partition("?")[0]
     steps = without_query.split("/")[:_MOST_FOLDERS]
@@ -84,7 +86,7 @@ def url_and_folders(host: str, path: str) -> list[str]:
 
 def categories_of(archive: Path, *, max_files: int = _MEMBERS, max_bytes: int = _BYTES) -> tuple[str, ...]:
     """Return the names of the categories of blocked sites in an archive. Raises ValueError, which names the archive, if
-    the archive cannot be read or holds more than `max_files` files or `max_bytes`."""
+    the archive cannot be read or holds more than `max_files` files or more than `max_bytes` bytes."""
     return tuple(sorted(_members(archive, max_files, max_bytes)))
 
 
@@ -98,8 +100,9 @@ def _url(line: bytes) -> bytes:
 
 
 def _members(archive: Path, max_files: int = _MEMBERS, max_bytes: int = _BYTES) -> dict[str, dict[str, str]]:
-    """Return the lists of blocked sites in an archive, as {category: {`domains` or `urls`: name of the archive
-    member}}. If a category is a symbolic link to another category, both have the same members."""
+    """Return where the lists of blocked sites are in an archive, as {category: {`domains` or `urls`: name of the
+    archive member with this list}}. If a category is a symbolic link to another category, both have the same
+    members."""
     try:
         with tarfile.open(archive) as tar:
             files: dict[str, dict[str, str]] = {}
@@ -121,8 +124,8 @@ def _members(archive: Path, max_files: int = _MEMBERS, max_bytes: int = _BYTES) 
 
 
 def _write(archive: Path, categories: tuple[str, ...], kind: str, path: Path) -> None:
-    """Write a list of blocked sites to `path`: the hash of each entry, with the number of its category. The entries
-    come from the files of `kind` (`domains` or `urls`) of some categories of the archive."""
+    """Write the blocked sites of some categories to one file, `path`: the hash of each entry, with the number of its
+    category. The entries come from the categories' lists `kind` (`domains` or `urls`) in the archive."""
     members = _members(archive)
     missing = [name for name in categories if name not in members]
     if missing:
@@ -136,8 +139,8 @@ def _write(archive: Path, categories: tuple[str, ...], kind: str, path: Path) ->
 
 
 def _lists(tar: tarfile.TarFile, labels: dict[str, int]) -> Iterator[tuple[int, Iterator[bytes]]]:
-    """Yield (category number, lines) for each member of the archive that is in `labels` ({member: category number}).
-    Members come in the order of the archive, so that it is read only once."""
+    """Yield (category number, lines of the member) for each member of the archive `tar` that is in `labels`, {name of
+    the member: category number}. Members come in the order of the archive, so that it is read only once."""
     for member in tar:
         label = labels.get(member.name)
         if label is not None and member.isreg():

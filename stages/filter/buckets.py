@@ -1,5 +1,5 @@
-"""Puts scores into numbered buckets: twenty of equal weight (vigintiles) per topic or language, or CCNet's three (head,
-middle and tail)."""
+"""The step `buckets`: puts scores into numbered buckets. These are twenty of equal weight (vigintiles) per topic or
+language, or CCNet's three (head, middle and tail)."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ MOST_BUCKETS, MOST_GROUPS, MOST_BYTES = 1000, 100_000, 64 << 20
 
 
 class Buckets(Stage):
-    """Write for each score the number of its bucket, 0 for the lowest. The bucket of `quality_score` is written as
-    `quality_score_bucket`.
+    """Write, for each score of a document, the number of the bucket that it falls into, 0 for the lowest. The bucket of
+    the signal `quality_score` is written as the signal `quality_score_bucket`.
 
     The edges of the buckets are the scores at which the next bucket begins. `tokenmill buckets fit` computes them from
     a published dataset: twenty buckets of equal weight (Dolma 3 per topic; Nemotron-CC, arXiv 2412.02595, by tokens),
     or cuts at given shares (CCNet, arXiv 1911.00359: 30 and 60 % per language). The bucket of a score is the number of
-    edges that are less than or equal to it. A document gets no bucket if it has no such score, or if its group (a
-    language or topic) has no edges; a later step `where` then drops it as `where_no_quality_score_bucket`. The step
-    `buckets` itself drops nothing.
+    edges that are less than or equal to it. A document gets no bucket for a score that it lacks, and none if its group
+    (a language or topic) has no edges. The step `buckets` drops nothing. A later step `where` that asks for a bucket
+    drops a document without it, as `where_no_quality_score_bucket`.
     """
 
     name = "buckets"
@@ -144,8 +144,8 @@ class Weights:
     documents: int = 0
 
     def add(self, values: np.ndarray, weights: np.ndarray) -> None:
-        """Add documents, given by their scores and their weights. Raises ValueError if the scores have more different
-        values than can be held."""
+        """Add documents, given by their scores and their weights. Raises ValueError if the scores then have more than
+        MOST_VALUES different values."""
         every, place = np.unique(np.concatenate([self.values, values]), return_inverse=True)
         if len(every) > MOST_VALUES:
             raise ValueError(f"more than {MOST_VALUES:,} different values; round the score to a grid")
@@ -159,11 +159,12 @@ class Weights:
         self.documents = documents
 
     def edges(self, shares: Sequence[Fraction]) -> list[float]:
-        """Return, for every share in `shares`, the smallest score whose rank is at least that share; infinity if no
-        score has such a rank.
+        """Return one bucket edge for each share in `shares`: the smallest score whose rank is at least that share, or
+        infinity if no score has such a rank.
 
-        The rank of a score is the share of the total weight below it, plus half of the share that documents with this
-        very score have. Documents of equal score thus share one bucket, into which the middle of their weight falls.
+        The rank of a score is the share of the total weight that lower scores have, plus half of the share that the
+        score itself has. Documents of equal score thus all go to one bucket: the one into which the middle of their
+        weight falls.
         """
         total = int(self.weights.sum())
         doubled = (2 * np.cumsum(self.weights) - self.weights).tolist() if total else []       # 2 · total · rank
@@ -185,12 +186,12 @@ def vigintiles(buckets: int = 20) -> list[Fraction]:
 
 
 class Fit:
-    """Collects scores of documents by group (a language or topic), and computes the edges of the buckets into which the
-    scores are divided.
+    """Collects the scores of many documents by group (a language or topic), and computes the edges of the buckets into
+    which the scores are divided.
 
-    `add` takes columns with one value per document: groups (None if `by` is None), {score: float64 values, NaN for a
-    document without the score}, and integer weights. It raises ValueError if there are more than MOST_GROUPS groups, or
-    more than MOST_VALUES different values of a score in one group.
+    The method `add` takes columns with one value per document: groups (None if `by` is None), {score: float64 values,
+    NaN for a document without the score}, and integer weights. It raises ValueError if there are more than MOST_GROUPS
+    groups, or more than MOST_VALUES different values of a score in one group.
     """
 
     def __init__(self, scores: Sequence[str], by: str | None) -> None:
@@ -215,8 +216,8 @@ class Fit:
                     by_group.setdefault(group, Weights()).add(values[scored], weights[scored])
 
     def document(self, shares: Iterable[Fraction], weight: str) -> dict[str, Any]:
-        """Return the bucket edges as a JSON document, which `Edges.read` reads. Infinite edges are null. `weight` names
-        the quantity by which documents were weighted."""
+        """Return the bucket edges for the given shares of the weight as a JSON document, which `Edges.read` reads.
+        Infinite edges are null. `weight` names the quantity by which documents were weighted."""
         shares = list(shares)
         return {"format": FORMAT, "by": self.by, "weight": weight, "shares": [str(s) for s in shares], "scores": {
             score: {group: {"documents": fitted.documents, "weight": int(fitted.weights.sum()),

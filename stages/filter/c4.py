@@ -1,4 +1,5 @@
-"""Applies C4's rules: cuts lines that are not sentences, and drops pages without enough text left."""
+"""The filter `c4`: applies C4's rules. It cuts lines that are not sentences, and drops pages without enough text
+left."""
 
 from __future__ import annotations
 
@@ -21,16 +22,17 @@ _ANY = ("lorem ipsum", "javascript", *_POLICY)
 
 
 class C4(Stage):
-    """Cut lines and drop documents as C4 does (arXiv 1910.10683, section 2.2), and edit the text of those it keeps.
+    """Cut lines out of documents, and drop documents, as C4 does (arXiv 1910.10683, section 2.2).
 
     Dialect (the code it follows): datatrove 0.10.1, whose C4 filter has no rule on bad words. A line is cut when it
     holds a word of more than 1,000 characters, has fewer than 3 words, or contains "javascript" or a phrase about
     cookies or policies. With `filter_no_terminal_punct`, a line that does not end a sentence is also cut; this rule is
     off by default, as in FineWeb. A document is dropped when a line that the rules on words and punctuation did not cut
     holds "lorem ipsum" or, without "javascript", a "{". It is also dropped when the lines kept have fewer than 5
-    sentences (spaCy's sentencizer). A limit of null switches its rule off. A dropped document keeps its original text.
-    The signals `c4_sentences`, the number of sentences kept, and `c4_lines_kept`, the share of all lines (blank ones
-    included) that are kept, are null for a document dropped for "lorem ipsum" or "{".
+    sentences (spaCy's sentencizer). A setting of null switches its rule off. A dropped document keeps its original
+    text. Two signals (numbers stored with the document) are written: `c4_sentences`, the number of sentences kept, and
+    `c4_lines_kept`, the share of all lines (blank ones included) that are kept. Both are null for a document dropped
+    for "lorem ipsum" or "{".
     """
 
     name = "c4"
@@ -100,8 +102,9 @@ class C4(Stage):
         return reason
 
     def _lines(self, doc: Document) -> Iterator[tuple[str, int, int]]:
-        """Yield for each line of a document its text without white space at its ends, its number of words, and its
-        number of sentences (-1: not counted yet). Blank lines are left out if `min_words_per_line` is 1 or more."""
+        """Yield, for each line of a document: the line without white space at its ends, its number of words, and its
+        number of sentences (-1: not counted yet). Blank lines are left out if the setting `min_words_per_line` is 1 or
+        more."""
         if (self.config.min_words_per_line or 0) < 1:            # blank lines count, too
             for line in doc.lines:
                 line = line.strip()
@@ -113,12 +116,11 @@ class C4(Stage):
         for start, end, words, sentences in doc.words.lines.tolist():
             yield text[start:end] if is_ascii else data[start:end].decode("utf-8", "surrogatepass"), words, sentences
 
-    @classmethod
-    def matches(cls, text: str, reason: str) -> list[marks.Span]:
-        return marks.pattern_spans(_PHRASES[reason], text) if reason in _PHRASES else []
+    def matches(self, doc: Document, reason: str) -> list[marks.Span]:
+        return marks.pattern_spans(_PHRASES[reason], doc.text) if reason in _PHRASES else []
 
     def verdict(self, doc: Document) -> str | None:
-        """Decide from the stored number of sentences whether a document is dropped. The rules on phrases are not
-        applied, since they depend on no threshold."""
+        """Decide from the stored number of sentences whether a document is dropped. Returns the reason, or None to keep
+        it. The rules on phrases are not applied here, because they have no threshold that could change."""
         fewest, sentences = self.config.min_num_sentences, doc.signals.get("c4_sentences")
         return "too_few_sentences" if fewest is not None and sentences is not None and sentences < fewest else None

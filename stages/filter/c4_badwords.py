@@ -1,4 +1,4 @@
-"""Applies C4's rule on bad words: drops pages that hold at least one of them."""
+"""The filter `c4_badwords`: applies C4's rule on bad words, and drops pages that hold at least one bad word."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pipeline.base.prf import prf
 from stages.filter.badwords import LISTS, default_lists
 from stages.stage import Stage, StageConfig, decision, resource, signal
 from stages.text.badwords import language_of
+from stages.text.marks import Span, pattern_spans, same_length_lower
 from stages.text.trie import trie_pattern
 from stages.text.wordlists import ANY, read_lists
 
@@ -26,20 +27,21 @@ class C4BadWords(Stage):
     """Drop pages that hold a bad word from the list of their language (C4, arXiv 1910.10683, section 2.2; mC4,
     2010.11934).
 
-    Dialect (the code it follows): datatrove 0.10.1, `C4BadWordsFilter`. The lower-cased text is searched for the
-    entries as they are written. No word character may stand before or after an entry (except in Japanese, Thai and
-    Chinese). Four entries of the lists are not searched for (`ALLOWED`). The reason is
+    Dialect (the code it follows): datatrove 0.10.1, `C4BadWordsFilter`. The text, in lower case, is searched for the
+    entries of the list as they are written there. An entry counts only if no word character stands before or after it
+    (except in Japanese, Thai and Chinese). Four entries of the lists are not searched for (`ALLOWED`). The reason is
     `document_removed_with_badwords`.
 
     The step differs from datatrove in these points. datatrove draws the pages that `keep_fraction` keeps by one random
-    generator, in the order in which documents reach a process. In this step the draw depends on the document's id, so a
-    sample is the same for any number of workers, and a larger sample contains the smaller. For a language without a
-    list datatrove stops, or keeps the document if a setting says so; this step keeps it, and its signals (numbers
-    stored with the document) are null. The document's language may be given by any name (`en`, `eng_Latn`). The lists
-    of `tokenmill fetch badwords` are a later version of LDNOOBW than the commits that datatrove downloads.
+    generator, in the order in which documents reach a process. In this step the draw depends on the document's id. A
+    sample is therefore the same for any number of workers, and a larger sample contains a smaller one. For a language
+    without a list, datatrove stops, or keeps the document if a setting says so. This step keeps such a document, and
+    the document's signals (numbers stored with it) are null. The document's language may be given by any name (`en`,
+    `eng_Latn`). The lists of `tokenmill fetch badwords` are a later version of LDNOOBW than the commits that datatrove
+    downloads.
 
-    Dropping for a single word loses pages on medicine, law and minorities (arXiv 2104.08758). `badwords` drops by the
-    share of such words instead.
+    This rule loses pages on medicine, law and minorities, because a single word is enough (arXiv 2104.08758). The step
+    `badwords` drops documents by their share of bad words instead.
     """
 
     name = "c4_badwords"
@@ -70,9 +72,7 @@ class C4BadWords(Stage):
     def process(self, doc: Document) -> str | None:
         self.forget(doc)
         language = doc.language or self.config.default_language
-        if language not in self._patterns:
-            self._patterns[language] = self._pattern(language)
-        pattern = self._patterns[language]
+        pattern = self._pattern(language)
         if pattern is None:
             return None
         has_bad_word = pattern.search(doc.text.lower()) is not None
@@ -81,21 +81,29 @@ class C4BadWords(Stage):
             doc.signals["c4_badwords_draw"] = prf(self.config.seed, "c4_badwords", doc.id) / 2**64
         return self.verdict(doc)
 
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        if not hasattr(self, "_lists"):
+            self.setup()
+        pattern = self._pattern(doc.language or self.config.default_language)
+        return pattern_spans(pattern, same_length_lower(doc.text)) if pattern is not None else []
+
     def verdict(self, doc: Document) -> str | None:
         draw = doc.signals.get("c4_badwords_draw")
         return None if draw is None or draw < self.config.keep_fraction else "document_removed_with_badwords"
 
     def _pattern(self, label: str) -> re.Pattern[str] | None:
-        """Return a pattern that finds the bad words of a language (`label` is a document's language); None if the
-        language has no list."""
-        code = label if label in self._lists else language_of(label)
-        entries = self._lists.get(code) or self._lists.get(ANY)
-        return None if not entries else pattern_of(entries, code)
+        """Return a pattern that finds the bad words of a language, or None if there is no list for it. `label` names
+        the language as a document does."""
+        if label not in self._patterns:
+            code = label if label in self._lists else language_of(label)
+            entries = self._lists.get(code) or self._lists.get(ANY)
+            self._patterns[label] = None if not entries else pattern_of(entries, code)
+        return self._patterns[label]
 
 
 def pattern_of(entries: Iterable[str], language: str) -> re.Pattern[str] | None:
-    """Return a pattern that finds the entries of a list of bad words in a text. Entries in ALLOWED are left out; if no
-    other entry remains, the result is None."""
+    """Return a pattern that finds the entries of a list of bad words in a text in the given language. Entries in
+    ALLOWED are left out. The result is None if no entry remains."""
     words = sorted(set(entries) - ALLOWED)
     if not words:
         return None

@@ -1,4 +1,5 @@
-"""Applies mC4's rule on paragraphs: drops pages that have fewer than three long lines."""
+"""The filter `c4_paragraphs`: applies mC4's rule on paragraphs, and drops pages that have fewer than three long
+lines."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ class C4Paragraphs(Stage):
     """Drop pages with fewer than three lines of 200 characters or more (mC4, arXiv 2010.11934, section 3.1).
 
     Dialect (the code it follows): datatrove 0.10.1, `C4ParagraphFilter`. The reason is `too_few_paragraphs`; datatrove
-    calls it `< 3 paragraphs`. Lines are split only at "\\n", and white space counts towards their length.
+    calls it `< 3 paragraphs`. Lines are split only at "\\n", and the white space of a line counts towards its length.
     """
 
     name = "c4_paragraphs"

@@ -1,5 +1,5 @@
-"""Cuts lines and phrases as DCLM's line modifiers do, which are DCLM's version of RefinedWeb's line-wise
-corrections."""
+"""The step `dclm_lines`: cuts lines and phrases as DCLM's line modifiers do. These are DCLM's version of RefinedWeb's
+line-wise corrections."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ class DclmLines(Stage):
     order, lines mostly in upper case, lines of digits, counters ("3 likes"), and lines of fewer than `min_line_words`
     words. Then phrases, in upper or lower case, are cut out of lines of up to `short_line` words: "items in cart"
     anywhere, "Read more..." at the end (a regular expression, so each dot matches any character), "Sign-in" at the
-    beginning. The text is stripped after each of these cuts except the one by `min_line_words`. An empty line is kept,
-    and a line of white space is cut. The words of a document are counted as by the length rule of `dclm_quality`.
-    Reasons: `dclm_words_cut` (lost more than `max_words_cut` of the words), `dclm_no_lines` (no text is left),
-    `dclm_no_words` (the text had no words). A dropped document keeps its original text.
+    beginning. After each kind of cut, except that by `min_line_words`, white space is removed from both ends of the
+    text. An empty line is kept, and a line of white space is cut. The words of a document are counted as the step
+    `dclm_quality` counts them for its rule on length. Reasons: `dclm_words_cut` (lost more than `max_words_cut` of the
+    words), `dclm_no_lines` (no text is left), `dclm_no_words` (the text had no words). A dropped document keeps its
+    original text.
     """
 
     name = "dclm_lines"
@@ -99,7 +100,7 @@ class DclmLines(Stage):
         return "dclm_words_cut" if cut > self.config.max_words_cut else None
 
     def _edited(self, text: str) -> str:
-        """Return the text after all cuts of lines and phrases; it is empty if nothing is left."""
+        """Return a text after all cuts of lines and phrases; "" if nothing is left."""
         config, lines = self.config, text.split("\n")
         limit = config.max_uppercase
         lines = _stripped([line for line in lines if not line or uppercase(line) / len(line) <= limit])
@@ -113,8 +114,8 @@ class DclmLines(Stage):
         return "\n".join(lines)
 
     def _without(self, line: str, phrase: re.Pattern[str]) -> str | None:
-        """Remove a phrase from a short line. A longer line and an empty one are returned unchanged. The result is None
-        if nothing but white space is left."""
+        """Return a line without a phrase, if the line has at most `short_line` words. A longer line and an empty one
+        are returned unchanged. The result is None if nothing but white space is left of the line."""
         if not self._fewer(line, self.config.short_line + 1):
             return line
         edited = phrase.sub("", line)
@@ -122,13 +123,13 @@ class DclmLines(Stage):
 
     @staticmethod
     def _fewer(line: str, words: int) -> bool:
-        """Whether a line has fewer than `words` words. The line is split only as far as this needs."""
+        """Return whether a line has fewer than `words` words. For speed, no more than `words` words are split off."""
         return len(line.split(None, words)) < words
 
 
 def _stripped(lines: list[str]) -> list[str]:
-    """Remove the blank lines at both ends of a list of lines, and the white space at the beginning and the end of the
-    text that they form."""
+    """Return the lines of a text without white space at both ends of the text: blank lines at the beginning and at the
+    end are removed, and white space before the first and after the last remaining line."""
     first, last = 0, len(lines)
     while first < last and not lines[first].strip():
         first += 1

@@ -1,4 +1,4 @@
-"""Removes URLs from text as DCLM does."""
+"""The step `dclm_links`: removes URLs and IPv4 addresses from texts as DCLM does."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class DclmLinks(Stage):
     Dialect (the code it follows): DCLM at commit c7ed275, `url_removal_modifier` and `newline_removal_modifier`. A URL
     is a dotted name that ends in a top-level domain in lower case, with the path after it. DCLM's code calls `re.match`
     in place of `re.search`, so it looks for URLs only in pages *whose very first characters* spell a top-level domain,
-    in upper or lower case. A page that begins with `The` is searched, because .th is such a domain; a page that begins
-    with `A few` is not. With `everywhere`, all pages are searched. IPv4 addresses are looked for in all pages in either
-    case. Top-level domains are those of tldextract's snapshot of the public suffix list, unless `tlds` names a file
-    with one per line, like DCLM's `iana_tlds.txt` (of 2020). A document of which no character is left is dropped
-    (`empty`).
+    in upper or lower case. A page that begins with `The` is searched, because .th is a top-level domain; a page that
+    begins with `A few` is not. With the setting `everywhere`, all pages are searched for URLs. IPv4 addresses are
+    always looked for in all pages. Top-level domains are those of tldextract's snapshot of the public suffix list,
+    unless the setting `tlds` names a file with one domain per line, like DCLM's `iana_tlds.txt` (of 2020). A document
+    of which no character is left is dropped (`empty`).
     """
 
     name = "dclm_links"
@@ -69,9 +69,9 @@ class DclmLinks(Stage):
         return None
 
     def _without_urls(self, text: str) -> str:
-        """Remove URLs from a text. The result equals `self._url.sub("", text)`, but only the stretches around something
-        like a host name are searched. That is enough: white space occurs only at the beginning of a match, so no match
-        crosses two stretches."""
+        """Return a text without the URLs in it. The result equals `self._url.sub("", text)`. For speed, only stretches
+        of the text around something like a host name are searched; such a stretch ends at white space. Nothing is
+        missed, because white space occurs only at the beginning of a match, so no match reaches beyond a stretch."""
         out: list[str] = []
         place = 0
         for match in _MAYBE_URL.finditer(text):
@@ -92,8 +92,8 @@ class DclmLinks(Stage):
 
 
 def _tlds(path: str | None) -> list[str]:
-    """Return the top-level domains by which URLs are recognised, from the file `path` (None: those of tldextract).
-    Raises ValueError, which names the file, if it holds none."""
+    """Return the top-level domains by which URLs are recognised. They come from the file `path`, or from tldextract if
+    `path` is None. Raises ValueError, which names the file, if the file holds no domain."""
     if path is not None:
         result = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
         result = [tld for tld in result if tld and not tld.startswith("#")]

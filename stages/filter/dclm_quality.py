@@ -1,4 +1,5 @@
-"""Drops documents by DCLM's heuristics about the whole document: its length, symbols, bullets and stop words."""
+"""The filter `dclm_quality`: drops documents by DCLM's rules about the document as a whole: its length, symbols,
+bullets and stop words."""
 
 from __future__ import annotations
 
@@ -15,16 +16,17 @@ if TYPE_CHECKING:
 _OTHER = bytes(c for c in range(256) if c > 127 or not chr(c).isalnum())
 _BULLETS = ("●", "•", "*", "-")
 _ELLIPSES = ("...", ". . .", "…")
+_BULLET, _ELLIPSIS = ("|".join(map(re.escape, signs)) for signs in (_BULLETS, _ELLIPSES))
 #: what the rules count, by reason
 _PLACES = {
-    "dclm_symbols": re.compile(r"#|\.\.\.|\. \. \.|…"),
-    "dclm_bullets": re.compile(r"^[^\S\n]*[●•*-]", re.MULTILINE),
-    "dclm_ellipses": re.compile(r"(?:\.\.\.|\. \. \.|…)(?=[^\S\n]*$)", re.MULTILINE)}
+    "dclm_symbols": re.compile(f"#|{_ELLIPSIS}"),
+    "dclm_bullets": re.compile(rf"^[^\S\n]*(?:{_BULLET})", re.MULTILINE),
+    "dclm_ellipses": re.compile(rf"(?:{_ELLIPSIS})(?=[^\S\n]*$)", re.MULTILINE)}
 
 
 def chunks(doc: Document) -> list[str]:
-    """Return the pieces of a document's text between white space. They are computed once and shared by all steps that
-    use them."""
+    """Return the runs of a document's text without white space, in order. They are computed once for a document, and
+    all steps use the same list."""
     return doc.view("chunks", str.split)
 
 
@@ -45,12 +47,12 @@ def word_count(text: str) -> int:
 class DclmQuality(Stage):
     """Drop documents that do not read like prose, as DCLM-baseline does before deduplication (arXiv 2406.11794, 4.2).
 
-    Dialect (the code it follows): DCLM at commit c7ed275 with `dclm_baseline_refinedweb.yaml`. Its rules differ from
-    Gopher's: the length counts fastText's tokens that begin with a letter or a digit, while all other rules use runs
-    without white space, punctuation included; one symbol ratio counts `#` and ellipses together; lines are stripped and
-    blank ones ignored; `●`, `•`, `*` and `-` are bullets; stop words count in upper and lower case and at every
-    occurrence. The signals of all rules (numbers stored with the document) are computed even if one rule drops the
-    document; only a text without any word has no signal but `dclm_words`.
+    Dialect (the code it follows): DCLM at commit c7ed275 with `dclm_baseline_refinedweb.yaml`. DCLM's rules differ from
+    Gopher's. The rule on length counts fastText's tokens that begin with a letter or a digit. All other rules count
+    runs without white space as words, punctuation included. One symbol ratio counts `#` and ellipses together. White
+    space at the ends of a line is removed, and blank lines are ignored. `●`, `•`, `*` and `-` are bullets. Stop words
+    count in upper and lower case and at every occurrence. The signals of all rules (numbers stored with the document)
+    are computed even if one rule drops the document. A text without any word has only the signal `dclm_words`.
     """
 
     name = "dclm_quality"
@@ -101,9 +103,8 @@ class DclmQuality(Stage):
         signals["dclm_stop_words"] = sum(map(stop.__contains__, map(str.lower, words)))
         return signals
 
-    @classmethod
-    def matches(cls, text: str, reason: str) -> list[Span]:
-        return pattern_spans(_PLACES[reason], text) if reason in _PLACES else []
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        return pattern_spans(_PLACES[reason], doc.text) if reason in _PLACES else []
 
     def verdict(self, doc: Document) -> str | None:
         limits, signals = self.config, doc.signals

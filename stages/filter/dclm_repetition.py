@@ -1,4 +1,4 @@
-"""Drops documents that repeat themselves, by DCLM's form of Gopher's repetition rules."""
+"""The filter `dclm_repetition`: drops documents that repeat themselves, by DCLM's form of Gopher's repetition rules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 from stages.document import Document
 from stages.stage import Stage, StageConfig, decision
-from stages.text.marks import Span, copies, repeated_words
+from stages.text.marks import Span, repetition_spans
 from stages.text.repeats import number, repeated
 from stages.text.segments import segments
 
@@ -19,12 +19,12 @@ _RULES = ("line", "paragraph", "line_chars", "paragraph_chars", *(f"top_{n}_gram
 class DclmRepetition(Stage):
     """Drop documents that repeat themselves (Gopher, arXiv 2112.11446, table A1, as in DCLM, arXiv 2406.11794).
 
-    Dialect (the code it follows): DCLM at commit c7ed275, `massive_web_repetition_filters`. *Every* copy counts,
-    including the first. Lines and paragraphs are stripped, and blank ones are left out. A document of one line passes
-    the rules on lines. Words are those of UAX #29 without punctuation (`stages.text.segments`). Shares of characters
-    refer to the characters of all lines, or of all words, without the separators between them. If several n-grams are
-    the most frequent, the one with the most characters counts. If the most frequent n-gram occurs only once, its share
-    is 0.
+    Dialect (the code it follows): DCLM at commit c7ed275, `massive_web_repetition_filters`. *Every* copy of a repeated
+    line, paragraph or n-gram counts, including the first. White space at the ends of lines and paragraphs is removed,
+    and blank ones are left out. A document of one line passes the rules on lines. Words are those of UAX #29 without
+    punctuation (`stages.text.segments`). Shares of characters refer to the characters of all lines, or of all words,
+    without the separators between them. If several n-grams are equally frequent, the one with the most characters
+    counts as the most frequent. If the most frequent n-gram occurs only once, its share is 0.
     """
 
     name = "dclm_repetition"
@@ -85,12 +85,8 @@ class DclmRepetition(Stage):
                 signals[f"dclm_rep_dup_{n}_gram"] = covered / total if total else 0.0
         return signals
 
-    @classmethod
-    def matches(cls, text: str, reason: str) -> list[Span]:
-        if reason.startswith(("dclm_line", "dclm_paragraph")):
-            return copies(text, "\n" if "line" in reason else "\n\n")
-        n = next((int(word) for word in reason.split("_") if word.isdigit()), 0)
-        return repeated_words(text, n, top=reason.startswith("dclm_top_")) if n else []
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        return repetition_spans(doc.text, reason, first=True)
 
     def verdict(self, doc: Document) -> str | None:
         if "dclm_rep_line" not in doc.signals:

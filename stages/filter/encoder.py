@@ -1,5 +1,5 @@
-"""Scores documents by a transformer with a sequence-classification head, and drops those with a low score. The score
-may be educational value, quality, toxicity or a topic."""
+"""The filter `encoder`: scores documents by a transformer with a sequence-classification head, and drops those with a
+low score. The score may measure educational value, quality, toxicity or how well a topic fits."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 class Encoder(Stage):
     """Score documents by a transformer encoder and keep those that reach `min` (FineWeb-Edu, arXiv 2406.17557).
 
-    `model` is the folder of a Hugging Face model for sequence classification, as `save_pretrained` writes it. A model
-    with one output is a regression, and its output is the score (FineWeb-Edu: 0 … 5, trained on grades; its
-    `int_score >= 3` is `min: 2.5`). For a model with several outputs, the score is the probability of `label`. The
-    probability is computed by softmax, or by sigmoid if `problem_type` in the model's config.json is
-    `multi_label_classification`.
+    `model` is the folder of a Hugging Face model for sequence classification, as `save_pretrained` writes it. If the
+    model has one output (a regression), the output is the score. FineWeb-Edu's model was trained on grades from 0 to 5;
+    FineWeb-Edu's rule `int_score >= 3` is `min: 2.5` here. If the model has several outputs, the score is the
+    probability of the label in the setting `label`. The probability is computed by softmax, or by sigmoid if
+    `problem_type` in the model's config.json is `multi_label_classification`.
 
-    Only the beginning of a text is read: its first `max_tokens` tokens, including those the tokenizer adds, as
-    FineWeb-Edu does. No more than 40 characters per token are tokenized, so that endless white space costs nothing.
+    Only the beginning of a text is scored, as FineWeb-Edu does: its first `max_tokens` tokens, which include the
+    special tokens that the tokenizer adds. Only the first 40 characters per allowed token are tokenized, so that a very
+    long text costs no more time.
 
     On a CPU the model scores one text at a time, with one thread per worker, which was measured to be as fast as
-    batches. A score then depends only on the text. On a GPU (`gpus` above 0) texts are sorted by length, and the model
-    scores `batch` of them at a time, padded to the longest. The other texts of a batch may then change the last digits
-    of a score. This change is far below 0.001, the step to which scores are rounded before they are compared and
+    batches. A score therefore depends only on the text. On a GPU (`gpus` above 0) texts are sorted by length, and the
+    model scores `batch` of them at a time, padded to the longest. The other texts of a batch may then change the last
+    digits of a score. This change is far below 0.001, the step to which scores are rounded before they are compared and
     stored.
 
-    The folder is only read. Weights come from safetensors alone, no code of the model is run, and nothing is fetched
-    from the network.
+    The step trusts the model's folder only as data: weights are read from safetensors files alone, no code in the
+    folder is run, and nothing is fetched from the network.
     """
 
     name = "encoder"
@@ -157,7 +158,7 @@ class Encoder(Stage):
         return None if doc.signals[self.config.signal] >= self.config.min else "encoder"
 
     def score_texts(self, texts: list[str]) -> list[float]:
-        """Return the score of each text, before it is rounded."""
+        """Return the score of each text, in the order of the texts. The scores are not rounded yet."""
         rows = [self._tokens(text) for text in texts]
         at_once = self.config.batch if self.gpus else 1
         scores = [0.0] * len(rows)
@@ -175,8 +176,8 @@ class Encoder(Stage):
         return encoded["input_ids"] or [self._pad]
 
     def _forward(self, rows: list[list[int]]) -> list[float]:
-        """Run the model on a batch of tokenized texts, and return their scores. The first text must be the longest; all
-        others are padded to its length."""
+        """Run the model on a batch of tokenized texts, and return their scores, in order. The first text must be the
+        longest; all others are padded to its length."""
         import torch
 
         longest = len(rows[0])
@@ -190,7 +191,7 @@ class Encoder(Stage):
 
 
 class _Unfit(ValueError):
-    """Says that a model or a setting cannot be used. `field` is the setting that must be changed."""
+    """Raised when a model or a setting cannot be used. `field` is the setting that the user must change."""
 
     permanent = True
 
@@ -200,12 +201,12 @@ class _Unfit(ValueError):
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """Read config.json of a model folder, and check that the model may be loaded.
+    """Return the contents of config.json in a model's folder, after a check that the model may be loaded.
 
     Raises:
-        FileNotFoundError: the folder or its config.json is missing. _Unfit: config.json cannot be read, the model has
-        no sequence-classification head, its weights are not in safetensors files, or its files name code of its own to
-        be run (`auto_map`).
+        FileNotFoundError: the folder or its config.json is missing.
+        _Unfit: config.json cannot be read, the model has no sequence-classification head, its weights are not in
+        safetensors files, or its files name code of its own to be run (`auto_map`).
     """
     path = folder / "config.json"
     if not path.is_file():

@@ -1,4 +1,5 @@
-"""Combines several quality scores of a document into one bucket (0 … 19) and one tier (low to high)."""
+"""The step `ensemble`: combines several quality scores of a document into one bucket (0 … 19) and one tier (low to
+high)."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ class Ensemble(Stage):
 
     The step `buckets` must come first: it puts each score into one of twenty buckets by the percentiles of that score.
     By default (`combine: max`), this step takes the largest of a document's buckets. A document that any of the
-    classifiers rates highly thus gets a high bucket, so more good documents are found than by one classifier.
+    classifiers rates highly thus gets a high bucket, so more good documents are found than by a single classifier.
 
-    It writes two signals (numbers stored with the document): `ensemble_bucket` (0 … 19; with `combine: mean` also
-    between whole numbers), and `ensemble_tier`, the number of lower bounds in `tiers` that the bucket reaches. The
-    default tiers are those of the paper: 0 low (buckets 0-6), 1 medium-low (7-11), 2 medium (12-17), 3 medium-high
-    (18), 4 high (19). `where: {signals: {ensemble_tier: [4]}}` selects the documents of one tier for a separate
-    dataset. Scores that a document lacks are ignored; a document without any score gets no signal. The step drops
-    nothing.
+    The step writes two signals (numbers stored with the document). `ensemble_bucket` is the combined bucket, 0 … 19;
+    with `combine: mean` it need not be a whole number. `ensemble_tier` is the number of lower bounds in the setting
+    `tiers` that the bucket reaches. The default tiers are those of the paper: 0 low (buckets 0-6), 1 medium-low (7-11),
+    2 medium (12-17), 3 medium-high (18), 4 high (19). `where: {signals: {ensemble_tier: [4]}}` selects the documents of
+    one tier for a separate dataset. Scores that a document lacks are ignored; a document without any score gets no
+    signal. The step drops nothing.
     """
 
     name = "ensemble"

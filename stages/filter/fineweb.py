@@ -1,4 +1,5 @@
-"""Drops documents that look like lists, menus or boilerplate, by FineWeb's own rules about lines."""
+"""The filter `fineweb`: drops documents that look like lists, menus or boilerplate, by FineWeb's own rules about
+lines."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 class FineWeb(Stage):
     """Drop documents that look like lists, menus or boilerplate by their lines (FineWeb, arXiv 2406.17557, 3.6).
 
-    Dialect (the code it follows): datatrove 0.10.1. Lines are split at "\\n" alone, and blank lines do not count.
-    Terminal punctuation of all scripts counts. Words are spaCy's.
+    Dialect (the code it follows): datatrove 0.10.1. Lines are split at "\\n" alone, and blank lines do not count. The
+    punctuation marks that end a sentence are those of all scripts. Words are those of spaCy's English tokenisation.
     """
 
     name = "fineweb"
@@ -69,9 +70,8 @@ class FineWeb(Stage):
         return [bound for bound in super().bounds()
                 if bound.key != "line_punct_thr" or not self.config.line_punct_exclude_zero]
 
-    @classmethod
-    def matches(cls, text: str, reason: str) -> list[Span]:
-        return copies(text) if reason == "char_dup_ratio" else []
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        return copies(doc.text) if reason == "char_dup_ratio" else []
 
     def verdict(self, doc: Document) -> str | None:
         limits, signals = self.config, doc.signals

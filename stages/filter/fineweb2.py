@@ -1,5 +1,5 @@
-"""Drops documents by FineWeb-2's filters, which are FineWeb's and Gopher's rules with thresholds, stop words and word
-splitting for each language."""
+"""The filter `fineweb2`: drops documents by FineWeb-2's rules. These are FineWeb's and Gopher's rules, with thresholds,
+stop words and word splitting for each language."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 class Change(BaseModel):
-    """Holds thresholds that replace thresholds of one language in FineWeb-2's table. A threshold that is None in a
-    `Change` stays as in the table."""
+    """The thresholds that a recipe changes for one language. Each of them replaces the threshold in FineWeb-2's table.
+    A field that is None in a `Change` leaves the table's threshold as it is."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,15 +47,16 @@ class FineWeb2(Stage):
     Dialect (the code it follows): `fineweb-2-pipeline.py` at its release, run by datatrove 0.10.1: Gopher's repetition
     rules (except those on paragraphs and on the characters of copied lines); FineWeb's line rules (except that on short
     lines) with a limit of 0.1 for copied characters; Gopher's quality rules with 50 to 100,000 words and two stop
-    words. C4's rules are *not* applied. Reasons are those of the steps `gopher_repetition`, `fineweb` and
-    `gopher_quality`, in this order; the signals of all rules (numbers stored with the document) are computed even if
-    one rule drops the document. Words are datatrove's for the language (`stages.text.languages`).
+    words. C4's rules are *not* applied. The rules of the steps `gopher_repetition`, `fineweb` and `gopher_quality` are
+    applied in this order, and a document is dropped for the reason that the step gives. The signals of all rules
+    (numbers stored with the document) are computed even if one rule drops the document. Texts are split into words as
+    datatrove splits texts in the language (`stages.text.languages`).
 
     `doc.language` may name the language in any form (`fr`, `fra_Latn`); put the step `language` before this one. A
     document in a language without thresholds is dropped as `no_thresholds`. The step has thresholds for forty languages
     (`stages.filter.fineweb2_limits`). Of these, Chinese, Hindi, Japanese, Korean, Thai and Vietnamese need an
-    additional package that splits texts into words. Documents in these languages are judged only if `languages` names
-    the language, and are otherwise dropped as well.
+    additional package that splits texts into words. Documents in these six languages are judged only if the setting
+    `languages` names the language; otherwise they are dropped as `no_thresholds`, too.
     """
 
     name = "fineweb2"
@@ -139,8 +140,8 @@ class FineWeb2(Stage):
             self.measure(Document("", "It is a test, and so on. a b c d e f g h i j k l"), name)
 
     def limits(self) -> dict[str, LanguageLimits]:
-        """Return the languages whose documents are judged, with their thresholds. The setting `change` has been applied
-        to the thresholds."""
+        """Return {language: its thresholds} for the languages whose documents are judged. The setting `change` has been
+        applied to the thresholds."""
         if self._limits_config is not self.config:              # a replay of stored signals sets another config
             thresholds = read_limits(self.config.thresholds) if self.config.thresholds else table()
             judged = self.config.languages
@@ -172,9 +173,8 @@ class FineWeb2(Stage):
             signals |= lines.measure(view)
         return signals | quality.measure(view)
 
-    @classmethod
-    def matches(cls, text: str, reason: str) -> list[Span]:
-        every = (rules.matches(text, reason) for rules in (GopherRepetition, FineWeb, GopherQuality))
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        every = (rules().matches(doc, reason) for rules in (GopherRepetition, FineWeb, GopherQuality))
         return next(filter(None, every), [])
 
     def verdict(self, doc: Document) -> str | None:
@@ -187,13 +187,13 @@ class FineWeb2(Stage):
         return repetition.verdict(doc) or lines.verdict(doc) or quality.verdict(doc)
 
     def _language(self, doc: Document) -> str | None:
-        """Return the name under which `limits` has the document's language; None if documents in the language are not
-        judged, or the document has no language."""
+        """Return the name that the document's language has in `limits`, or None if documents in the language are not
+        judged or the document has no language."""
         return _matching_label(tuple(self.limits()), doc.language) if doc.language else None
 
     def rules(self, name: str) -> tuple[GopherRepetition, FineWeb, GopherQuality]:
-        """Return the three filters that judge documents of a language, set to its thresholds: repetition, lines,
-        quality."""
+        """Return the three filters that judge documents in the language `name`, with its thresholds: those on
+        repetition, on lines and on quality."""
         limits = self.limits()[name]
         if name not in self._built:
             config = self.config
@@ -215,12 +215,13 @@ class FineWeb2(Stage):
 
 @lru_cache(maxsize=4096)
 def _matching_label(labels: tuple[str, ...], label: str) -> str | None:
-    """Choose from `labels` the one that names the same language as `label`; None if there is none."""
+    """Return the one of `labels` that names the same language as `label`, or None if there is none. A language has
+    several labels, such as `fr` and `fra_Latn`."""
     return label if label in labels else next((name for name in labels if names(name, label)), None)
 
 
 def _split(text: str, name: str) -> Words:
-    """Split a text into words as datatrove does for the language `name`."""
+    """Split a text into words as datatrove does for texts in the language `name`."""
     word_splitter = splitter(name)
     if word_splitter is not None and word_splitter.rules is not None:
         return words_of(text, word_splitter.rules)
@@ -228,13 +229,14 @@ def _split(text: str, name: str) -> Words:
 
 
 def packages(languages: Iterable[str]) -> dict[str, str]:
-    """Return {language: name of a Python distribution} for those of the languages that need an additional package to
-    split texts into words."""
+    """Return {language: name of a Python distribution} for those of the given languages whose texts can be split into
+    words only with an additional package."""
     result = {name: splitter(name) for name in languages}
     return {name: s.needs for name, s in result.items() if s is not None and s.needs}
 
 
 def _excerpt(labels: Iterable[str]) -> str:
-    """List up to 50 labels, in alphabetical order, for a message, and say how many more there are."""
+    """Return a text for a message that lists the first 50 labels in alphabetical order, and says how many more there
+    are."""
     listed = sorted(labels)
     return ", ".join(listed[:50]) + (f" and {len(listed) - 50} more" if len(listed) > 50 else "")

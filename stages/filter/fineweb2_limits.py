@@ -1,8 +1,9 @@
 """Holds FineWeb-2's thresholds and stop words for each language, and reads FineWeb-2's config files.
 
 The table in this module comes from the config files (https://github.com/huggingface/fineweb-2, `configs/LANGUAGE.yml`,
-as of the release: commits 05e6729 and d331bee). Their values were computed by the method of arXiv 2506.20920. The table
-covers only large languages. FineWeb-2 has a file for each of 1,868 languages, and `read_limits` reads such files.
+as of the release: commits 05e6729 and d331bee). FineWeb-2's authors computed the thresholds by the method of arXiv
+2506.20920. The table covers only large languages. FineWeb-2 has a file for each of 1,868 languages, and `read_limits`
+reads such files.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 
 class LanguageLimits(BaseModel):
-    """The thresholds and stop words by which FineWeb-2 judges documents of one language. Fields are named as in its
-    files."""
+    """The thresholds and stop words by which FineWeb-2 judges documents of one language. The fields have the names that
+    FineWeb-2's config files give them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -101,12 +102,12 @@ def _pairs(first: int, shares: str) -> tuple[tuple[int, float], ...]:
 
 
 def read_limits(path: str | Path) -> dict[str, LanguageLimits]:
-    """Read FineWeb-2's thresholds from a YAML file, as {language: limits}. The file is one of FineWeb-2's config files,
-    which is named after its language, or a mapping from language to the contents of such a file.
+    """Read FineWeb-2's thresholds from a YAML file, as {language: limits}. The file is either one of FineWeb-2's config
+    files (each is named after its language), or a mapping from languages to the contents of such files.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file has another form. The message names file, language, key and remedy.
+        ValueError: the file has neither form. The message names file, language, key and remedy.
     """
     path = Path(path)
     try:
@@ -145,5 +146,6 @@ def _limits(path: Path, name: str, entry: Mapping[str, Any]) -> LanguageLimits:
 
 
 def _loader() -> Any:
-    """Return the fastest safe YAML loader: libyaml's if available. FineWeb-2's 1,868 config files joined are 1 MB."""
+    """Return the fastest safe YAML loader: libyaml's if available. Speed matters because FineWeb-2's 1,868 config files
+    in one are 1 MB."""
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -1,4 +1,5 @@
-"""Drops documents that do not read like prose, by Gopher's rules about words, symbols, bullets and stop words."""
+"""The filter `gopher_quality`: drops documents that do not read like prose, by Gopher's rules about words, symbols,
+bullets and stop words."""
 
 from __future__ import annotations
 
@@ -24,11 +25,12 @@ _PLACES = {
 class GopherQuality(Stage):
     """Drop documents that do not read like prose (Gopher, arXiv 2112.11446, section A1.1).
 
-    Dialect (the code it follows): datatrove 0.10.1. Words are spaCy's. A word made only of symbols does not count
-    towards the number of words or their mean length. `#` and ellipses are tested separately. A line begins with a
-    bullet if `•` or `-` is its first character other than white space. Each stop word counts once, and only in the
-    capitals or small letters in which it is listed. A limit of null or 0 switches its rule off. A text without any word
-    is dropped as `gopher_short_doc` even if `min_doc_words` is null (datatrove divides by zero for such a text).
+    Dialect (the code it follows): datatrove 0.10.1. Words are those of spaCy's English tokenisation. A word made only
+    of symbols does not count towards the number of words or their mean length. The ratio of symbols to words is tested
+    for `#` and for ellipses separately. A line begins with a bullet if `•` or `-` is its first character other than
+    white space. Each stop word counts once, and only with the capital and small letters with which it is listed. A
+    setting of null or 0 switches its rule off. A text without any word is dropped as `gopher_short_doc` even if
+    `min_doc_words` is null (datatrove divides by zero for such a text).
     """
 
     name = "gopher_quality"
@@ -97,9 +99,8 @@ class GopherQuality(Stage):
     def bounds(self) -> list[Bound]:
         return [bound for bound in super().bounds() if bound.value]          # 0 switches a rule off, as null does
 
-    @classmethod
-    def matches(cls, text: str, reason: str) -> list[Span]:
-        return pattern_spans(_PLACES[reason], text) if reason in _PLACES else []
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        return pattern_spans(_PLACES[reason], doc.text) if reason in _PLACES else []
 
     def verdict(self, doc: Document) -> str | None:
         limits, signals = self.config, doc.signals

@@ -1,4 +1,5 @@
-"""Drops documents that repeat themselves, by Gopher's rules about lines, paragraphs and n-grams."""
+"""The filter `gopher_repetition`: drops documents that repeat themselves, by Gopher's rules about lines, paragraphs and
+n-grams."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import numpy as np
 
 from stages.document import Document
 from stages.stage import Bound, Stage, StageConfig, decision
-from stages.text.marks import Span, copies, repeated_words
+from stages.text.marks import Span, repetition_spans
 from stages.text.ngrams import duplicate_ngrams, top_ngrams
 from stages.text.words import warm
 
@@ -18,12 +19,13 @@ _NS = np.array(_DUPLICATED)
 class GopherRepetition(Stage):
     """Drop documents that repeat themselves (Gopher, arXiv 2112.11446, table A1).
 
-    Dialect (the code it follows): datatrove 0.10.1. Only copies *beyond the first* count. Fractions of characters refer
-    to the whole text with its white space. Words are spaCy's. The most frequent n-gram counts with the spaces between
-    its words, even if it occurs only once. Duplicated n-grams are compared and counted without spaces, and the search
-    continues behind a copy. The rules are applied in datatrove's order; the signals of all rules (numbers stored with
-    the document) are computed even if one rule drops the document. A text of fewer than n words has no signal for its
-    most frequent n-gram. A limit of null or 0 switches its rule off.
+    Dialect (the code it follows): datatrove 0.10.1. Of a repeated line, paragraph or n-gram, only the copies *beyond
+    the first* count. Fractions of characters refer to the whole text with its white space. Words are those of spaCy's
+    English tokenisation. The characters of the most frequent n-gram include the spaces between its words; the n-gram
+    counts even if it occurs only once. Duplicated n-grams are compared and counted without spaces. The search for them
+    continues after the end of each copy, so copies do not overlap. The rules are applied in datatrove's order. The
+    signals of all rules (numbers stored with the document) are computed even if one rule drops the document. A text of
+    fewer than n words has no signal for its most frequent n-gram. A setting of null or 0 switches its rule off.
     """
 
     name = "gopher_repetition"
@@ -89,12 +91,8 @@ class GopherRepetition(Stage):
     def bounds(self) -> list[Bound]:
         return [bound for bound in super().bounds() if bound.value]          # 0 switches a rule off, as null does
 
-    @classmethod
-    def matches(cls, text: str, reason: str) -> list[Span]:
-        if reason.startswith(("dup_line", "dup_para")):
-            return copies(text, "\n" if "line" in reason else "\n\n")
-        n = next((int(word) for word in reason.split("_") if word.isdigit()), 0)
-        return repeated_words(text, n, top=reason.startswith("top_")) if n else []
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        return repetition_spans(doc.text, reason)
 
     def verdict(self, doc: Document) -> str | None:
         for name in ("dup_para_frac", "dup_para_char_frac", "dup_line_frac", "dup_line_char_frac",
@@ -120,7 +118,8 @@ def paragraphs(text: str) -> list[str]:
 
 
 def duplicates(parts: list[str]) -> tuple[int, int]:
-    """Count lines or paragraphs that repeat an earlier one. Returns (number of such `parts`, their characters)."""
+    """Count the lines or paragraphs `parts` that repeat an earlier one. Returns (the number of such repetitions, their
+    characters in total)."""
     different = set(parts)
     copies = len(parts) - len(different)
     return copies, sum(map(len, parts)) - sum(map(len, different)) if copies else 0

@@ -1,4 +1,5 @@
-"""Identifies the language of documents and of their paragraphs, and the script they are written in."""
+"""The step `language`: identifies the language of documents and of their paragraphs, and the script in which they are
+written."""
 
 from __future__ import annotations
 
@@ -45,9 +46,9 @@ class Language(Stage):
     Dolma and DCLM. Three signals describe the lines whose language has a probability above `paragraph_min`: the number
     of these lines (`language_paragraphs`), the number of their languages (`languages`), and the share of their
     characters that is in the document's language (`language_share`, null without such lines). With `drop_foreign`,
-    those of these lines that are in another language are deleted from documents that are kept. `language_cut` is the
-    number of characters of the lines to be deleted, also for documents that are dropped (without `drop_foreign`: 0).
-    All signals describe the text before the deletion.
+    those lines among them that are not in the document's language are deleted from documents that are kept. The signal
+    `language_cut` is the number of characters in the lines to be deleted, also for documents that are dropped; it is 0
+    without `drop_foreign`. All signals describe the text before the deletion.
 
     Reasons: `language` (not in `keep`), `language_score` (not above `min`), `language_script` (not in a script of its
     language), `script_share` (below `min_script_share`), `language_share` (below `min_share`), `languages` (more than
@@ -135,8 +136,8 @@ class Language(Stage):
         return result if labels is None else result | self._unknown(labels)
 
     def _unknown(self, labels: Iterable[str]) -> dict[str, str]:
-        """Find the languages that the settings name but the model does not know. Returns {setting: what is wrong and
-        what to do}. `labels` are those of the model."""
+        """Return the languages that the settings name but the model does not know, as {setting: what is wrong and what
+        to do}. `labels` are those of the model."""
         labels, result = sorted(labels), {}
         thresholds = self.config.min if isinstance(self.config.min, dict) else {}
         for field, requested in (("keep", self.config.keep or ()), ("min", [k for k in thresholds if k != "default"])):
@@ -169,9 +170,9 @@ class Language(Stage):
         return reason
 
     def _paragraphs(self, doc: Document) -> str | None:
-        """Identify the language of each line that is long enough, and write the document's signals (stored numbers)
-        about it. Returns the text without the lines in other languages, or None if no line is deleted (always None if
-        the setting `drop_foreign` is off)."""
+        """Identify the language of each line of a document that is long enough, and write the signals (stored numbers)
+        about these languages to the document. Returns the text without the lines in other languages than the
+        document's, or None if no line is deleted (always None if the setting `drop_foreign` is off)."""
         lines = doc.text.split("\n")
         sizes: dict[str, int] = {}
         foreign, identified = [], 0
@@ -230,21 +231,19 @@ class Language(Stage):
         return None
 
     def _demands_of(self, language: str, script: str) -> tuple[bool, float, bool]:
-        """Say what the settings demand of a document whose label is `language` and whose text is written in `script`.
-
-        Returns (whether `keep` admits the document, the score that the label must exceed, whether the language is
-        written in that script). The last value is True if the scripts of either are unknown or the setting `script` is
-        off.
-        """
+        """Return what the settings demand of a document whose label is `language` and whose text is written in
+        `script`: (whether `keep` admits the document, the score that the label must exceed, whether the language is
+        written in that script). The last value is also True if the scripts of the language or of the text are unknown,
+        or the setting `script` is off."""
         config = self.config
         kept = config.keep is None or any(names(name, language, script) for name in config.keep)
         declared = scripts_of(language) if config.script and script else ()
         return kept, self.min_score(language, script), not declared or any(fits(script, other) for other in declared)
 
     def min_score(self, language: str, script: str) -> float:
-        """Return the score that a document of this language and script must exceed. If several names in the setting
-        `min` fit the language, a name with a script is preferred, then the label `language` itself. If no name fits,
-        the setting's `default` is used, or DEFAULT if it has none."""
+        """Return the score that a document of this language and script must exceed, by the setting `min`. If `min` is a
+        table, several names in it may fit the language: a name with a script is preferred, and then the label
+        `language` itself. If no name fits, the table's `default` is used, or DEFAULT if it has none."""
         thresholds = self.config.min
         if not isinstance(thresholds, dict):
             return thresholds
@@ -254,8 +253,8 @@ class Language(Stage):
 
 
 def _near(name: str, labels: list[str]) -> list[str]:
-    """Suggest labels of a model for a language name that it does not know: labels of the language in other scripts, or
-    else labels that are spelt like the name."""
+    """Return labels of a model that a user may have meant by a language name that the model does not know: labels of
+    the same language in other scripts, or else labels that are spelt like the name."""
     same_language = [label for label in labels if names(name.partition("_")[0], label)]
     return same_language or difflib.get_close_matches(name, labels)
 

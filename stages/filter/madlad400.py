@@ -1,4 +1,5 @@
-"""Applies MADLAD-400's rules: drops documents in which too many sentences are questionable."""
+"""The filter `madlad400`: applies MADLAD-400's rules, and drops documents in which too many sentences are
+questionable."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stages.scoring.models import FastText, lid176
 from stages.stage import Stage, StageConfig, decision, resource, signal
 from stages.text.language_codes import names
+from stages.text.marks import MOST, Span
 from stages.text.segments import segments
 from stages.text.trie import trie_pattern
 
@@ -31,7 +33,7 @@ _CURSED_ROWS = (r"(?: ...){9}", r"(?: ....){9}", r"(?: [^ ]){9}", r", ..,,? ..,,
 
 
 class Madlad400(Stage):
-    """Drop documents of which more than a fifth of the sentences are questionable, and those of fewer than five
+    """Drop documents of which more than a fifth of the sentences are questionable, and documents of fewer than five
     sentences (MADLAD-400, arXiv 2309.04662, 2.3).
 
     Dialect (whose rules it follows): the paper and the data set's card. A sentence is questionable under one of these
@@ -41,15 +43,16 @@ class Madlad400(Stage):
     * `list_case`: it has 12 words or more, and more than half of them begin with a capital;
     * `length`: it has fewer than 20 characters or more than 500;
     * `technical`: more than a fifth of its characters are of `0123456789{}+/()>`;
-    * `cursed`: it holds one of 32 strings and patterns that the audit found on pages without proper text.
+    * `cursed`: it holds one of 32 strings and patterns that the paper's audit found on pages without proper text.
 
-    Where paper and card leave something open, the step follows allenai/datamap-rs (`madlad400_sentence_annotator`, used
-    for OLMo 3). Sentences end at a run of . ! ? before white space; the run and the white space are cut off, and blank
-    sentences do not count. Words are those of Unicode's word boundaries (UAX #29). Two things differ. datamap-rs
-    measures lengths in bytes of UTF-8, and this step in characters, so that all scripts have the same limits.
-    datamap-rs drops documents with a share of exactly a fifth, and this step keeps them. In a script with other full
-    stops, a document is one sentence and so is dropped (`madlad400_few_sentences`), unless `min_sentences` is 1 or
-    less. The rules are not meant for such scripts; the card says so about the limits of length.
+    Where the paper and the card leave something open, the step follows allenai/datamap-rs
+    (`madlad400_sentence_annotator`, used for OLMo 3). Sentences end at a run of . ! ? before white space; the run and
+    the white space are cut off, and blank sentences do not count. Words are those of Unicode's word boundaries (UAX
+    #29). The step differs from datamap-rs in two points. datamap-rs measures lengths in bytes of UTF-8; this step
+    measures them in characters, so that all scripts have the same limits. datamap-rs drops documents with a share of
+    exactly a fifth; this step keeps them. A document in a script with other full stops counts as one sentence, and so
+    is dropped (`madlad400_few_sentences`), unless `min_sentences` is 1 or less. The rules are not meant for such
+    scripts; the card says so about the limits of length.
 
     The rule `consistency` needs a model, so it is applied only if `rules` names it. An earlier step must have set the
     document's language, `doc.language`.
@@ -128,6 +131,25 @@ class Madlad400(Stage):
             return "madlad400_few_sentences"
         share = signals.get("madlad400_questionable")
         return "madlad400_questionable" if share is not None and share > self.config.max_questionable else None
+
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        """Return the spans (first character, one past the last) of the questionable sentences, at most MOST. For a
+        sentence that is questionable only by the rule `cursed`, the span is that of the cursed string. Sentences in
+        another language than the document's are not marked, because that needs the model."""
+        if reason != "madlad400_questionable":
+            return []
+        rules = [rule for rule in self.config.rules if rule not in ("consistency", "cursed")]
+        spans: list[Span] = []
+        begin = 0
+        for end in (*(match.span() for match in _BREAK.finditer(doc.text)), (len(doc.text), len(doc.text))):
+            sentence = doc.text[begin:end[0]]
+            if sentence.strip():
+                if any(getattr(self, f"_{rule}")(sentence, doc.language) for rule in rules):
+                    spans.append((begin, end[0]))
+                elif "cursed" in self.config.rules and (match := _CURSE.search(sentence)) is not None:
+                    spans.append((begin + match.start(), begin + match.end()))
+            begin = end[1]
+        return spans[:MOST]
 
     # -- the rules: each tells whether a sentence is questionable ----------------------------------------------------
     def _consistency(self, sentence: str, language: str) -> bool:

@@ -1,4 +1,5 @@
-"""Drops documents by their perplexity: how far a text is from the texts that a language model was trained on."""
+"""The filter `perplexity`: drops documents by their perplexity, which says how far a text is from the texts that a
+language model was trained on."""
 
 from __future__ import annotations
 
@@ -19,11 +20,12 @@ class Perplexity(Stage):
     (CCNet, arXiv 1911.00359, section 3.4). The lower the perplexity, the closer a document is to the texts that the
     model was trained on (in CCNet, Wikipedia).
 
-    The dialect (how texts are normalised before they are scored) belongs to the model. It is cc_net's by default, and
-    others can be chosen when a model is made (`stages.text.ccnet`). Models are made by `tokenmill lm train`, or from
-    any ARPA file by `tokenmill lm compile`. The perplexity is stored as the signal `perplexity`, rounded to one decimal
-    place as in cc_net. CCNet cuts at percentiles of each language: `tokenmill buckets fit --score perplexity --by
-    language --at 30,60` finds them, and the step `buckets` names head, middle and tail 0, 1 and 2.
+    The dialect (how texts are normalised before they are scored) is a property of the model. By default it is that of
+    cc_net; another dialect can be chosen when a model is made (`stages.text.ccnet`). Models are made by `tokenmill lm
+    train`, or from any ARPA file by `tokenmill lm compile`. The perplexity is stored as the signal `perplexity`,
+    rounded to one decimal place as in cc_net. CCNet divides the documents of each language at percentiles of the
+    perplexity, into head, middle and tail. `tokenmill buckets fit --score perplexity --by language --at 30,60` finds
+    these percentiles, and the step `buckets` gives head, middle and tail the numbers 0, 1 and 2.
 
     A document without text, or in a language without a model, has no perplexity and is kept (CCNet puts it into a
     bucket `all`). Reasons: `low_perplexity` (texts that repeat themselves), `high_perplexity`.

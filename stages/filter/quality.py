@@ -1,5 +1,5 @@
-"""Scores documents by a fastText classifier, and drops those with a low score. `stages.models.train_quality` trains
-such a classifier."""
+"""The filter `quality`: scores documents by a fastText classifier, and drops those with a low score.
+`stages.models.train_quality` trains such a classifier."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 class Quality(Stage):
     """Score documents by a fastText classifier and keep the good ones (DCLM-baseline, arXiv 2406.11794, section 4.4).
 
-    The score is the probability of `label`, rounded to 6 digits before it is used. DCLM keeps the best tenth; with
-    DCLM's model, the threshold for this share was 0.018112. A threshold fits only one model and corpus, so choose it by
-    `tokenmill classifier train --reference` or by the report's histogram.
+    The score is the probability of the label in the setting `label`, rounded to 6 digits before it is used. DCLM keeps
+    the best tenth; with DCLM's model, the threshold for this share was 0.018112. A threshold fits only one model and
+    corpus, so choose your own by `tokenmill classifier train --reference` or by the report's histogram of the score.
 
-    With `grade` the labels are numbers (FineWeb-Edu's 0 … 5), and the score is their mean weighted by probability.
+    With `grade`, the labels of the model are grades, that is, numbers (FineWeb-Edu's 0 … 5), and the score is the mean
+    grade, weighted by the probabilities of the labels.
 
     With `calibration`, fastText's score becomes a calibrated probability: a table of integers fitted on held-out
     documents (`stages.scoring.calibration`) is applied to the rounded score, in integer arithmetic. Calibration never
@@ -102,14 +103,15 @@ class Quality(Stage):
         return calibration.Table(knots)
 
     def score(self, text: str) -> float:
-        """Return the score of a text, a multiple of `grid` (the step to which scores are rounded). If fastText knows no
-        word of the text, the score before calibration is 0 (with `grade`, the lowest grade)."""
+        """Return the score of a text, after calibration if there is one. It is a multiple of `grid`, the step to which
+        scores are rounded. If fastText knows no word of the text, the score before calibration is 0 (with `grade`, the
+        lowest grade)."""
         step = self.raw(text)
         return round((step if self._table is None else self._table(step)) * self.grid, 10)
 
     def raw(self, text: str) -> int:
-        """Return the score of a text before calibration, as an integer: a number of steps of `grid` (the step to which
-        scores are rounded)."""
+        """Return the score of a text before calibration, as an integer: the score divided by `grid`, the step to which
+        scores are rounded."""
         predictions = self._model.predict(text, k=-1)
         if self.config.grade:
             return self.expected(predictions, self._labels)
@@ -118,8 +120,9 @@ class Quality(Stage):
 
     @classmethod
     def expected(cls, predictions: list[tuple[str, float]], labels: Sequence[str]) -> int:
-        """Return the mean grade of a text, weighted by the probabilities in `predictions`, as a number of steps of
-        `grid` (the step to which scores are rounded). Without predictions it is the lowest grade."""
+        """Return the mean grade of a text, weighted by the probabilities in `predictions` ((label, probability) for
+        each label), as an integer: the mean divided by `grid`, the step to which scores are rounded. Without
+        predictions, the mean is the lowest grade."""
         total = sum(p for _, p in predictions)
         grade = sum(float(label) * p for label, p in predictions) / total if total else min(map(float, labels))
         return round(grade / cls.grid)
@@ -136,8 +139,8 @@ class Quality(Stage):
 
 
 def grade_of(label: str) -> float | None:
-    """Return the grade that a label of a classifier stands for, as a number; None if the label is `nan`, no number, or
-    a number of a million or more (or -1,000,000 or less)."""
+    """Return the grade that a label of a classifier stands for, as a number; None if the label is no number, `nan`, or
+    a number whose absolute value is a million or more."""
     try:
         value = float(label)
     except ValueError:

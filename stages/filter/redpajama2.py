@@ -1,4 +1,4 @@
-"""Computes RedPajama-v2's quality signals, which are numbers about a document."""
+"""The step `redpajama2`: computes RedPajama-v2's quality signals, which are numbers about a document."""
 
 from __future__ import annotations
 
@@ -40,16 +40,17 @@ class RedPajama2(Stage):
     names, and keep every document.
 
     Dialect (the code it follows): RedPajama-Data at commit 855a8e0, `app/src/core/quality_signals`. Raw words are runs
-    of letters, digits and `_`, and runs of other marks. Normalised words are those between white space in the text in
-    lower case, in NFD and without ASCII punctuation. Lines end at "\\n", which counts towards their length. Shares are
-    rounded to 8 places. Every copy of a duplicated n-gram counts, but each word only once. If several n-grams are the
-    most frequent, the first of them counts. If the most frequent n-gram occurs only once, its signal is 0.
+    of letters, digits and `_`, and runs of other marks. Normalised words are the runs without white space in the text
+    after it was put into lower case and NFD and its ASCII punctuation was removed. Lines end at "\\n", which counts
+    towards their length. Shares are rounded to 8 places. Every copy of a duplicated n-gram counts, but a word that is
+    in several copies counts once. If several n-grams are the most frequent, the first of them counts. If the most
+    frequent n-gram occurs only once, its signal is 0.
 
     Signals of lines (`rps_lines_…`) are means over the lines of a document, which is how the rules of the data set's
-    card use them (sum over `ccnet_nlines`). Signals that cannot be computed (no word, no line, no list given) are null;
-    `rps_doc_stop_word_fraction` and `rps_doc_ldnoobw_words` need lists. Two kinds of RedPajama's signals are left out:
-    `rps_doc_ut1_blacklist` (use the setting `blacklists` of the step `url`), and the signals of models (perplexity,
-    importance weights, classifiers), for most of which there are other steps.
+    card use them (the sum divided by `ccnet_nlines`). Signals that cannot be computed (no word, no line, no list given)
+    are null; `rps_doc_stop_word_fraction` and `rps_doc_ldnoobw_words` need lists. Two kinds of RedPajama's signals are
+    left out: `rps_doc_ut1_blacklist` (use the setting `blacklists` of the step `url`), and the signals of models
+    (perplexity, importance weights, classifiers), for most of which there are other steps.
     """
 
     name = "redpajama2"
@@ -86,7 +87,7 @@ class RedPajama2(Stage):
         doc.signals.update(self.measure(doc))
 
     def verdict(self, doc: Document) -> None:
-        """Return None, since this step drops no document."""
+        """Return None: this step drops no document."""
 
     def measure(self, doc: Document) -> dict[str, float]:
         text = doc.text
@@ -129,7 +130,8 @@ class RedPajama2(Stage):
 
 
 def _of_words(words: list[str]) -> dict[str, float]:
-    """Compute RedPajama-v2's signals that depend on the normalised words of a text (lower case, no punctuation)."""
+    """Return those of RedPajama-v2's signals that are computed from the normalised words of a text (lower case, no
+    punctuation)."""
     ids, lengths = number(words)
     total, characters = len(words), int(lengths[ids].sum())
     signals: dict[str, float] = {}
@@ -149,8 +151,8 @@ def _of_words(words: list[str]) -> dict[str, float]:
 
 
 def _of_lines(text: str, raw: list[str], lines: list[list[str]]) -> dict[str, float]:
-    """Compute RedPajama-v2's signals of lines, each as a mean over the lines of a text. `raw` are the lines without
-    their line breaks, and `lines` their normalised words."""
+    """Return RedPajama-v2's signals about lines, each as a mean over the lines of a text. `raw` holds the lines without
+    their line breaks, and `lines` the normalised words of each line."""
     breaks = text.count("\n")
     ellipses = "..." in text or "…" in text
     upper = numeric = 0.0
@@ -171,8 +173,8 @@ def _of_lines(text: str, raw: list[str], lines: list[list[str]]) -> dict[str, fl
 
 
 def _normalised(text: str) -> str:
-    """Normalise a text as RedPajama does: lower case, NFD, no ASCII punctuation. White space stays unchanged, while
-    RedPajama replaces line breaks by spaces."""
+    """Normalise a text as RedPajama does: lower case, NFD, no ASCII punctuation. White space stays unchanged here,
+    although RedPajama replaces line breaks by spaces, because texts are split into words at white space anyway."""
     cleaned = text.encode("utf-8", "surrogatepass").translate(_ASCII_LOWER, _ASCII_PUNCTUATION)
     if text.isascii():
         return cleaned.decode()
@@ -186,8 +188,8 @@ def _lorem_ipsum(normalised: str, words: list[str]) -> float:
 
 
 def _bad_words(words: Sequence[str], entries: frozenset[str], sizes: Sequence[int]) -> int:
-    """Return the number of runs of words that are entries of a list of bad words. Every occurrence counts, even inside
-    another one. `sizes` are the numbers of words that entries have."""
+    """Return how many entries of a list of bad words occur in a text, given by its words. An entry may have several
+    words. Every occurrence counts, even inside another one. `sizes` holds the numbers of words that entries have."""
     total = 0
     for size in sizes:
         shifted = [words[offset:] for offset in range(size)]

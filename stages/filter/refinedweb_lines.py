@@ -1,4 +1,5 @@
-"""Cuts undesirable lines by RefinedWeb's line-wise corrections, as the paper describes them."""
+"""The step `refinedweb_lines`: cuts undesirable lines by RefinedWeb's line-wise corrections, as the paper describes
+them."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ class RefinedWebLines(Stage):
     2306.01116, section 3.1 and appendix G.2).
 
     Dialect: our own reading of the paper, which gives no code and no list. A line is cut when the share of upper case
-    among its characters is above `max_uppercase`, when all but its white space are digits, when it is a counter ("3
+    among its characters is above `max_uppercase`, when it consists of digits and white space, when it is a counter ("3
     likes"), or when it has fewer than `min_line_words` words (by default, when it is a single word). From a line of up
     to `short_line` words, the phrases given for its beginning, its end or anywhere in it are removed, in upper or lower
     case. If nothing is left of the line, it is cut. The words (by white space) of every line that was cut *or edited*
-    count towards `max_words_flagged`, as the paper says; DCLM counts only the words removed (`dclm_lines`). Blank lines
-    stay. The paper derived its phrases from English pages: give those of your language. Reasons:
-    `refinedweb_words_flagged`, and `refinedweb_no_lines` if no word is left. A dropped document keeps its original
-    text.
+    count towards `max_words_flagged`, as the paper says. DCLM, in contrast, counts only the words removed
+    (`dclm_lines`). Blank lines stay. The paper derived its phrases from English pages: give those of your language.
+    Reasons: `refinedweb_words_flagged`, and `refinedweb_no_lines` if no word is left. A dropped document keeps its
+    original text.
     """
 
     name = "refinedweb_lines"
@@ -100,5 +101,5 @@ class RefinedWebLines(Stage):
 
 
 def _any_of(phrases: tuple[str, ...]) -> str:
-    """A regular expression that matches any of the phrases literally; empty if there are no phrases."""
+    """Return a regular expression that matches any of the phrases literally; "" if there are no phrases."""
     return f"(?:{'|'.join(map(re.escape, sorted(phrases, key=len, reverse=True)))})" if phrases else ""

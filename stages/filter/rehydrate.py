@@ -1,4 +1,5 @@
-"""Says how often a document is read in training, by the number of its duplicates (FineWeb-2, arXiv 2506.20920)."""
+"""The step `rehydrate`: says how often a document is read in training, by the number of its duplicates (FineWeb-2,
+arXiv 2506.20920)."""
 
 from __future__ import annotations
 
@@ -19,15 +20,17 @@ _Weight = Annotated[int, Field(ge=0, le=1000)]
 
 
 class Rehydrate(Stage):
-    """Write how often a document is to be read, as the signal `rehydrate`, by the number of documents it stands for.
+    """Write how often training is to read a document, as the signal `rehydrate`, by the number of duplicates for which
+    the document stands.
 
     Pages that were copied a few times are on average better than single ones, and those with thousands of copies worse.
     FineWeb-2 therefore repeats a document 2, 3, 5 or 8 times by the size of its cluster of duplicates. This step
-    repeats no text. It writes the number, by which `shards:` are split into streams (`by: signal.rehydrate`), and the
-    mixture reads each stream that often: `{by: signal.rehydrate, upsample: {'2': 2, '3': 3, '5': 5, '8': 8}}`.
+    repeats no text. It only writes how often the document is to be read. In the recipe, `shards:` are split by this
+    number into streams (`by: signal.rehydrate`), and the mixture reads each stream that often: `{by: signal.rehydrate,
+    upsample: {'2': 2, '3': 3, '5': 5, '8': 8}}`.
 
-    The number of documents is the signal `dup_count`, which `exact` and `minhash` write when a step such as this one
-    reads it. A document without it gets no `rehydrate`.
+    The number of duplicates, with the document itself, is the signal `dup_count`. The steps `exact` and `minhash` write
+    it when a later step such as this one reads it. A document without `dup_count` gets no `rehydrate`.
     """
 
     name = "rehydrate"

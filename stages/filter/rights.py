@@ -1,5 +1,5 @@
-"""Notes what a document and its publisher say about rights: directives to robots, reservations, copyright notices,
-licences."""
+"""The step `rights`: notes what a document and its publisher say about rights, such as directives to robots,
+reservations, copyright notices and licences."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stages.stage import Stage, StageConfig, decision
+from stages.text.marks import Span, merged_spans, pattern_spans, same_length_lower
 from stages.text.robots import FORBIDDING, directives
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ _OTHERS = tuple((name, re.compile(words)) for name, words in (
 
 
 class Rights(Stage):
-    """Note what a document says about the rights in it, and drop documents that make a claim named in `respect`.
+    """Note what a document says about the rights in it, and drop documents that make a claim named in the setting
+    `respect`.
 
     Signals (numbers stored with the document), 1 if the document makes the claim and 0 if not:
 
@@ -66,10 +68,9 @@ class Rights(Stage):
 
     `rights_copyright` is the number of copyright notices ("©", "(c)", "℗" or "copyright" with a year, or "©" with a
     name). Notices and licences are searched for in the first and last 20,000 characters of the text and in the notice
-    of the page's head
-    (`meta.rights`). Licences found go into `meta.licences` (`cc-by-sa-4.0`, `cc0`, `gfdl` …). They include the licence
-    that the page's markup states (`meta.license`). A licence noted by the readers of code (`meta.licence`) counts as
-    open.
+    of the page's head (`meta.rights`). Licences found go into `meta.licences` (`cc-by-sa-4.0`, `cc0`, `gfdl` …). They
+    include the licence that the page's markup states (`meta.license`). A licence noted by the readers of code
+    (`meta.licence`) counts as open.
 
     Nobody has checked these claims. Most are about a page and not about each text on it. robots.txt, ai.txt and a
     site's `/.well-known/tdmrep.json` are not part of a page, so this step cannot see them: the crawler must have obeyed
@@ -110,13 +111,23 @@ class Rights(Stage):
         signals["rights_open"] = int(len(named_licences) > len(restricted) or bool(_text_of(meta, "licence")))
         return self.verdict(doc)
 
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        lower = same_length_lower(doc.text)
+        if reason == "rights_restricted":
+            named = [span for pattern, text in ((_CC_URL, lower), (_CC_SHORT, doc.text), (_CC_LONG, lower))
+                     for span in pattern_spans(pattern, text)]
+            return merged_spans([span for span in named if any(
+                "-nc" in name or "-nd" in name for name in licences(doc.text[slice(*span)]))])
+        pattern = {"rights_copyright": _NOTICE, "rights_reserved": _RESERVED}.get(reason)
+        return pattern_spans(pattern, lower) if pattern is not None else []
+
     def verdict(self, doc: Document) -> str | None:
         return next((f"rights_{claim}" for claim in self.config.respect if doc.signals[f"rights_{claim}"]), None)
 
 
 def licences(text: str) -> list[str]:
-    """Find the licences that a text names by their usual names or links. Returns a sorted list of names such as
-    `cc-by-nc-4.0`, `cc0`, `public-domain`, `gfdl`, `ogl` and `odbl`."""
+    """Find the licences that a text mentions by their usual names or by links to them. Returns a sorted list of our own
+    short names for licences, such as `cc-by-nc-4.0`, `cc0`, `public-domain`, `gfdl`, `ogl` and `odbl`."""
     lower = text.lower()
     result: set[str] = set()
     if "creativecommons.org/" in lower:
@@ -142,13 +153,13 @@ def _creative_commons(kinds: str, version: str) -> str:
 
 
 def _signed(lower: str) -> bool:
-    """Whether a lower-case text holds a copyright sign or the word "copyright". If not, it has no copyright notice, so
-    the slower pattern `_NOTICE` need not be tried."""
+    """Return whether a text in lower case holds a copyright sign or the word "copyright". If not, it has no copyright
+    notice, and the slower pattern `_NOTICE` need not be tried."""
     return "©" in lower or "(c)" in lower or "copyright" in lower or "℗" in lower
 
 
 def _text_of(mapping: dict[str, Any], name: str) -> str:
-    """Return the string that a mapping has under `name`, without white space at its ends; "" if the value is missing or
-    no string."""
+    """Return the string under the key `name` of a mapping, without white space at its ends. The result is "" if the
+    value is missing or no string."""
     value = mapping.get(name)
     return value.strip() if isinstance(value, str) else ""

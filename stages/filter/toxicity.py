@@ -1,4 +1,5 @@
-"""Detects toxic or obscene text by a classifier, and drops whole documents or cuts single sentences."""
+"""The filter `toxicity`: detects toxic or obscene text by a classifier, and drops whole documents or cuts single
+sentences."""
 
 from __future__ import annotations
 
@@ -19,20 +20,20 @@ _END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]]{0,3}\s+|[。！？]+
 
 
 class Toxicity(Stage):
-    """Score documents by a fastText classifier and drop those that score above `max`; cut sentences that score above
-    `max_sentence`.
+    """Score documents by a fastText classifier for toxic text. Documents that score above `max` are dropped, and
+    sentences that score above `max_sentence` are cut.
 
-    The classifier is read and calibrated as in the step `quality`, but documents with high scores are dropped. Dolma
-    (arXiv 2402.00159, section 5) scores sentences by two models of the Jigsaw comments (labels `toxic` and `nsfw`) and
-    removes those above 0.4. To do the same, use this step once for each model, each time with `{model: …, max: null,
-    max_sentence: 0.4}` and another `signal`. Two things differ from Dolma: in this step a sentence ends at a
-    punctuation mark followed by white space, an East Asian mark or the end of a line (Dolma uses a splitter for
-    English), and the white space after a sentence is cut with it.
+    The classifier is read and calibrated as in the step `quality`; but there, low scores are dropped, and here, high
+    ones. Dolma (arXiv 2402.00159, section 5) scores sentences by two models trained on the Jigsaw comments (labels
+    `toxic` and `nsfw`) and removes sentences above 0.4. To do the same, use this step once for each model, each time
+    with `{model: …, max: null, max_sentence: 0.4}` and another `signal`. This step differs from Dolma in two points. A
+    sentence ends at a punctuation mark followed by white space, at an East Asian mark or at the end of a line (Dolma
+    uses a splitter for English). And the white space after a sentence is cut with the sentence.
 
-    Signals (numbers stored with the document): `toxicity`, the score of the document before any cut, and, with
-    `max_sentence`, `toxicity_cut`, the share of its characters that are in sentences to be cut (1 if all but white
-    space is). With another `signal`, its name stands for `toxicity`. Reasons: `toxicity` (above `max`), and
-    `toxicity_all` when nothing is left.
+    Signals (numbers stored with the document): `toxicity` is the score of the document before any cut. With
+    `max_sentence`, `toxicity_cut` is the share of the document's characters in sentences to be cut; it is 1 if only
+    white space would be left. If the setting `signal` gives another name, that name replaces `toxicity` in both.
+    Reasons: `toxicity` (above `max`), and `toxicity_all` when nothing is left.
 
     Such classifiers flag dialects and texts about minorities more often than others (Dodge et al., arXiv 2104.08758):
     inspect the dropped samples before you trust a threshold.
@@ -100,7 +101,7 @@ class Toxicity(Stage):
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Split a text into sentences. Each piece is a sentence with the white space after it, so the joined pieces are the
+    """Split a text into sentences. Each item is a sentence with the white space after it, so the joined items are the
     text."""
     start = 0
     for end in _END.finditer(text):

@@ -1,4 +1,4 @@
-"""Drops documents whose URL is from a blocked site or holds blocked words."""
+"""The filter `url`: drops documents whose URL is from a blocked site or holds blocked words."""
 
 from __future__ import annotations
 
@@ -33,29 +33,30 @@ _MOST_CHECKED_BYTES = 64 << 20
 class Url(Stage):
     """Drop documents from blocked sites and with blocked words in their URL (RefinedWeb, arXiv 2306.01116, G.1).
 
-    Words come in three degrees. A *strict* word blocks a URL that contains it anywhere (`banned_subwords`), a *hard*
-    word blocks only as a whole word (`banned_words`), and *soft* words block if at least `soft_words` different ones
-    occur (`soft_banned_words`).
+    Blocked words come in three degrees. A *strict* word blocks a URL that contains it anywhere (`banned_subwords`), a
+    *hard* word blocks only as a whole word (`banned_words`), and *soft* words block if at least `soft_words` different
+    ones occur (`soft_banned_words`).
 
-    Dialect `datatrove` follows the code of datatrove 0.10.1 (`URLFilter`). The rules apply in the order of these
-    reasons: `domain` or `subdomain` (the registered domain or the whole host is in the list of domains), `url` (the URL
-    is in the list of URLs), `hard_blacklisted` (a hard word occurs; words are runs of letters and digits, with their
-    case), `soft_blacklisted` (enough soft words occur), `blacklisted_subword` (a strict word occurs in the letters and
-    digits of the URL). Public suffixes are those of tldextract's snapshot; nothing is fetched from the network.
+    Dialect `datatrove` follows the code of datatrove 0.10.1 (`URLFilter`). The rules are applied in the following
+    order, and a document is dropped for the reason of the first rule that it breaks: `domain` or `subdomain` (the
+    registered domain or the whole host is in the list of domains), `url` (the URL is in the list of URLs),
+    `hard_blacklisted` (a hard word occurs; words are runs of letters and digits, with their case), `soft_blacklisted`
+    (enough soft words occur), `blacklisted_subword` (a strict word occurs in the letters and digits of the URL). Public
+    suffixes are those of tldextract's snapshot; nothing is fetched from the network.
 
     Dialect `dclm` follows DCLM at commit c7ed275 (`url_substring_filter` in `dclm_baseline_refinedweb.yaml`), which
     ignores case. The rule `domain` looks up the host with its port and without every "www" (so that `www.bad.com` is
     looked up as `.bad.com`). The next rules are the list of URLs, strict words in the URL without `-` and `.`, hard
-    words between word boundaries, and soft words. Entries keep their hyphens and other marks, which datatrove removes.
+    words between word boundaries, and soft words. Entries of word lists keep their hyphens and other marks, which the
+    dialect `datatrove` removes.
 
-    With `integrated` the lists that datatrove ships are used (4.5 million domains by the University of Toulouse, and
-    RefinedWeb's words). Files named in other settings add entries to these lists (one entry per line, a line that
-    begins with # is a comment, gzip is unpacked). `blacklists` names an archive in the layout of UT1, the University of
-    Toulouse's lists
-    by category. The hosts and URLs in its `categories` are blocked, with all hosts and URLs below them. This rule comes
-    after the list of URLs; its reasons are `url_gambling` and so on. The signal `url_category` (a number stored with
-    the document) is the number of the category that blocks the URL: 1 for the first, 0 for none, null without
-    `blacklists`.
+    With `integrated`, the lists that datatrove ships are used (4.5 million domains by the University of Toulouse, and
+    RefinedWeb's words). Files named in the settings for lists add entries to these (one entry per line, a line that
+    begins with # is a comment, gzip is unpacked). The setting `blacklists` names an archive in the layout of UT1, the
+    University of Toulouse's lists by category. The hosts and URLs in the categories that the setting `categories` names
+    are blocked, with all hosts and URLs below them. This rule is applied after the list of URLs. Its reason names the
+    category, such as `url_gambling`. The signal `url_category` (a number stored with the document) is the number of the
+    category that blocks the URL: 1 for the first, 0 for none, null without `blacklists`.
 
     A document without a URL is kept, and its signals are null.
     """
@@ -72,7 +73,8 @@ class Url(Stage):
     memory_mb = 120
 
     class Config(StageConfig):
-        dialect: Literal["datatrove", "dclm"] = signal("datatrove", "whose rules look up words and hosts")
+        dialect: Literal["datatrove", "dclm"] = signal(
+            "datatrove", "project whose rules for looking up words and hosts are followed")
         integrated: bool = signal(True, "use the lists that ship with datatrove")
         soft_words: int = decision(2, "drop at this many different soft words")
         domains: str | None = resource(None, "file of more blocked domains and hosts")
@@ -185,8 +187,9 @@ class Url(Stage):
         return self.verdict(doc)
 
     def verdict(self, doc: Document) -> str | None:
-        """Decide from the stored signals whether a document is dropped: by its category and its number of soft words
-        (words that block a URL only together). Lists of domains, URLs and other words are not looked up."""
+        """Decide from the stored signals whether a document is dropped: by the category that blocks its URL, and by its
+        number of soft words (words that block a URL only together). Returns the reason, or None. Lists of domains, URLs
+        and other words are not looked up here, because they have no threshold."""
         category = int(doc.signals.get("url_category") or 0)
         if category:
             return f"url_{_NOT_NAME.sub('_', self.config.categories[category - 1].lower())}"
@@ -203,7 +206,7 @@ def _pattern_of(words: frozenset[str], boundary: str = "") -> re.Pattern[str] | 
 
 def _datatrove_lists() -> Path:
     """Return the folder of the lists of blocked sites in the installed package datatrove. The package is not imported,
-    since that takes 0.4 s."""
+    because an import takes 0.4 s."""
     spec = importlib.util.find_spec("datatrove")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("url: integrated lists ship with datatrove, which is not installed: "
@@ -212,8 +215,8 @@ def _datatrove_lists() -> Path:
 
 
 def _unpacked(file: Path) -> BinaryIO:
-    """Open a list for reading, decompressed if it is a gzip file. A gzip file is recognised by its first bytes and not
-    by its name, because cached results are found by the contents of files and not by their names."""
+    """Open a list of blocked sites or words for reading. A gzip file is decompressed. It is recognised by its first
+    bytes and not by its name, because results are cached by the contents of files and not by their names."""
     with open(file, "rb") as f:
         packed = f.read(2) == b"\x1f\x8b"
     return gzip.open(file) if packed else open(file, "rb")          # type: ignore[return-value]
@@ -228,9 +231,9 @@ def _decoded(file: Path) -> str:
 
 
 def _hashed(file: Path, member: str | None = None, lower: bool = False) -> Path:
-    """Return the path of a file with the hashes of a list's entries. The file is made when it is first needed, and is
-    cached under the hash of the list's content. `member` names the list inside a .tar.gz archive. With `lower`, entries
-    are lower-cased."""
+    """Return the path of a file with the hashes of the entries of a list (of blocked sites). The file of hashes is made
+    when it is first needed, and is cached under the hash of the list's content. `member` names the list inside a
+    .tar.gz archive. With `lower`, entries are put into lower case before they are hashed."""
 
     def write(path: Path) -> None:
         to_entry = _lower if lower else entry

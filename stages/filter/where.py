@@ -1,4 +1,5 @@
-"""Keeps documents by their language, their source, and signals (numbers that earlier steps stored)."""
+"""The filter `where`: keeps documents by their language, their source, and signals (numbers that earlier steps
+stored)."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _condition(value: Any) -> Any:
-    """Turn the short forms of a condition, `18` and `[18, 19]`, into the full form {"any": [18, 19]}. Other values are
-    returned unchanged."""
+    """Return a condition in its full form: the short forms `18` and `[18, 19]` become {"any": [18]} and {"any": [18,
+    19]}. Other values are returned unchanged."""
     if isinstance(value, (list, tuple)):
         return {"any": value}
     return {"any": [value]} if isinstance(value, (int, float)) and not isinstance(value, bool) else value
@@ -30,7 +31,8 @@ def _condition(value: Any) -> Any:
 
 class Condition(StageConfig):
     """A condition on a signal (a number stored with a document): min <= value < max, or the value is one of `any`.
-    Since `max` itself is excluded, two ranges that meet at a bound share no document."""
+    Since `max` itself is excluded, no document meets both of two conditions where the `max` of one is the `min` of the
+    other."""
 
     min: float | None = decision(None, "smallest value that is kept")
     max: float | None = decision(None, "only values below this are kept")
@@ -50,13 +52,13 @@ class Condition(StageConfig):
         return self
 
     def holds(self, value: float) -> bool:
-        """Whether the value of a signal (a number stored with a document) meets the condition."""
+        """Return whether the value of a signal (a number stored with a document) meets the condition."""
         if self.any is not None:
             return value in self.any
         return (self.min is None or value >= self.min) and (self.max is None or value < self.max)
 
     def disjoint(self, other: Condition) -> bool:
-        """Whether no value can meet both this condition and the other."""
+        """Return whether no value can meet both this condition and the condition `other`."""
         for first, second in ((self, other), (other, self)):
             if first.any is not None:
                 return not any(second.holds(value) for value in first.any)
@@ -74,8 +76,8 @@ class Where(Stage):
     put documents of one language or bucket into a separate dataset. A recipe is refused if it names a signal that no
     earlier step writes.
 
-    Reasons name the field: `where_language`, `where_source`, `where_SIGNAL`. `where_no_SIGNAL` means that the signal
-    was not computed for the document (for example, its language has no model).
+    The reason for a drop names the condition that was not met: `where_language`, `where_source` or `where_SIGNAL`.
+    `where_no_SIGNAL` means that the document lacks the signal (for example, because its language has no model).
     """
 
     name = "where"
@@ -106,8 +108,8 @@ class Where(Stage):
             return self
 
         def refuses(self, source: str, language: str | None, script: float | None) -> str:
-            """Return the name of a condition that a document does not meet, "source" or "language"; "" if it meets
-            both. `script` is the ISO 15924 number of the document's script, if known."""
+            """Return which condition a document with this source and language does not meet: "source" or "language", or
+            "" if it meets both. `script` is the ISO 15924 number of the document's script, if known."""
             if self.source is not None and source not in self.source:
                 return "source"
             code = CODES.get(int(script or 0), "")
@@ -117,8 +119,9 @@ class Where(Stage):
 
     @classmethod
     def may_drop(cls, config: Mapping[str, Any]) -> bool:
-        """Return False, although the step drops documents. Another dataset usually takes the documents that this one
-        drops, so the work of earlier steps on them is not wasted."""
+        """Return False, although the step drops documents. Lint warns of work on documents that a later step may drop.
+        The documents that this step drops usually go to another dataset, so the work of earlier steps on them is not
+        wasted."""
         return False
 
     def reads(self) -> dict[str, str]:
@@ -146,7 +149,7 @@ class Where(Stage):
 
     @staticmethod
     def disjoint_configs(first: Config, second: Config) -> bool:
-        """Whether no document can meet the conditions of both `first` and `second`, the settings of two `where`
+        """Return whether no document can meet the conditions of both `first` and `second`, the settings of two `where`
         steps."""
         if first.source is not None and second.source is not None and set(first.source).isdisjoint(second.source):
             return True

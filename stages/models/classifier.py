@@ -24,10 +24,10 @@ GOOD, REST = "hq", "lq"
 
 @dataclass(frozen=True)
 class Scores:
-    """The results of a classifier for n texts, as integers that count steps of the size `Quality.grid`. The recipe step
-    `quality` rounds scores to multiples of this size. `probabilities`, int64[n, labels], are those of the classifier's
-    labels. `score`, int64[n], is the probability of the target label or the expected grade; it is None if the
-    classifier only chooses among labels."""
+    """The results of a classifier for n texts, as integers: probabilities and grades are divided by `Quality.grid`, the
+    step to which the recipe step `quality` rounds scores. `probabilities`, int64[n, labels], holds the probability of
+    each of the classifier's labels. `score`, int64[n], is the probability of the target label or the expected grade. It
+    is None if the classifier only chooses among labels."""
 
     labels: list[str]
     probabilities: NDArray[np.int64]
@@ -37,8 +37,8 @@ class Scores:
         return len(self.probabilities)
 
     def values(self) -> NDArray[np.float64] | None:
-        """Return the scores as the step `quality` writes them: probabilities (0 … 1) or grades, not steps of a grid.
-        Returns None if there are no scores."""
+        """Return the score of each text as the step `quality` writes it: a probability (0 … 1) or a grade, not an
+        integer. Returns None if the classifier only chooses among labels."""
         return None if self.score is None else (self.score * np.float64(Quality.grid)).round(10)
 
     def best(self) -> list[str]:
@@ -48,9 +48,9 @@ class Scores:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A fastText model with what is needed to use its predictions. `labels` are in the order of grades or of the
-    alphabet. `kind` is "binary", "grades" or "labels". `target` is the label for good texts of a binary classifier,
-    otherwise None. `table` is the content of the calibration file; None if there is no such file."""
+    """A fastText model with what is needed to use its predictions. `labels` are sorted, as numbers if they are grades
+    and otherwise by the alphabet. `kind` is "binary", "grades" or "labels". `target` is the label for good texts of a
+    binary classifier, otherwise None. `table` is the content of the calibration file; None if there is no such file."""
 
     model: FastText
     kind: str
@@ -59,7 +59,7 @@ class Classifier:
     table: dict[str, Any] | None = None
 
     def raw(self, texts: Sequence[str]) -> Scores:
-        """Score texts by fastText's probabilities, without calibration."""
+        """Return the scores of texts by fastText's probabilities, without calibration."""
         probabilities = np.zeros((len(texts), len(self.labels)), np.int64)
         grades = np.zeros(len(texts), np.int64)
         columns = {label: column for column, label in enumerate(self.labels)}
@@ -72,7 +72,8 @@ class Classifier:
         return self._scores(probabilities, grades)
 
     def scores(self, texts: Sequence[str]) -> Scores:
-        """Score texts as the step `quality` does. If the classifier has a calibration, scores are calibrated."""
+        """Return the scores of texts, calibrated if the classifier has a calibration. The recipe step `quality` gives a
+        text the same score."""
         return self.calibrated(self.raw(texts))
 
     def calibrated(self, raw: Scores) -> Scores:
@@ -93,9 +94,9 @@ class Classifier:
 
 
 def kind_of(labels: Sequence[str]) -> tuple[str, str | None]:
-    """Return (kind, target) of a classifier with these labels: ("binary", the label for good texts) if the labels are
-    GOOD and REST (then GOOD is the target) or two numbers (then the greater one is), ("grades", None) if the labels are
-    three numbers or more, otherwise ("labels", None)."""
+    """Return (kind, target label) of a classifier with these labels. The kind is "binary" if there are two labels, and
+    these are GOOD and REST (the target is GOOD) or two numbers (the target is the greater one). It is "grades" if the
+    labels are three numbers or more, and otherwise "labels"; the target is then None."""
     if sorted(labels) == sorted((GOOD, REST)):
         return "binary", GOOD
     if all(grade_of(label) is not None for label in labels):
@@ -104,6 +105,6 @@ def kind_of(labels: Sequence[str]) -> tuple[str, str | None]:
 
 
 def companion_path(model: str | os.PathLike[str], ending: str) -> Path:
-    """Return the path of a file that belongs to a model, such as its card. It is the model's path with another ending:
-    for the model quality.bin and the ending "card.json" it is quality.card.json."""
+    """Return the path of a file that belongs to a model, such as its card. The path is that of the model with its
+    ending replaced: for the model quality.bin and the ending "card.json", it is quality.card.json."""
     return Path(model).with_suffix("." + ending)

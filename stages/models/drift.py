@@ -1,11 +1,12 @@
 """Measures whether data has changed since a classifier's threshold was chosen.
 
-A *profile* of a corpus (part of a model card) records how its scores, lengths and languages are distributed; `compare`
-compares other texts with it. The comparison gives two numbers. For every distribution, the population stability index
-over ten bins of equal shares says how large the change is. For scores, the Kolmogorov-Smirnov distance also says
-whether the change is larger than by chance. By convention, an index below 0.1 means no change, and an index of 0.25 or
-more means another population. Two samples of n and m documents from the same population have an index of about (bins -
-1)(1/n + 1/m) by chance, so only an index above three times this noise counts.
+A *profile* of a corpus (part of a model card) records how the scores, lengths and languages of its texts are
+distributed. `compare` compares other texts with the profile. For every distribution, it computes the population
+stability index over ten bins of equal shares, which says how large the change is. For scores, it also computes the
+Kolmogorov-Smirnov distance, which says whether the change is larger than by chance. By convention, an index below 0.1
+means no change, and an index of 0.25 or more means that the texts come from another population. Two samples of n and m
+documents from the same population have an index of about (bins - 1)(1/n + 1/m) by chance, so only an index above three
+times this noise counts.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ def profile(texts: Sequence[str], scores: Scores) -> dict[str, Any]:
     """Describe how scores, lengths and languages are distributed in a corpus, for the card of a classifier. `compare`
     later compares other texts with this profile.
 
-    Returns {"documents", "bytes", "scores", "lengths", "languages"}; for a classifier that only chooses among labels,
-    "labels" takes the place of "scores". Without the language model there is no "languages". "languages" and "labels"
-    are counts by name; the other two are distributions, {"at": points ascending, "below": share <= point, "bins": edges
-    between ten bins (fewer if values are equal), "counts"}. Scores are in the units of the step `quality`, lengths in
-    characters.
+    Returns {"documents", "bytes", "scores", "lengths", "languages"}. For a classifier that only chooses among labels,
+    "labels" replaces "scores". "languages" is missing if the language model is not installed. "languages" and "labels"
+    are counts by name. "scores" and "lengths" are distributions: {"at": points ascending, "below": for each point the
+    share of values up to it, "bins": edges between ten bins (fewer if values are equal), "counts": values in each bin}.
+    Scores are in the units of the step `quality`, lengths in characters.
     """
     result: dict[str, Any] = {"documents": len(texts),
                              "bytes": sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)}
@@ -61,15 +62,15 @@ def profile(texts: Sequence[str], scores: Scores) -> dict[str, Any]:
 
 def compare(baseline: dict[str, Any], texts: Sequence[str], scores: Scores) -> dict[str, Any]:
     """Compare texts with the profile `baseline` of an earlier corpus, to find out whether the data has changed.
+    `scores` are the classifier's scores of the texts.
 
-    Returns:
-        {"verdict": "same", "watch", "drift" (the worst verdict of the parts), or "too_few" (then also in each part) if
-        the profile or the texts have fewer than FEWEST_DOCUMENTS documents, "documents", and a part for each of
-        "scores", "lengths", "languages" and "labels" that both the profile and the texts have: {"index", "noise",
-        "verdict"}}. "index" is the population
-        stability index, and "noise" its size by chance. The part "scores" also has the Kolmogorov-Smirnov "distance"
-        and its "critical" value; its verdict is "same" if the distance does not exceed this value. The parts "labels"
-        and "languages" also have "moved", the names whose shares changed most: [[name, share before, share now], …].
+    Returns {"verdict", "documents"} and an entry for each of "scores", "lengths", "languages" and "labels" that both
+    the profile and the texts have. Such an entry is {"index": the population stability index, "noise": its size by
+    chance, "verdict": "same", "watch" or "drift"}. The overall verdict is the worst of the entries. All verdicts are
+    "too_few" if the profile or the texts have fewer than FEWEST_DOCUMENTS documents. The entry "scores" also has the
+    Kolmogorov-Smirnov "distance" and its "critical" value, and its verdict is "same" if the distance does not exceed
+    this value. The entries "labels" and "languages" also have "moved", the names whose shares changed most: [[name,
+    share before, share after], …].
     """
     n, m = baseline["documents"], len(texts)
     result: dict[str, Any] = {"documents": m}
@@ -99,9 +100,9 @@ def compare(baseline: dict[str, Any], texts: Sequence[str], scores: Scores) -> d
 
 
 def _distribution(values: NDArray[np.float64]) -> dict[str, Any]:
-    """Return the distribution of values, as {"at": points ascending, "below": share <= point, "bins": edges between ten
-    bins (fewer if values are equal), "counts": values in each bin}. Without values, the lists are empty and there is
-    one bin with the count 0."""
+    """Return the distribution of values, as {"at": points ascending, "below": for each point the share of values up to
+    it, "bins": edges between ten bins (fewer if values are equal), "counts": values in each bin}. Without values, the
+    lists are empty, except that "counts" has one bin with the count 0."""
     ordered = np.sort(values)
     if not len(ordered):
         return {"at": [], "below": [], "bins": [], "counts": [0]}
@@ -122,8 +123,8 @@ def _compared_distribution(baseline: dict[str, Any], values: NDArray[np.float64]
 
 
 def _compared_shares(baseline: dict[str, int], current: Counter[str]) -> dict[str, Any]:
-    """Compare the counts of names (languages or labels) in two corpora, and judge the change. All names except the
-    _LANGUAGES most frequent ones count as one."""
+    """Compare how often each name (a language or label) occurs in two corpora, and judge the change. `baseline` and
+    `current` are the counts. The _LANGUAGES most frequent names are compared one by one, and all others together."""
     common = [name for name, _ in (Counter(baseline) + current).most_common(_LANGUAGES)]
     n, m = sum(baseline.values()), sum(current.values())
     old, new = [baseline.get(name, 0) for name in common], [current[name] for name in common]
@@ -135,8 +136,9 @@ def _compared_shares(baseline: dict[str, int], current: Counter[str]) -> dict[st
 
 
 def _judged(index: float, bins: int, n: int, m: int) -> dict[str, Any]:
-    """Judge a change. `index` is the population stability index between samples of n and m documents over `bins` bins.
-    The result holds the index, its size by chance ("noise"), and the verdict: "same", "watch" or "drift"."""
+    """Judge how much a distribution has changed. `index` is the population stability index between samples of n and m
+    documents over `bins` bins. The result holds the index, its size by chance ("noise"), and the verdict: "same",
+    "watch" or "drift"."""
     noise = measure.stability_noise(bins, n, m)
     sure = index > NOISE * noise
     return {"index": round(index, 4), "noise": round(noise, 4),
@@ -144,8 +146,8 @@ def _judged(index: float, bins: int, n: int, m: int) -> dict[str, Any]:
 
 
 def _languages(texts: Sequence[str]) -> Counter[str] | None:
-    """Count the texts of each language; "" counts those for which no language was found. Returns None if the language
-    model is not installed."""
+    """Return how many of the texts are in each language, with the texts without a recognised language under "". Returns
+    None if the language model is not installed."""
     path = default_lid176()
     if path is None:
         return None

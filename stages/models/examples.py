@@ -1,12 +1,13 @@
-"""Prepares labelled texts for a classifier. Each text is kept once, and no text serves both training and evaluation.
+"""Prepares labelled texts for training a classifier. Each text is used once, either for training, for calibration or
+for the test.
 
 Texts are identified by their content: the hash of their words in lower case. A text that occurs twice under one label
 counts once. A text under two labels teaches nothing and is left out. Near-duplicates (an article and its reprint) form
-a cluster and are all used either for training or for evaluation. MinHash over word 5-grams proposes pairs that share
-one of 20 bands of 5 hashes (each text with the first one of its bucket), and pairs that agree in at least half of the
-100 hashes belong to one cluster. What a cluster is used for is a pseudo-random function of the seed and the smallest
-content hash in the cluster. It therefore does not depend on the order of texts or on the names of files, and added
-texts seldom change it.
+a cluster, and the whole cluster has one use. To find clusters, MinHash over word 5-grams proposes pairs that share one
+of 20 bands of 5 hashes: each text is paired with the first text that has the same band. Pairs that agree in at least
+half of the 100 hashes belong to one cluster. What a cluster is used for is a pseudo-random function of the seed and the
+smallest content hash in the cluster. The use therefore does not depend on the order of texts or on the names of files,
+and added texts seldom change it.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _END = re.compile(rf"(?<![^{_SPACE}])</s>(?![^{_SPACE}]).*", re.DOTALL)
 
 @dataclass(frozen=True)
 class Example:
-    """A text with its label. `key` (32 hex characters) identifies the text by its words: texts that differ only in
-    spacing and case have equal keys."""
+    """A text with its label, from which a classifier learns or by which it is judged. `key` (32 hex characters)
+    identifies the text by its words: texts that differ only in spacing and case have equal keys."""
 
     key: str
     label: str
@@ -48,14 +49,15 @@ class Example:
     @property
     def line(self) -> str:
         """Return the text as a line of fastText's training file. Words that fastText would read as labels are removed,
-        and the text ends before a word `</s>`. Training therefore reads the same words of a text as prediction."""
+        and the text is cut before a word `</s>`, where fastText's prediction stops reading. Training therefore sees the
+        same words of a text as prediction."""
         return _END.sub("", _LABEL.sub("", self.text.replace("\n", " "))).replace("\r", " ")
 
 
 @dataclass
 class Examples:
-    """The examples for a classifier, sorted by key, with the use of each (`sides`: train, calibrate or test), and
-    counts of the texts that were left out."""
+    """The examples for a classifier, sorted by key. `sides` says what each example is used for (train, calibrate or
+    test). Counters say how many texts were left out."""
 
     kept: list[Example]
     sides: list[str]
@@ -77,10 +79,10 @@ def gather(labelled: Iterable[tuple[str, str]], seed: int, held_out: float, most
     """Draw at most `most` examples per label from (label, text) pairs, and divide them into texts for training,
     calibration and test.
 
-    Near-duplicate texts form clusters. A share `held_out` (0 … 1) of the clusters is kept from training: half of it for
-    calibration and half for the test. The draw depends on the content of the texts, not on the order of the pairs. A
-    text under two labels is drawn under both, and then left out. Texts without a word are skipped. Up to `most` texts
-    per label are held in memory.
+    Near-duplicate texts form clusters. A share `held_out` (0 … 1) of the clusters is kept from training: half of these
+    for calibration and half for the test. The draw depends on the content of the texts, not on the order of the pairs.
+    A text under two labels counts in the draw for both, and is then left out. Texts without a word are skipped. Up to
+    `most` texts per label are held in memory.
     """
     labels: dict[str, tuple[str, ...]] = {}           # key → the labels of its text
     single: dict[str, tuple[str]] = {}                # label → (label,): one tuple, shared by all texts of the label
@@ -136,8 +138,8 @@ def sample(texts: Iterable[str], seed: int, most: int) -> list[tuple[str, str]]:
 
 
 def near_duplicates(texts: list[str]) -> NDArray[np.int64]:
-    """Find clusters of near-duplicate texts. Returns int64[n]: for each text the smallest index in its cluster. A text
-    without near-duplicates is a cluster of its own."""
+    """Find clusters of near-duplicate texts. Returns int64[n]: for each text, the smallest index of a text in its
+    cluster. A text without near-duplicates is a cluster of its own."""
     from stages.dedup.hashing import band_keys
     from stages.dedup.lsh import components
     from stages.dedup.signature import MinHashSignature

@@ -1,9 +1,9 @@
 """Measures how well scores separate good documents from others (ROC-AUC, average precision, calibration error, with
-their uncertainty), and how far two samples of scores are apart.
+their uncertainty), and how much two samples of scores differ.
 
-Scores are float64[n], truths bool[n]. If documents have equal scores, a pair of them counts as half in the AUC, and all
-of them count as one step in the average precision. Bootstraps draw documents with replacement by a seeded PCG64, whose
-bit stream is the same in all versions of numpy.
+Scores are float64[n], truths (whether each document is good) bool[n]. If two documents have equal scores, the pair
+counts as half in the AUC. All documents of equal score count as one step in the average precision. Bootstraps draw
+documents with replacement by a seeded PCG64, whose bit stream is the same in all versions of numpy.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ RESAMPLES, INSIDE = 1000, 0.95
 
 
 class Ranking:
-    """Documents in the order of their scores, best first, and whether each is good. From a ranking, measures such as
-    the AUC can be computed repeatedly with different weights of the documents.
+    """A ranking of documents: their scores, best first, and whether each document is good. From one ranking, measures
+    such as the AUC can be computed repeatedly with different weights of the documents.
 
     >>> Ranking([0.9, 0.8, 0.1], [True, False, False]).auc()
     1.0
@@ -44,8 +44,9 @@ class Ranking:
             np.zeros(0, np.int64)
 
     def steps(self, weights: Floats | None = None) -> tuple[Floats, Floats]:
-        """Return (total weight of the good documents, total weight of all others) at each distinct score, the best
-        score first. `weights` are in the order in which the documents were given."""
+        """Return (total weight of the good documents at each distinct score, total weight of the other documents at
+        each distinct score), with the best score first. `weights` has an entry for each document, in the order in which
+        the documents were given."""
         by_rank = np.ones(len(self.good)) if weights is None else np.asarray(weights, np.float64)[self.order]
         if not len(by_rank):
             return np.zeros(0), np.zeros(0)
@@ -54,14 +55,15 @@ class Ranking:
 
     def auc(self, weights: Floats | None = None) -> float:
         """Return the probability that a good document has a higher score than one that is not good (the area under the
-        ROC curve). It is NaN if all documents are good or none is."""
+        ROC curve). The result is NaN if all documents are good or none is."""
         good, others = self.steps(weights)
         above = np.cumsum(good) - good / 2
         pairs = good.sum() * others.sum()
         return float((above * others).sum() / pairs) if pairs else float("nan")
 
     def average_precision(self, weights: Floats | None = None) -> float:
-        """Return the area under the precision-recall curve, which is a step function; NaN if no document is good."""
+        """Return the average precision: the area under the precision-recall curve, taken as a step function. The result
+        is NaN if no document is good."""
         good, others = self.steps(weights)
         total = good.sum()
         if not total:
@@ -71,9 +73,10 @@ class Ranking:
         return float((precision * good).sum() / total)
 
     def curve(self, points: int = 20) -> list[dict[str, float]]:
-        """Return the precision-recall curve. For each recall of 1/points, 2/points … 1 it has the highest threshold
-        that reaches the recall, with precision, recall, F1 and the share of all documents kept by `score >= threshold`.
-        A threshold that several of these recalls share is listed once. The list is empty if no document is good."""
+        """Return the precision-recall curve as a list of points. For each recall of 1/points, 2/points … 1, a point has
+        the highest threshold that reaches this recall, with precision, recall, F1 and the share of all documents kept
+        by `score >= threshold`. If several of these recalls have the same threshold, it is listed once. The list is
+        empty if no document is good."""
         good, others = self.steps()
         total, documents = good.sum(), len(self.good)
         if not total:
@@ -97,7 +100,8 @@ def bootstrap(measures: Mapping[str, Callable[[Floats], float]], n: int, seed: i
     float64[resamples]}. All measures get the same draws, so the difference between two measures can be taken draw by
     draw.
 
-    A measure is called with an array that says how often each of the `n` documents was drawn.
+    A measure is a function. It gets an array that says how often each of the `n` documents was drawn, and returns a
+    number.
     """
     rng = np.random.Generator(np.random.PCG64(seed))
     result: dict[str, list[float]] = {name: [] for name in measures}
@@ -109,8 +113,8 @@ def bootstrap(measures: Mapping[str, Callable[[Floats], float]], n: int, seed: i
 
 
 def interval(values: Floats) -> list[float] | None:
-    """Return [low, high], between which the middle 95 % of the finite bootstrap values lie; None if no value is
-    finite."""
+    """Return [low, high], the bounds between which the middle 95 % of the bootstrap values lie, without values that are
+    not finite. Returns None if no value is finite."""
     values = values[np.isfinite(values)]
     if not len(values):
         return None
@@ -119,9 +123,10 @@ def interval(values: Floats) -> list[float] | None:
 
 
 def calibration_error(probabilities: ArrayLike, good: ArrayLike, bins: int = 10) -> float:
-    """Return the expected calibration error. It is the mean of |mean probability - share of good documents| over bins
-    of (nearly) equal numbers of documents, weighted by these numbers (Naeini et al. 2015, with equal-mass bins). It is
-    0 without documents."""
+    """Return the expected calibration error of `probabilities` of being good. Documents are sorted by probability and
+    divided into bins of (nearly) equal numbers of documents. The error of a bin is |mean probability - share of good
+    documents|, and the result is the mean over bins, weighted by their numbers of documents (Naeini et al. 2015, with
+    equal-mass bins). It is 0 without documents."""
     predicted, observed = np.asarray(probabilities, np.float64), np.asarray(good, np.float64)
     order = np.argsort(predicted, kind="stable")
     parts = [part for part in np.array_split(order, bins) if len(part)]
@@ -138,8 +143,8 @@ def brier(probabilities: ArrayLike, good: ArrayLike) -> float:
 def threshold_keeping(scores: ArrayLike, share: float) -> float:
     """Return the lowest score t for which at most a share `share` of the documents have `score >= t`.
 
-    If more documents than this share have the highest score, no score meets the condition, and the result is above
-    every score (infinite without documents).
+    If more than this share of the documents have the highest score, no score meets the condition. The result is then a
+    number above every score. It is infinite without documents.
     """
     ordered = np.sort(np.asarray(scores, np.float64))[::-1]
     count = int(np.floor(share * len(ordered) + 1e-9))
@@ -156,31 +161,32 @@ def threshold_keeping(scores: ArrayLike, share: float) -> float:
 # -- how far two samples are apart -------------------------------------------------------------------------------------
 def stability_index(expected: Sequence[float] | Floats, observed: Sequence[float] | Floats) -> float:
     """Return the population stability index of two histograms of counts: the sum of (q - p) ln(q / p) over the bins,
-    where p and q are a bin's shares. Each bin is smoothed by half a document. By convention, an index below 0.1 means
-    no change, and an index of 0.25 or more means another population (Siddiqi 2006)."""
+    where p and q are the shares of a bin in the two histograms. Half a document is added to each bin, so that no share
+    is 0. By convention, an index below 0.1 means no change, and an index of 0.25 or more means another population
+    (Siddiqi 2006)."""
     p, q = np.asarray(expected, np.float64) + 0.5, np.asarray(observed, np.float64) + 0.5
     p, q = p / p.sum(), q / q.sum()
     return float(((q - p) * np.log(q / p)).sum())
 
 
 def stability_noise(bins: int, n: int, m: int) -> float:
-    """Return the approximate mean of `stability_index` over pairs of samples of n and m documents from one population.
-    It is (bins - 1) (1/n + 1/m)."""
+    """Return the approximate mean of `stability_index` over pairs of samples of n and m documents from one population,
+    that is, its size by chance. It is (bins - 1) (1/n + 1/m)."""
     return (bins - 1) * (1 / n + 1 / m) if n and m else float("inf")
 
 
 def ks_distance(at: ArrayLike, below: ArrayLike, scores: ArrayLike) -> float:
-    """Return the Kolmogorov-Smirnov distance between a sample and a distribution that is known at some points:
-    `below[i]` is the share of values <= at[i]. Between the points the distribution is unknown, so the result is a lower
-    bound."""
+    """Return the Kolmogorov-Smirnov distance between the sample `values` and a distribution. The distribution is known
+    at some points: `below[i]` is its share of values <= at[i]. Between the points it is unknown, so the result is a
+    lower bound."""
     ordered = np.sort(np.asarray(scores, np.float64))
     shares = np.searchsorted(ordered, np.asarray(at, np.float64), side="right") / max(1, len(ordered))
     return float(np.abs(shares - np.asarray(below, np.float64)).max(initial=0.0))
 
 
 def ks_critical(n: int, m: int, alpha: float = 0.001) -> float:
-    """Return the critical Kolmogorov-Smirnov distance: samples of n and m documents from one population exceed it with
-    probability `alpha` (asymptotically)."""
+    """Return the critical Kolmogorov-Smirnov distance: samples of n and m documents from one population have a greater
+    distance with probability `alpha` (asymptotically)."""
     return float(np.sqrt(-np.log(alpha / 2) / 2) * np.sqrt((n + m) / (n * m))) if n and m else float("inf")
 
 

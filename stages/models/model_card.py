@@ -2,8 +2,8 @@
 which words decide its scores.
 
 The card holds no text of a document. It shows only single words that consist of letters and occur at least ten times in
-the training texts; pairs of words are known only by their hashes. So it shows no numbers and no addresses, and hardly
-ever the name of a private person.
+the training texts; pairs of words are known only by their hashes. The card therefore shows no numbers and no addresses,
+and hardly ever the name of a private person.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def features(model: FastText, labels: list[str]) -> dict[str, list[list[Any]]]:
-    """For each label of a classifier, return the words that speak most for it: [word, strength, number of occurrences
-    in training], the strongest first, at most MOST_WORDS. Only words of letters that occur at least FEWEST_OCCURRENCES
-    times and have a strength above 0 are returned.
+    """Return, for each label of a classifier, the words that speak most for this label, as [word, strength, number of
+    occurrences in training]. The strongest word comes first, and there are at most MOST_WORDS. Only words of letters
+    that occur at least FEWEST_OCCURRENCES times and have a strength above 0 are returned.
 
     The strength of a word has two factors. One is what an occurrence of the word adds to the logit of the label, minus
     the mean of what it adds to the other labels. The other is ln(1 + number of occurrences), which lowers rare words:
@@ -65,7 +65,7 @@ def features(model: FastText, labels: list[str]) -> dict[str, list[list[Any]]]:
 
 
 def decimal(score: float) -> str:
-    """Format a score with all its digits so that YAML reads it as a number (YAML reads 1e-06 as a string)."""
+    """Format a score without an exponent, so that YAML reads it as a number (YAML reads 1e-06 as a string)."""
     return f"{score:.6f}".rstrip("0").rstrip(".")
 
 
@@ -173,7 +173,7 @@ def _profiles(card: dict[str, Any]) -> list[str]:
 
 
 def _tenths(distribution: dict[str, Any] | None) -> str:
-    """Format the values below which 10, 50 and 90 % of a distribution lie."""
+    """Format, for a table of the card, the three values of a distribution below which 10, 50 and 90 % of it lie."""
     if not distribution or not distribution["at"]:
         return "–"
     points, below = distribution["at"], distribution["below"]
@@ -186,7 +186,7 @@ def _interval(pair: list[float] | None) -> str:
 
 
 def _first_names(names: list[str], most: int = 30) -> list[str]:
-    """Return the first `most` names, for display. If there are more, a last entry says how many more."""
+    """Return the first `most` names, for display. If there are more names, a last entry says how many were left out."""
     return names if len(names) <= most else [*names[:most], f"… {len(names) - most} more"]
 
 

@@ -1,8 +1,8 @@
 """Trains a fastText classifier, calibrates it, judges it on texts that it was not trained on, and writes its card.
 
-`train` writes four files: the model, `.calibration.json` (`stages.scoring.calibration`; not if the texts held out for
-it are too few), `.card.json` and `.card.md` (`stages.models.model_card`). All files are a function of texts, labels,
-settings and seed: on one kind of CPU, equal inputs give equal files, in whatever order the texts come.
+`train` writes four files: the model, `.calibration.json` (`stages.scoring.calibration`; it is missing if too few texts
+were held out for calibration), `.card.json` and `.card.md` (`stages.models.model_card`). All files depend only on
+texts, labels, settings and seed: on one kind of CPU, equal inputs give equal files, whatever the order of the texts.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ MOST_REFERENCE = 50_000
 
 @dataclass(frozen=True)
 class FastTextSettings:
-    """Settings of fastText's training (Joulin et al. 2016). A model takes about `dim` * 4 bytes for each word and for
-    each bucket of word n-grams."""
+    """Settings of fastText's training (Joulin et al. 2016). A model takes about `dim` * 4 bytes of memory for each word
+    and for each bucket of word n-grams."""
 
     dim: int = 32
     epochs: int = 5
@@ -58,16 +58,16 @@ def train(labelled: Iterable[tuple[str, str]], out: str | os.PathLike[str], *, s
           settings: FastTextSettings | None = None, held_out: float = 0.2, most: int | None = None,
           reference: Iterable[str] | None = None, keep: float = 0.1, data: Sequence[dict[str, Any]] = (),
           intended_use: str = "", license: str = "") -> dict[str, Any]:
-    """Train a fastText classifier on (label, text) pairs. Writes the model to `out`, and its calibration and card
-    beside it. Returns the card.
+    """Train a fastText classifier on (label, text) pairs. Writes the model to `out`, and the calibration and the card
+    beside the model. Returns the card.
 
     The labels decide the kind of the classifier. Two labels `hq` and `lq`, or two numbers, make a binary classifier,
     whose score is the probability of `hq` or of the greater number. Three numbers or more are grades, and the score is
-    the expected grade. Any other labels make a classifier that chooses among labels. A share `held_out` of the clusters
-    of near-duplicates is kept from training, half of it to calibrate and half to judge the classifier. With a
-    `reference` corpus, the card gives the threshold that keeps the best share `keep` of the corpus' texts (unless the
-    classifier chooses among labels). It is measured on texts that were not trained on, if there are enough. `data`,
-    `intended_use` and `license` go into the card as they are.
+    the expected grade. Any other labels make a classifier that chooses among labels and has no score. A share
+    `held_out` of the clusters of near-duplicates is kept from training: half of these clusters to calibrate and half to
+    judge the classifier. With a `reference` corpus, the card gives the threshold that keeps the best share `keep` of
+    the corpus' texts (unless the classifier chooses among labels). The threshold is measured on texts that were not
+    trained on, if there are enough such texts. `data`, `intended_use` and `license` are copied into the card.
 
     Raises:
         ValueError: there are fewer than two labels or more than MOST_LABELS, two labels are the same number, a label
@@ -138,8 +138,8 @@ def _labels(examples: Examples) -> list[str]:
 
 
 def _account(examples: Examples, parts: dict[str, list[Example]]) -> dict[str, Any]:
-    """Describe the examples for the card: counts of the texts used and left out, and a hash over the content of all
-    texts used."""
+    """Return, for the card, a description of the examples: counts of the texts used and left out, and a hash over the
+    content of all texts used."""
     digest = hashlib.sha256()
     for example in examples.kept:
         digest.update(f"{example.key} {example.label}\n".encode())
@@ -150,12 +150,12 @@ def _account(examples: Examples, parts: dict[str, list[Example]]) -> dict[str, A
 
 
 def _fit(part: list[Example], settings: FastTextSettings, seed: int, model: Path) -> None:
-    """Train a fastText model on the examples `part`, in a separate process whose allocator hands out zeroed memory.
+    """Train a fastText model on the examples `part`, and write it to `model`. The training runs in a separate process
+    whose allocator hands out zeroed memory.
 
     With one thread, fastText initialises only the first tenth of its matrix (DenseMatrix::uniform fills 10 blocks, one
-    per thread). The other nine tenths keep the content of the allocated memory, and content of earlier use makes
-    training random, up to NaN. glibc fills memory that it allocates with the complement of MALLOC_PERTURB_, so 255
-    gives zeros.
+    per thread). The other nine tenths keep what was in the memory before, which makes training random, up to NaN. glibc
+    fills memory that it allocates with the complement of MALLOC_PERTURB_, so 255 gives zeros.
     """
     lines = model.with_suffix(".txt")
     with open(lines, "w", encoding="utf-8", newline="\n") as file:
@@ -201,10 +201,11 @@ def _calibrated(classifier: Classifier, part: list[Example], sha256: str) -> Cla
 
 
 def judge(classifier: Classifier, part: list[Example], seed: int) -> dict[str, Any]:
-    """Measure on the labelled texts `part` how well the classifier works. A classifier answers yes-or-no questions, and
-    each is judged by itself. With a target label, the only question is whether a text has this label. With other
-    labels, there is such a question for each label. With grades, there is a question for each grade but the lowest:
-    whether a text has at least that grade. A question with the same answer for all texts is left out."""
+    """Measure how well the classifier works on the labelled texts `part`, and return the results for the card. The
+    classifier is judged by yes-or-no questions about a text, and each question by itself. With a target label, the only
+    question is whether a text has this label. With other labels, there is such a question for each label. With grades,
+    there is a question for each grade but the lowest: whether a text has at least that grade. A question with the same
+    answer for all texts is left out."""
     raw = classifier.raw([example.text for example in part])
     scores, truth = classifier.calibrated(raw), [example.label for example in part]
     questions: list[tuple[str, Any, Any, NDArray[np.bool_]]] = []
@@ -229,8 +230,9 @@ def judge(classifier: Classifier, part: list[Example], seed: int) -> dict[str, A
 
 def _question(name: str, scores: NDArray[np.int64], raw: NDArray[np.int64] | None, good: NDArray[np.bool_],
               calibrated: bool, seed: int) -> dict[str, Any]:
-    """Measure how well `scores` tell the `good` documents from all others. `name` is the question that the scores
-    answer: a label such as "hq", or "grade >= 3". `raw` holds the scores before calibration."""
+    """Measure how well scores tell good documents from all others, and return the results for the card. `name` is the
+    question that the scores answer: a label such as "hq", or "grade >= 3". `good` says for which documents the answer
+    is yes. `raw` holds the scores before calibration."""
     values = (scores * Quality.grid).round(10)                         # as the step writes them, for thresholds
     ranking = measure.Ranking(values, good)
     measures = {"roc_auc": ranking.auc, "average_precision": ranking.average_precision}
@@ -250,11 +252,11 @@ def _question(name: str, scores: NDArray[np.int64], raw: NDArray[np.int64] | Non
 
 
 def _not_trained_on(sampled: list[tuple[str, str]], trained: set[str]) -> tuple[list[str], dict[str, int]]:
-    """Choose the texts of the reference corpus that the classifier was not trained on. `sampled` holds (content key,
-    text), and `trained` the keys of the training texts. Returns (texts, counts for the card).
+    """Choose those texts of the reference corpus on which the classifier was not trained. `sampled` holds (content key,
+    text) pairs, and `trained` the keys of the training texts. Returns (texts, counts for the card).
 
-    The model is surer of texts it was trained on, so a threshold chosen by such texts would keep another share of new
-    texts. If too few texts are left, all sampled texts are returned.
+    A model is more certain about texts on which it was trained, so a threshold chosen by such texts would keep another
+    share of new texts. If too few texts are left, all sampled texts are returned.
     """
     unseen = [text for key, text in sampled if key not in trained]
     if len(unseen) < drift.FEWEST_DOCUMENTS:
@@ -263,8 +265,8 @@ def _not_trained_on(sampled: list[tuple[str, str]], trained: set[str]) -> tuple[
 
 
 def _threshold(texts: list[str], scores: NDArray[np.int64], keep: float) -> dict[str, Any]:
-    """Find the score threshold that keeps the best share `keep` of a reference corpus, counted in documents. The result
-    also says what share it really keeps."""
+    """Find the score threshold that keeps the best share `keep` of a reference corpus, counted in documents. Returns an
+    entry for the card: the threshold, and the share of the documents and of the bytes that it really keeps."""
     threshold = measure.threshold_keeping(scores, keep)
     kept = scores >= threshold
     sizes = np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts], np.float64)

@@ -1,15 +1,16 @@
 """Turns a classifier's scores into probabilities, by a calibration that is fitted once on held-out documents and
 applied as a table of integers.
 
-fastText is overconfident: of the documents to which it gives a probability of 0.999, perhaps two in three are good. A
-calibration is a monotone, piecewise linear map from scores to probabilities. Both are integers, in steps of the grid of
-the recipe step `quality` (0 … 10⁶ for 0 … 1), so applying the map is integer arithmetic with the same result on every
-machine. The map never reverses the order of two documents, but two neighbours may get the same probability.
+fastText is overconfident: of the documents that it calls good with a probability of 0.999, perhaps two in three are
+good. A calibration is a monotone, piecewise linear map from scores to probabilities. Scores and probabilities are
+integers here, multiples of the step to which the recipe step `quality` rounds (0 … 10⁶ for 0 … 1). The map is therefore
+applied in integer arithmetic, with the same result on every machine. It never reverses the order of two documents, but
+two documents with neighbouring scores may get the same probability.
 
 There are two ways to fit the map. With 1,000 documents or more, and always for grades, it is *isotonic* regression:
 adjacent violators are pooled, and lines join the centres of the blocks (Oron and Flournoy 2017). With fewer documents
-it is *Platt*'s sigmoid on the log-odds with his smoothed targets (Platt 1999, by the Newton steps of Lin, Lin and Weng
-2007), tabulated at 257 points. The file is JSON::
+it is *Platt*'s sigmoid on the log-odds with smoothed targets (Platt 1999, by the Newton steps of Lin, Lin and Weng
+2007), tabulated at 257 points. The file of a calibration is JSON::
 
     {"format": "tokenmill-calibration/1", "model_sha256": …, "grid": 1e-06, "method": "isotonic", "documents": 5120,
      "labels": {"hq": [[0, 310], [17, 620], …, [1000000, 998000]]}, "grade": null}
@@ -38,8 +39,8 @@ Knots = list[list[int]]
 
 
 class CalibrationError(ValueError):
-    """Raised for a file that is no calibration of a classifier, or is the calibration of another model. The message
-    names the problem and the remedy."""
+    """Raised for a file that is no calibration of a classifier, or that was made for another model. The message names
+    the problem and the remedy."""
 
     permanent = True
 
@@ -66,12 +67,13 @@ class Table:
 
 
 def fit(scores: ArrayLike, truths: ArrayLike, low: int, high: int, graded: bool = False) -> tuple[str, Knots] | None:
-    """Fit a map from a classifier's scores to probabilities or grades, on documents whose truth is known. `scores` is
-    int64[n] and `truths` float64[n]; both are in steps of the grid to which scores are rounded, from `low` to `high`.
+    """Fit a map from a classifier's scores to probabilities or grades, on documents whose true labels are known.
+    `scores` is int64[n] and `truths`, the probability or grade that the true label stands for, float64[n]. Both are in
+    steps of the grid to which scores are rounded, from `low` to `high`.
 
     Returns (method, knots of the map), or None if there are too few documents, or if all scores or all truths are
-    equal. For a label, each truth is `low` or `high`. For grades, truths may also lie between these values, which only
-    isotonic regression can fit.
+    equal. For a label, each truth is `low` or `high`. For grades (`graded`), truths may also lie between these values,
+    which only isotonic regression can fit.
     """
     x, y = np.asarray(scores, np.int64), np.asarray(truths, np.float64)
     if len(x) < FEWEST_DOCUMENTS or len(np.unique(y)) < 2 or len(np.unique(x)) < 2:
@@ -82,8 +84,8 @@ def fit(scores: ArrayLike, truths: ArrayLike, low: int, high: int, graded: bool 
 
 
 def _isotonic(x: NDArray[np.int64], y: NDArray[np.float64], low: int, high: int) -> Knots:
-    """Fit an isotonic regression of the truths y on the scores x. Returns the knots ([score, fitted truth]) of a
-    map."""
+    """Fit an isotonic regression of the truths y on the scores x. Returns the knots ([score, fitted truth]) of the
+    fitted map."""
     order = np.argsort(x, kind="stable")
     values, starts, counts = np.unique(x[order], return_index=True, return_counts=True)
     sums = np.add.reduceat(y[order], starts)
@@ -148,8 +150,9 @@ def _log_odds(x: NDArray[np.int64], top: int) -> NDArray[np.float64]:
 
 
 def _ascending(knots: Knots) -> Knots:
-    """Make a list of knots [score, value] ascend. If several knots have one score, only one of them, with the largest
-    value, stays. A value that is below the previous one is raised to it."""
+    """Return knots [score, value] changed so that scores ascend and values do not descend. The knots are given in order
+    of score. If several knots have one score, only one of them, with the largest value, stays. A value below the
+    previous one is raised to the previous one."""
     out: Knots = []
     for score, value in knots:
         if out and score <= out[-1][0]:
@@ -160,11 +163,11 @@ def _ascending(knots: Knots) -> Knots:
 
 
 def read(path: str | Path, model_sha256: str | None = None) -> dict[str, Any]:
-    """Read a calibration file as a dict, and check the knots of its maps.
+    """Read a calibration file. Returns its content as a dict, after a check of the knots of its maps.
 
     Raises:
         CalibrationError: the file has another format, its knots do not ascend, or it was made for a model other than
-            `model_sha256` (None: the model is not checked).
+            the one with the hash `model_sha256` (None: the model is not checked).
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))

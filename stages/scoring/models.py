@@ -1,7 +1,8 @@
-"""Finds and loads fastText models, and predicts labels by them.
+"""Finds and loads fastText models, and predicts the labels of texts with them.
 
 The language model lid.176.ftz (917 kB, https://fasttext.cc/docs/en/language-identification.html, CC-BY-SA 3.0) is
-searched for in the folder TOKENMILL_MODELS, then in ~/.cache/tokenmill; `tokenmill fetch lid176` puts it there.
+searched for in the folder TOKENMILL_MODELS, then in ~/.cache/tokenmill. `tokenmill fetch lid176` puts it into the
+folder TOKENMILL_MODELS, or into ~/.cache/tokenmill if this variable is not set.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ def folders() -> list[Path]:
 
 
 def labels_of(path: str | Path | None) -> frozenset[str] | None:
-    """Return the labels of a fastText model, for checking settings before anything runs. The result is None if the file
-    is missing or is no model. It is also None if the file has more than MOST_CHECKED_BYTES bytes, because loading would
-    take seconds."""
+    """Return the labels of a fastText model, so that settings can be checked against them before anything runs. The
+    result is None if the file is missing or is no model. It is also None if the file has more than MOST_CHECKED_BYTES
+    bytes, because loading would take seconds."""
     try:
         info = os.stat(path or "")
         return None if info.st_size > MOST_CHECKED_BYTES else _labels(
@@ -71,8 +72,8 @@ def _labels(path: str, *_file: int) -> frozenset[str]:
 
 
 def load(path: str | Path) -> WordSums | FastText:
-    """Load a fastText classifier for a caller that needs only the most probable label. Returns a `WordSums`, or a
-    `FastText` (which runs fastText's own library) if `WordSums` cannot read the model."""
+    """Load a fastText classifier for a caller that needs only the most probable label of a text. Returns a `WordSums`,
+    which is fast, or, if `WordSums` cannot read the model, a `FastText`, which runs fastText's own library."""
     from stages.scoring.word_sums import UnknownFormat, WordSums
 
     try:
@@ -82,8 +83,8 @@ def load(path: str | Path) -> WordSums | FastText:
 
 
 class FastText:
-    """A fastText classifier that runs fastText's own library. Prediction only reads the model, so threads may share
-    one."""
+    """A fastText classifier that runs fastText's own library. Prediction does not change the model, so threads may
+    share one object."""
 
     def __init__(self, path: str | Path) -> None:
         # not fasttext.load_model: that prints a warning of its own to stderr
@@ -98,8 +99,8 @@ class FastText:
 
     def matrices(self) -> tuple[list[str], list[int], Any, Any, list[str]]:
         """Return the vocabulary and the vectors of a model that is not quantised: (words, count of each word, vectors
-        of the words, vectors of the labels, labels). Vectors are float32[words, dim] and float32[labels, dim], in the
-        order of the words and labels. The call copies the whole input matrix of the model."""
+        of the words, vectors of the labels, labels). Vectors are float32[words, dim] and float32[labels, dim]. Row i
+        belongs to word i or to label i. The call copies the whole input matrix of the model."""
         import numpy as np
 
         words, counts = self._model.getVocab("strict")
@@ -108,8 +109,8 @@ class FastText:
         return list(words), [int(count) for count in counts], vectors, outputs, self.labels()
 
     def predict(self, text: str, k: int = 1) -> list[tuple[str, float]]:
-        """Return the k most probable labels of a text (k = -1: all labels), as (label, probability). Line breaks in the
-        text count as spaces. The result is [] if the model knows no word of it."""
+        """Return the k most probable labels of a text (k = -1: all labels), as a list of (label, probability), the most
+        probable first. Line breaks in the text count as spaces. The result is [] if the model knows no word of it."""
         line = text.replace("\n", " ") + "\n"
         predictions = self._model.predict(line, k, 0.0, "strict")
         return [(label.removeprefix("__label__"), score) for score, label in predictions]

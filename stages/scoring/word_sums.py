@@ -1,20 +1,20 @@
 """A fastText classifier that keeps in a cache what each word contributes to a prediction.
 
 fastText's prediction depends on the mean over the vectors of all words of a text and of the character n-grams inside
-each word. The n-grams of a word are always the same, so the sum of their vectors is kept for every word that occurred.
-A text then costs one look-up and one addition per word, where fastText's library hashes and looks up some thirty
-n-grams per word. Most of a text consists of few different words (Zipf). The sum of a new word is computed from the
-model's matrix.
+each word. The n-grams of a word are always the same, so the sum of the vectors of a word and its n-grams is computed
+once, from the model's matrix, and kept in a cache. A word in the cache costs one look-up and one addition, where
+fastText's library hashes and looks up some thirty n-grams. The cache helps because most of a text consists of few
+different words (Zipf).
 
 The predictions differ from the library's only by the order of additions: the library adds n-gram by n-gram in float32,
-while this module first adds the n-grams of each word, in float64. This changes a probability by 1e-6, or by 1e-5 if
-thousands of n-grams are equal. The sum of a word is the same whether it comes from the cache or is computed anew, so
-predictions do not depend on earlier texts.
+while this module first adds the n-grams of each word, in float64. A probability thereby changes by about 1e-6, or by
+1e-5 if thousands of n-grams of a text are equal. The sum of a word is the same whether it comes from the cache or is
+computed anew, so predictions do not depend on earlier texts.
 
 The module reads supervised models of the library's file version 12 without word n-grams, with the loss `softmax` or
-`hs`, quantised or not: lid.176.ftz and .bin, GlotLID, OpenLID. The matrix of a model that is not quantised stays in the
-file, which is memory-mapped, so that workers share it. The format is that of fastText 0.9.2 (`fasttext.cc`,
-`dictionary.cc`, `productquantizer.cc`).
+`hs`, quantised or not: lid.176.ftz and .bin, GlotLID, OpenLID. The file of a model that is not quantised is
+memory-mapped, so that workers share its matrix. The format is that of fastText 0.9.2 (`fasttext.cc`, `dictionary.cc`,
+`productquantizer.cc`).
 
 Words are identified by a hash of 64 bits: among a million words, two have the same hash with a probability of 3e-8. The
 hash gets a new random seed for each model that is loaded, so that an attacker cannot write words that have the same
@@ -48,11 +48,11 @@ class UnknownFormat(ValueError):
 
 
 class WordSums:
-    """A fastText classifier that keeps in a cache what each word contributes, with the interface of
-    `stages.scoring.models.FastText`. Threads may share one.
+    """A fastText classifier that returns the most probable label of a text. It keeps in a cache what each word
+    contributes to a prediction. It has the interface of `stages.scoring.models.FastText`. Threads may share one object.
 
     Raises:
-        UnknownFormat: a model of another version, loss or kind.
+        UnknownFormat: the file holds no fastText model, or one of another version, loss or kind.
         FileNotFoundError: there is no such file.
     """
 
@@ -79,7 +79,7 @@ class WordSums:
 
     def predict(self, text: str) -> list[tuple[str, float]]:
         """Return the most probable label of a text, as a list with one (label, probability). Line breaks in the text
-        count as spaces. The list is empty if the model knows no word of it."""
+        count as spaces. The list is empty if the model knows nothing of the text, not even the end of a line."""
         data = np.frombuffer(text.encode("utf-8", "surrogatepass") + b"\n", np.uint8)
         with self._lock:
             best, probability = _most_probable(data, self._seed, self._cache, self._vocabulary, self._grams,
@@ -135,8 +135,8 @@ class WordSums:
 
 
 def _matrix(data: mmap.mmap, offset: int, path: str | Path) -> tuple[np.ndarray, int]:
-    """Read a matrix at an offset of a fastText model file. Returns (the matrix, float32 (rows, dim); the offset after
-    it)."""
+    """Read the matrix that begins at byte `offset` of a fastText model file. Returns (the matrix, float32[rows, dim];
+    the offset after the matrix)."""
     if not data[offset]:
         rows, dim = struct.unpack_from("<2q", data, offset + 1)
         return np.memmap(path, np.float32, "r", offset + 17, (rows, dim)), offset + 17 + 4 * rows * dim
@@ -155,8 +155,9 @@ def _matrix(data: mmap.mmap, offset: int, path: str | Path) -> tuple[np.ndarray,
 
 
 def _centroids(data: mmap.mmap, offset: int, codes: np.ndarray) -> tuple[np.ndarray, int]:
-    """Decode the codes of quantised vectors, by the product quantizer at an offset of a fastText model file. `codes` is
-    uint8 (rows, parts). Returns (the vectors, float32 (rows, dim); the offset after the quantizer)."""
+    """Decode vectors that are stored as codes of a product quantizer. The quantizer begins at byte `offset` of a
+    fastText model file. `codes` is uint8[rows, parts]. Returns (the vectors, float32[rows, dim]; the offset after the
+    quantizer)."""
     dim, parts, width, last_width = struct.unpack_from("<4i", data, offset)
     end = offset + 16 + 4 * dim * 256
     values = np.frombuffer(data[offset + 16:end], np.float32)
@@ -168,9 +169,9 @@ def _centroids(data: mmap.mmap, offset: int, codes: np.ndarray) -> tuple[np.ndar
 
 
 def _tree(counts: list[int]) -> np.ndarray:
-    """Build the Huffman tree over the labels, for hierarchical softmax, from the labels' counts. Returns int32 (labels
-    - 1, 2): the two children of each inner node. With L labels, a child below L is a label, and a child n >= L is the
-    inner node in row n - L. The last row is the root."""
+    """Build the Huffman tree over the labels, for hierarchical softmax, from the labels' counts. Returns the two
+    children of each inner node, int32[labels - 1, 2]. With L labels, a child below L is a label, and a child n >= L is
+    the inner node in row n - L. The last row is the root."""
     size = len(counts)
     weight = [*counts, *[10**15] * (size - 1)]
     tree = np.empty((size - 1, 2), np.int32)
@@ -186,15 +187,16 @@ def _tree(counts: list[int]) -> np.ndarray:
 
 
 def _table(entries: int) -> tuple[np.ndarray, np.ndarray]:
-    """Make an empty hash table with room for `entries` words. Returns (hashes of the words, uint64, 0 where a slot is
-    free; values of the words, int32)."""
+    """Make an empty hash table with room for `entries` words. Returns (the hash of the word in each slot, uint64, 0
+    where the slot is free; the value of the word in each slot, int32)."""
     size = 1 << max(2 * entries, 2).bit_length()
     return np.zeros(size, np.uint64), np.zeros(size, np.int32)
 
 
 @njit(cache=True, nogil=True)
 def _hash(data: Any, begin: int, end: int, seed: int) -> Any:
-    """Return a 64-bit hash of the bytes of `data` from `begin` up to `end`. It depends on the seed. It is never 0."""
+    """Return a 64-bit hash of the bytes of `data` from `begin` up to `end`. The hash depends on `seed`, and is never
+    0."""
     hashed = np.uint64(seed)
     for place in range(begin, end):
         hashed = (hashed ^ np.uint64(data[place])) * np.uint64(0x9E3779B97F4A7C15)
@@ -204,8 +206,8 @@ def _hash(data: Any, begin: int, end: int, seed: int) -> Any:
 
 @njit(cache=True, nogil=True)
 def _find(hashes: Any, hashed: Any) -> np.int64:
-    """Return the slot of a word's hash in a hash table. If the table lacks the word, the result is the free slot where
-    it belongs."""
+    """Return the slot of a word in a hash table, given the hash of the word. If the table lacks the word, the result is
+    the free slot where the word belongs."""
     mask = len(hashes) - 1
     slot = np.int64(hashed & np.uint64(mask))
     while hashes[slot] != np.uint64(0) and hashes[slot] != hashed:
@@ -215,8 +217,8 @@ def _find(hashes: Any, hashed: Any) -> np.int64:
 
 @njit(cache=True, nogil=True)
 def _enter(words: Any, seed: int, hashes: Any, values: Any) -> None:
-    """Enter words into an empty hash table (`hashes` and `values`). `words` are the bytes of the words, separated by
-    blanks; the value of a word is its number in this list."""
+    """Enter words into an empty hash table (`hashes` and `values`). `words` holds the bytes of all words, separated by
+    blanks. The value of a word is its number in `words`, from 0."""
     begin = number = 0
     for place in range(len(words) + 1):
         if place == len(words) or words[place] == 32:
@@ -230,9 +232,10 @@ def _enter(words: Any, seed: int, hashes: Any, values: Any) -> None:
 
 @njit(cache=True, nogil=True)
 def _sum(data: Any, begin: int, end: int, row: int, grams: Any, places: Any, rows: Any, total: Any) -> int:
-    """Add to `total` the vectors that a word contributes: its own, if it is in the vocabulary (`row` is the row of
-    `rows`), and those of its character n-grams. N-grams are taken from the string "<word>", with < and > at its ends.
-    Returns the number of vectors added."""
+    """Add to `total` the vectors that one word contributes. The word is `data` from `begin` up to `end`. It contributes
+    its own vector, if it is in the vocabulary (`row` is the row of `rows` with this vector, otherwise negative), and
+    the vectors of its character n-grams. N-grams are taken from the string "<word>", with < and > at its ends. Returns
+    the number of vectors added."""
     shortest, longest, bucket, first_bucket = grams
     count = 0
     if row >= 0:
@@ -326,7 +329,7 @@ def _mean(data: Any, seed: int, cache: Any, vocabulary: Any, grams: Any, places:
 @njit(cache=True, nogil=True)
 def _end(seed: int, vocabulary: Any, rows: Any, hidden: Any) -> int:
     """Add to `hidden` the vector of the end of a line, which fastText treats as a word without n-grams. Returns the
-    number of vectors added, 1 or 0."""
+    number of vectors added: 1, or 0 if the vocabulary lacks the end of a line."""
     hashed = _hash(_EOS, 0, len(_EOS), seed)
     slot = _find(vocabulary[0], hashed)
     if vocabulary[0][slot] != hashed:
@@ -340,7 +343,7 @@ def _end(seed: int, vocabulary: Any, rows: Any, hidden: Any) -> int:
 def _most_probable(data: Any, seed: int, cache: Any, vocabulary: Any, grams: Any, places: Any, rows: Any, out: Any,
                    tree: Any) -> tuple[int, float]:
     """Return (number of the most probable label, its probability) for a text, given as the bytes `data`. The number is
-    -1 if the model knows no word of the text."""
+    -1 if no vector of the model applies to the text: it knows none of the words, and not the end of a line."""
     if cache[4][0] == len(cache[0]):                        # the cache is full, so all its words are dropped
         cache[2].fill(np.uint64(0))
         cache[4][0] = 0

@@ -1,5 +1,5 @@
-"""Checks the check digits and dates of numbers, to tell numbers that an authority has assigned from arbitrary ones. The
-argument `digits` of a function is a string of 0-9."""
+"""Functions that verify check digits and dates in numbers, to tell numbers that an authority has assigned from
+arbitrary ones. The argument `digits` of a function is a string of 0-9."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ while len(_PERMUTATIONS) < 8:
 
 
 def luhn(digits: str) -> bool:
-    """Whether a number passes the Luhn check (ISO/IEC 7812-1, annex B), in which every second digit from the right is
-    doubled."""
+    """Return whether a number passes the Luhn check (ISO/IEC 7812-1, annex B): every second digit from the right is
+    doubled, and the sum of all digits must be a multiple of 10."""
     return (sum(map(int, digits[::-2])) + sum(_DOUBLED[int(d)] for d in digits[-2::-2])) % 10 == 0
 
 
 def mod97(value: str) -> int:
-    """Return the remainder of a string of digits and letters by ISO/IEC 7064 MOD 97-10, where A = 10 … Z = 35. It is 1
-    if the check digits are right."""
+    """Return the remainder of a string of digits and letters by ISO/IEC 7064 MOD 97-10, where A = 10 … Z = 35. The
+    remainder is 1 if the check digits are right."""
     return int("".join(str(int(c, 36)) for c in value)) % 97
 
 
@@ -42,7 +42,7 @@ def verhoeff(digits: str) -> bool:
 
 
 def mod11_10(digits: str) -> bool:
-    """Whether the last digit is the right check digit by ISO/IEC 7064 MOD 11,10 (hybrid)."""
+    """Return whether the last digit is the right check digit by ISO/IEC 7064 MOD 11,10 (hybrid)."""
     product = 10
     for digit in digits[:-1]:
         product = ((int(digit) + product) % 10 or 10) * 2 % 11
@@ -50,7 +50,7 @@ def mod11_10(digits: str) -> bool:
 
 
 def mod11_2(value: str) -> bool:
-    """Whether the last character, which may be X (10), is the right check character by ISO/IEC 7064 MOD 11-2."""
+    """Return whether the last character, which may be X (10), is the right check character by ISO/IEC 7064 MOD 11-2."""
     total = 0
     for digit in value[:-1]:
         total = (total + int(digit)) * 2 % 11
@@ -59,19 +59,20 @@ def mod11_2(value: str) -> bool:
 
 
 def weighted(digits: str, weights: Sequence[int]) -> int:
-    """Return the sum of the digits, each times its weight. Digits are taken from the left, until the weights run
-    out."""
+    """Return the sum of the digits, each multiplied by its weight. Weight i belongs to digit i from the left. Digits
+    for which there is no weight are left out."""
     return sum(int(digit) * weight for digit, weight in zip(digits, weights))
 
 
 def ean(digits: str) -> bool:
-    """Whether the last digit is the right GS1 check digit, as in EAN bar codes: with weights 1 and 3 in turn from the
-    right, the sum is a multiple of 10."""
+    """Return whether the last digit is the right GS1 check digit, as in EAN bar codes: with the weights 1 and 3 in turn
+    from the right, the sum of the digits is a multiple of 10."""
     return (sum(map(int, digits[::-2])) + 3 * sum(map(int, digits[-2::-2]))) % 10 == 0
 
 
 def date(year: int, month: int, day: int) -> bool:
-    """Whether the date exists. A year below 100 gives only the last two digits, so the date may be of any century."""
+    """Return whether a date exists. If `year` is below 100, it gives only the last two digits of a year, and a date
+    that exists in any century counts."""
     if not (1 <= month <= 12 and 1 <= day <= _DAYS[month - 1]):
         return False
     if (month, day) != (2, 29) or year % 4:
@@ -92,8 +93,8 @@ def yyyymmdd(digits: str) -> bool:
 
 
 def word_before(text: str, start: int, words: re.Pattern[str], window: int = 64) -> bool:
-    """Whether one of `words` occurs in the `window` characters before `start`. What stands before an earlier value that
-    was already replaced (by NULs or a placeholder) does not count."""
+    """Return whether one of `words` occurs in the `window` characters before `start`. If a value in these characters
+    was already replaced (by NULs or a placeholder), only the text after this value counts."""
     near = text[max(0, start - window):start]
     if "<" in near or ">" in near or "\0" in near:
         near = _BORDER.split(near)[-1]
@@ -101,15 +102,16 @@ def word_before(text: str, start: int, words: re.Pattern[str], window: int = 64)
 
 
 def in_address(text: str, start: int) -> bool:
-    """Whether position `start` of a text is inside a URL. Digits in a URL nearly always number a page."""
+    """Return whether position `start` of a text is inside a URL. Digits in a URL nearly always number a page."""
     word = text[max(0, start - 256):start].split()
     return bool(word) and start > 0 and not text[start - 1].isspace() and ("://" in word[-1] or "www." in word[-1])
 
 
 def stands_alone(text: str, start: int, end: int) -> bool:
-    """Whether text[start:end], which has digits or letters at both ends, is no part of something longer: of a word, a
-    decimal or dotted number, an amount of money, a percentage, a path, a code joined by hyphens, or a bank account
-    number (IBAN) in groups. A full stop or hyphen that belongs to the sentence may follow."""
+    """Return whether text[start:end], which has digits or letters at both ends, stands alone. It must not be part of
+    something longer: of a word, a decimal or dotted number, an amount of money, a percentage, a path, a code joined by
+    hyphens, or a bank account number (IBAN) in groups. A full stop or hyphen that belongs to the sentence may follow
+    it."""
     before, after = text[max(0, start - 2):start], text[end:end + 2]
     if before and (before[-1].isalnum() or before[-1] in "_$€£\\" or (
             before[-1] in "-./,+'&%~^*" and before[0].isalnum())):

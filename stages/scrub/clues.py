@@ -1,13 +1,14 @@
 """Finds the stretches of a text that may hold personal data: runs of digits, and long runs without white space.
 
-Most texts have few such stretches. They are determined once and shared by the finders (the functions that each search
-for one kind of data). The finders of cards, national ids, API keys, passwords and wallets search only these stretches.
-They miss nothing, because each of their values lies whole in one stretch. The finder of bank accounts looks only where
-two digits follow two letters. The finders of e-mail and IP addresses, telephone numbers and private keys search the
-whole text. To decide whether a value counts, a finder may also read the text around the stretch.
+Most texts have few such stretches. The stretches are determined once per text, and all finders (functions that each
+search for one kind of data) use them. The finders of cards, national ids, API keys, passwords and wallets search only
+these stretches. They miss nothing, because each value that they look for lies within one stretch. The finder of bank
+accounts looks only where two digits follow two letters. The finders of e-mail and IP addresses, telephone numbers and
+private keys search the whole text. To decide whether a value counts, a finder may also read the text around the
+stretch.
 
 Texts of SHORT to below LONG characters are searched as arrays of one byte per character. Characters outside ASCII count
-as `?`. A `?` may separate the digits of a number, because it may be a no-break space (U+00A0).
+as `?`. A `?` may therefore separate the digits of a number, because it may stand for a no-break space (U+00A0).
 """
 
 from __future__ import annotations
@@ -54,24 +55,25 @@ class Clues:
 
     @property
     def none(self) -> bool:
-        """Whether the text surely holds no personal data that the repeated finders look for (all except e-mail and IP
-        addresses and telephone numbers with a plus). It is True only for a text shorter than SHORT without digits,
-        codes and private keys. Any longer text is not examined, and the result is False."""
+        """Return whether the text certainly holds no personal data that the repeated finders look for (all finders
+        except those of e-mail addresses, IP addresses and telephone numbers with a plus). The result is True only for a
+        text shorter than SHORT without digits, codes and private keys. A longer text is not examined, and the result is
+        False."""
         return len(self.text) < self.SHORT and not _ANY.search(self.text)
 
     @cached_property
     def _kinds(self) -> np.ndarray:
-        """The classes of each character of the text (digit, Latin letter, separator …), as bits of a uint8."""
+        """Return the classes of each character of the text (digit, Latin letter, separator …), as bits of a uint8."""
         return np.frombuffer(self.text.encode("ascii", "replace").translate(_CLASSES), np.uint8)
 
     @cached_property
     def _digits(self) -> np.ndarray:
-        """Positions of the digits 0 to 9 in the text."""
+        """Return the positions of the digits 0 to 9 in the text."""
         return np.flatnonzero((self._kinds & _DIGIT).view(np.bool_))
 
     @cached_property
     def _numbers(self) -> list[tuple[int, Span]]:
-        """(number of digits, span) of every number in the text. Numbers that are too short to hold FEWEST_DIGITS digits
+        """Return (number of digits, span) of every number in the text. Numbers of fewer than FEWEST_DIGITS characters
         are left out."""
         if self._plain:
             spans = [m.span() for m in _NUMBER.finditer(self.text) if m.end() - m.start() >= FEWEST_DIGITS]
@@ -90,19 +92,20 @@ class Clues:
         return list(zip(counts, spans))
 
     def numbers(self, fewest: int) -> list[Span]:
-        """Return the spans of runs of at least `fewest` digits (no less than FEWEST_DIGITS). The digits are adjacent or
-        separated by single characters of _BETWEEN, such as a blank or a hyphen."""
+        """Return the spans of runs of at least `fewest` digits. `fewest` must be at least FEWEST_DIGITS. The digits are
+        adjacent or separated by single characters of _BETWEEN, such as a blank or a hyphen."""
         return [span for count, span in self._numbers if count >= fewest]
 
     @cached_property
     def near_numbers(self) -> list[Span]:
-        """Spans of numbers of at least FEWEST_DIGITS digits, widened by 16 characters on either side."""
+        """Return the spans of numbers of at least FEWEST_DIGITS digits, widened by 16 characters on either side. Spans
+        that then meet are joined."""
         return self._around(self.numbers(FEWEST_DIGITS))
 
     @cached_property
     def near_dates(self) -> list[Span]:
-        """Spans of two digits, a Latin letter and two digits (as in Italy's codice fiscale), widened by 16 characters
-        on either side."""
+        """Return the spans of two digits, a Latin letter and two digits (as in the date of Italy's codice fiscale),
+        widened by 16 characters on either side. Spans that then meet are joined."""
         if self._plain:
             return self._around([m.span() for m in _DATED.finditer(self.text)])
         places, kinds = self._digits, self._kinds
@@ -112,7 +115,8 @@ class Clues:
         return self._around([(start, start + 5) for start in places.tolist()])
 
     def _around(self, spans: list[Span]) -> list[Span]:
-        """Widen spans, which must be in order, by 16 characters on either side, and join those that then meet."""
+        """Return spans widened by 16 characters on either side. Spans that then meet are joined. The spans must be
+        given in order."""
         result: list[Span] = []
         for start, end in spans:
             start, end = max(0, start - 16), min(end + 16, len(self.text))
@@ -123,8 +127,8 @@ class Clues:
         return result
 
     def checked(self) -> list[int]:
-        """Positions of two digits that follow two Latin letters, as the check digits of a bank account number (IBAN)
-        do."""
+        """Return the positions of all pairs of digits that follow two Latin letters, as the check digits of a bank
+        account number (IBAN) do."""
         if self._plain:
             return [m.end() - 2 for m in _CHECKED.finditer(self.text)]
         places, kinds = self._digits, self._kinds
@@ -133,7 +137,8 @@ class Clues:
 
     @cached_property
     def codes(self) -> list[Span]:
-        """Spans of runs of at least SHORTEST_CODE characters of the kind that API keys consist of (_OF_CODES)."""
+        """Return the spans of runs of at least SHORTEST_CODE characters of the kind that API keys consist of
+        (_OF_CODES)."""
         if self._plain:
             return [m.span() for m in _CODES.finditer(self.text)]
         ends = np.concatenate(([-1], np.flatnonzero((self._kinds & _CODE) == 0), [len(self.text)]))
@@ -142,5 +147,5 @@ class Clues:
 
     @cached_property
     def words(self) -> list[Span]:
-        """Spans of runs of at least SHORTEST_CODE Latin letters and digits."""
+        """Return the spans of runs of at least SHORTEST_CODE Latin letters and digits."""
         return [m.span() for span in self.codes for m in _WORD.finditer(self.text, *span)]

@@ -2,12 +2,12 @@
 
 The rules follow gitleaks (config/gitleaks.toml, MIT) and the services' own documentation of the prefixes that make
 their keys recognisable. Published examples are not reported: values that contain EXAMPLE (AWS' AKIAIOSFODNN7EXAMPLE),
-and values of fewer than eight different characters (`xxxxxxxx`). Gitleaks leaves values such as `xxxxxxxx` out for
-their low entropy.
+and values of fewer than eight different characters (`xxxxxxxx`). Gitleaks also leaves out values such as `xxxxxxxx`,
+for their low entropy.
 
-Each rule lists literal strings, and is tried only if one of them occurs in a code of the text (`Clues.codes`). A code
-is a run of at least SHORTEST_CODE characters of the kind that keys consist of. A value that a rule matches always lies
-within one code.
+Each rule has a list of literal strings. The rule is tried only if one of these strings occurs in a code of the text
+(`Clues.codes`). A code is a run of at least SHORTEST_CODE characters of the kind that keys consist of. A value that a
+rule matches always lies within one code.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ _LETTERS, _NUMERALS = re.compile("[A-Za-z]"), re.compile("[0-9]")
 
 
 def credentials(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """Find API keys, tokens and private keys in the text of `clues`. Yields (start, end, service). The service is the
-    one that issues such keys, "private_key", or "named" for a value that the text assigns to a name such as `api_key`.
-    The matches are in no order and may overlap."""
+    """Find API keys, tokens and private keys in the text of `clues`. Yields (start, end, service). `service` is the
+    name of the service that issues such keys, or "private_key", or "named" for a value that the text assigns to a name
+    such as `api_key`. The results are in no order and may overlap."""
     text, codes = clues.text, clues.codes
     if "PRIVATE KEY" in text:
         yield from _private_keys(text)
@@ -115,8 +115,9 @@ def credentials(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def _assigned_secrets(text: str, codes: list[Span]) -> Iterator[tuple[int, int, str]]:
-    """Find values that a text assigns to a name that says that they are secret, such as `api_key = …`. `codes` are the
-    spans of long runs of characters that keys consist of. Yields (start, end, "named")."""
+    """Find secret values that a text assigns to a name, such as `api_key = …`. The name must say that the value is
+    secret. `codes` holds the spans of long runs of the characters of which keys consist. Yields (start, end,
+    "named")."""
     place, name_occurs = 0, None
     for start, end in codes:
         # a match may begin before the run, with the equals sign, blanks and opening quote, and end after it, with the
@@ -135,15 +136,16 @@ def _assigned_secrets(text: str, codes: list[Span]) -> Iterator[tuple[int, int, 
 
 
 def _secret(value: str) -> bool:
-    """Whether a value may be a real API key: it does not contain EXAMPLE, and it has at least eight different
+    """Return whether a value may be a real API key: it does not contain EXAMPLE, and it has at least eight different
     characters."""
     return "EXAMPLE" not in value.upper() and len(set(value)) >= 8
 
 
 def _private_keys(text: str) -> Iterator[tuple[int, int, str]]:
     """Find private keys in PEM and PGP blocks (RFC 7468, RFC 9580). Yields (start, end, "private_key"). A block ends
-    with its end line. A block without an end line ends before the first character that cannot occur in a key, or after
-    _PEM_LONGEST characters. Blocks with fewer than 16 different characters, or with EXAMPLE in them, are left out."""
+    with its end line ("-----END …"). A block without this line ends before the first character that cannot occur in a
+    key, or after _PEM_LONGEST characters. Blocks with fewer than 16 different characters, or with EXAMPLE in them, are
+    left out."""
     place = 0
     while begun := _PEM.search(text, place):
         limit = begun.end() + _PEM_LONGEST

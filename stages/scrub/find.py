@@ -1,11 +1,11 @@
 """Finds personal data of all kinds in a text, by running the finders (functions that each search for one kind of data).
 
-A finder gets a text in which everything that other finders have found is replaced by NULs, which no finder accepts as
-part of a value. It searches only the stretches that can hold its values (`stages.scrub.clues`). The finders of e-mail
-and IP addresses come first and run once, as in datatrove; so does the finder of telephone numbers that begin with a
-plus. The other finders are repeated as long as they find something, at most ROUNDS times: when one value has been
-removed, the value next to it may no longer look like part of a longer one. A second scrubbing of an ordinary text
-therefore finds nothing new.
+A value that one finder has found is replaced by NULs before the next finder searches the text. No finder accepts NULs
+as part of a value. Most finders search only the stretches that can hold their values (`stages.scrub.clues`). The
+finders of e-mail and IP addresses come first and run once, as in datatrove; so does the finder of telephone numbers
+that begin with a plus. The other finders are repeated as long as they find something, at most ROUNDS times, because a
+value is not accepted while it looks like part of a longer one, and may be accepted when the value next to it has been
+removed. A second scrubbing of an ordinary text therefore finds nothing new.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ ROUNDS = 5
 
 
 class Match(NamedTuple):
-    """A value of personal data at text[start:end], in characters. `kind` is the kind of data, as in the settings of the
-    step `pii` (`emails`, `ids` …). `rule` is more specific (the country of an id, the service of a key), or ""."""
+    """A value of personal data that was found at text[start:end], in characters. `kind` is the kind of data, as in the
+    settings of the step `pii` (`emails`, `ids` …). `rule` is more specific (the country of an id, the service of a
+    key), or ""."""
 
     start: int
     end: int
@@ -33,8 +34,9 @@ class Match(NamedTuple):
 
 def find(text: str, single_pass: Iterable[tuple[str, Finder]], repeated: Iterable[tuple[str, Finder]]) -> list[Match]:
     """Find personal data in `text`, and return the matches in order, without overlaps. A finder is a function that
-    searches for one kind of data. The finders in `single_pass` run once. Those in `repeated` run as long as they find
-    something, at most ROUNDS times."""
+    searches for one kind of data. `single_pass` and `repeated` hold (kind of data, finder). The finders in
+    `single_pass` run once. Those in `repeated` run again as long as one of them finds something, at most ROUNDS
+    times."""
     result: list[Match] = []
     clues = Clues(text)
     for kind, finder in single_pass:
@@ -56,8 +58,8 @@ def find(text: str, single_pass: Iterable[tuple[str, Finder]], repeated: Iterabl
 
 
 def merged(matches: list[Match], others: list[Match]) -> list[Match]:
-    """Return all of `matches` and those of `others` that overlap none of `matches`, in order. Neither list may have
-    overlaps in itself."""
+    """Return all of `matches`, and those of `others` that overlap none of `matches`, in the order of the text. The
+    matches within each of the two lists must be in order and must not overlap."""
     result, place = list(matches), 0
     for match in others:
         while place < len(matches) and matches[place].end <= match.start:
@@ -68,8 +70,8 @@ def merged(matches: list[Match], others: list[Match]) -> list[Match]:
 
 
 def _without_overlaps(matches: list[Match]) -> list[Match]:
-    """Sort matches and remove overlaps. Of two matches that overlap, the one that begins first stays. If both begin at
-    one place, the longer one stays."""
+    """Return matches in the order of the text, without overlaps. Of two matches that overlap, the one that begins first
+    stays. If both begin at one position, the longer one stays."""
     result: list[Match] = []
     for match in sorted(matches, key=lambda m: (m.start, -m.end, m.rule)):
         if not result or match.start >= result[-1].end:
@@ -78,7 +80,7 @@ def _without_overlaps(matches: list[Match]) -> list[Match]:
 
 
 def _blanked(text: str, matches: list[Match]) -> str:
-    """Return `text` with every character of the matches replaced by NUL, so that it is not found again."""
+    """Return `text` with every character of the matches replaced by NUL, so that no finder finds them again."""
     pieces: list[str] = []
     place = 0
     for start, end, *_ in matches:

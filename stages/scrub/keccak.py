@@ -8,8 +8,8 @@ _RATE = 136
 
 
 def _constants() -> tuple[list[int], list[tuple[int, int, int]]]:
-    """Compute the constants of the Keccak permutation. Returns (the round constants, by the LFSR of FIPS 202, 3.2.5;
-    (source lane, bits of rotation, target lane) for each lane in the steps rho and pi)."""
+    """Compute the constants of the Keccak permutation. Returns two lists: the round constants, by the LFSR of FIPS 202,
+    3.2.5; and, for each lane in the steps rho and pi, (source lane, bits of rotation, target lane)."""
     rounds, state = [], 1
     for _ in range(24):
         constant = 0

@@ -1,9 +1,11 @@
-"""Finds names of persons and postal addresses by a model trained elsewhere, since no rule can find them.
+"""Finds names of persons and postal addresses by a model, because no rule can find them. The model must have been
+trained elsewhere.
 
-The model is a folder on this machine. It is only read: nothing is fetched from the network, and no code of the model
-runs. It is a spaCy pipeline (as `nlp.to_disk` writes it: an entity recogniser or ruler) or a Hugging Face model of
-token classification (as `save_pretrained` writes it: config.json, model.safetensors, tokenizer.json). `LABELS` says
-what its labels mean. Places that are not addresses (GPE, LOC, CITY …) and organisations are not personal data.
+The model is a folder on this machine. The folder is used only as data: nothing is fetched from the network, and no code
+in the folder runs. It holds a spaCy pipeline (as `nlp.to_disk` writes it: an entity recogniser or ruler) or a Hugging
+Face model of token classification (as `save_pretrained` writes it: config.json, model.safetensors, tokenizer.json).
+`LABELS` says which label of a model stands for which kind of data. Places that are not addresses (GPE, LOC, CITY …) and
+organisations are not personal data.
 """
 
 from __future__ import annotations
@@ -39,12 +41,12 @@ Entities = Callable[[str], Iterable[tuple[int, int, str]]]
 
 
 class Tagger:
-    """A loaded model that finds personal data of some kinds: names of persons, postal addresses."""
+    """A loaded model that finds personal data in texts: names of persons, postal addresses, or both."""
 
     def __init__(self, folder: str | Path, kinds: Iterable[str]) -> None:
         """Load the model in `folder`. `kinds` are the kinds of data to find, keys of LABELS. Raises ValueError if the
-        folder holds no supported model, if a library that it needs is missing, or if the model has no label for one of
-        the kinds."""
+        folder holds no supported model, if a library that the model needs is missing, or if the model has no label for
+        one of the kinds."""
         for message in problems(folder, kinds):
             raise ValueError(message)
         self._kind = {label: kind for kind in kinds for label in LABELS[kind]}
@@ -52,8 +54,9 @@ class Tagger:
 
     def find(self, text: str) -> Iterator[tuple[int, int, str, str]]:
         """Find personal data in a text. Yields (start, end, kind, label) of each value, in order, without overlaps.
-        Neighbours of one kind, with at most three blanks, commas and similar signs between them, are merged if they are
-        parts of an address or have different labels, such as first name and surname. The label is that of the first."""
+        Neighbouring values of one kind, with at most three blanks, commas and similar signs between them, become one
+        value if they are parts of an address or have different labels, such as first name and surname. The label of the
+        whole is that of its first part."""
         pending: tuple[int, int, str, str] | None = None
         for start, end, label in self._entities(text):
             kind = self._kind.get(normalised_label(label))
@@ -93,9 +96,9 @@ def memory_mb(folder: str | Path) -> int:
 
 
 def problems(folder: str | Path, kinds: Iterable[str]) -> list[str]:
-    """Say why a folder holds no model that finds the kinds of personal data in `kinds`, and what to do. Returns
-    messages, [] if the folder is fine. The model is not loaded. Raises ValueError if the file that describes the model
-    (meta.json or config.json) holds no JSON object."""
+    """Check whether a folder holds a model that finds the kinds of personal data in `kinds`. Returns messages that say
+    what is wrong and what to do; [] if nothing is. The model is not loaded. Raises ValueError if the file that
+    describes the model (meta.json or config.json) holds no JSON object."""
     path = Path(folder)
     if _is_spacy(path):
         missing, extra = [name for name in ("spacy",) if find_spec(name) is None], "pipeline"
@@ -143,8 +146,9 @@ def _spacy(folder: Path) -> Entities:
 
 
 def _pieces(text: str, longest: int) -> Iterator[tuple[int, str]]:
-    """Cut a text into pieces of at most `longest` characters: after the last line break in the second half of a piece,
-    or else after the last space there, or else inside a word. Yields (offset, piece)."""
+    """Cut a text into pieces of at most `longest` characters, so that a model can read it piece by piece. A cut is made
+    after the last line break in the second half of a piece, or else after the last space in that half, or else inside a
+    word. Yields (offset of the piece in the text, piece)."""
     start = 0
     while start < len(text):
         end = min(start + longest, len(text))
@@ -192,8 +196,8 @@ def _transformer(folder: Path) -> Entities:
             yield begun
 
     def tokens(text: str) -> Iterator[tuple[int, int, str]]:
-        """Label each token of a text. Yields (start, end, label). The model sees a long text in windows that overlap; a
-        token in two windows comes once, with the label from the window in which it is farther from a border."""
+        """Label each token of a text. Yields (start, end, label). The model reads a long text in windows that overlap.
+        A token in two windows is yielded once, with the label from the window in which it is farther from a border."""
         windows = tokenizer(text, truncation=True, max_length=longest, stride=2 * _BORDER, verbose=False,
                             return_overflowing_tokens=True, return_offsets_mapping=True,
                             return_special_tokens_mask=True)

@@ -41,9 +41,9 @@ class Finder:
     """Finds the national identity numbers of some countries in texts, by the countries' rules."""
 
     def __init__(self, rules: Sequence[NumberRule], anywhere: bool = False) -> None:
-        """Compile the rules. A rule may have weak forms, which other numbers may match, too. A match of a weak form is
-        normally accepted only after a word that names the number, such as "ssn". With `anywhere` it is accepted without
-        such a word."""
+        """Prepare the search by `rules`. A rule may have weak forms, which are forms that numbers of other kinds have,
+        too. A match of a weak form is normally accepted only after a word that names the number, such as "ssn". With
+        `anywhere`, the match is accepted without such a word."""
         #: form → (rule, pattern of the words that must stand before; None: no word needed)
         self.forms: dict[str, list[tuple[NumberRule, re.Pattern[str] | None]]] = {}
         #: gate → (pattern of whole values, rule, pattern of the words before) of the rules that have this gate
@@ -65,7 +65,7 @@ class Finder:
         self.fewest = max(min((sum(map(int, _SIZES.findall(form))) for form in self.forms), default=0), FEWEST_DIGITS)
 
     def find(self, clues: Clues) -> Iterator[tuple[int, int, str]]:
-        """Find identity numbers in the text of `clues`. Yields (start, end, country), in no order; matches may
+        """Find identity numbers in the text of `clues`. Yields (start, end, country), in no order; results may
         overlap."""
         text = clues.text
         for gate, rules in self.letters.items():
@@ -85,9 +85,9 @@ class Finder:
                         yield from self._in_run(text, begun, min(begun + _PIECE, end))
 
     def _in_run(self, text: str, start: int, end: int) -> Iterator[tuple[int, int, str]]:
-        """Find identity numbers in text[start:end], a run of digits with separators, and yield (start, end, country).
-        Each group of digits between blanks is tried alone, and then together with the groups after it, up to
-        _MOST_GROUPS in all."""
+        """Find identity numbers in text[start:end], a run of digits with separators. Yields (start, end, country). Each
+        group of digits between blanks is tried as a number, and then each row of groups that begins with it, of up to
+        _MOST_GROUPS groups."""
         words = [m.span() for m in _WORD.finditer(text, start, end)]
         bare = [text[a:b].isdigit() for a, b in words]
         for number, (first, last) in enumerate(words):
@@ -105,9 +105,9 @@ class Finder:
                         yield from self._matching_form(text, first, words[other][1], form)
 
     def _matching_form(self, text: str, start: int, end: int, form: str) -> Iterator[tuple[int, int, str]]:
-        """Yield (start, end, country) if a rule accepts text[start:end] as an identity number. `form` describes its
-        digits: sizes of groups with the separators between them, such as "3-2-4". If several rules accept it, the first
-        one gives the country."""
+        """Yield (start, end, country) if a rule accepts text[start:end] as an identity number, and nothing otherwise.
+        `form` describes the digits there: the sizes of groups, with the separators between them, such as "3-2-4". If
+        several rules accept the number, the first of them gives the country."""
         for rule, words in self.forms.get(form, ()):
             if self._counts(text, start, end, rule, words):
                 yield start, end, rule.country
@@ -115,23 +115,25 @@ class Finder:
 
     @staticmethod
     def _counts(text: str, start: int, end: int, rule: NumberRule, words: re.Pattern[str] | None) -> bool:
-        """Whether text[start:end] is an identity number by `rule`, and its surroundings fit. Its digits and letters
-        must not all be the same. It must not be part of something longer, such as a word. One of `words` must precede
-        it; if `words` is None, it must not be inside a URL."""
+        """Return whether text[start:end] is an identity number by `rule`, and the text around it fits. The digits and
+        letters of the number must not all be the same. The number must not be part of something longer, such as a word.
+        One of `words` must precede the number. If `words` is None, no word is needed, but the number must not be inside
+        a URL."""
         value = text[start:end].translate(_NOT_VALUE)
         return (len(set(value)) > 1 and rule.valid(value.upper()) and stands_alone(text, start, end)
                 and (word_before(text, start, words) if words is not None else not in_address(text, start)))
 
 
 def _size(run: re.Match[str]) -> str:
-    """Return the number of digits of a run, as a string. This string stands for the run in the form of a number, such
-    as "3-2-4"."""
+    """Return the number of digits of a matched run, as a string. `Finder` uses this to describe the form of a number,
+    such as "3-2-4"."""
     return str(run.end() - run.start())
 
 
 def _goes_on(words: list[tuple[int, int]], first: int, last: int) -> bool:
-    """Whether the groups of digits from `first` to `last` are part of a longer row of groups of equal size. This is so
-    if the group before them is as long as the first, or the group after them is as long as the last."""
+    """Return whether the groups of digits from number `first` to number `last` are part of a longer row of groups of
+    equal size. That is the case if the group before them is as long as the group `first`, or the group after them is as
+    long as the group `last`. `words` holds the (start, end) of all groups."""
     sizes = [end - start for start, end in words]
     return (first > 0 and sizes[first - 1] == sizes[first]) or (
         last + 1 < len(sizes) and sizes[last + 1] == sizes[last])
@@ -139,6 +141,7 @@ def _goes_on(words: list[tuple[int, int]], first: int, last: int) -> bool:
 
 @lru_cache(maxsize=16)
 def finder(countries: tuple[str, ...], anywhere: bool = False) -> Finder:
-    """Return the Finder for the identity numbers of some countries, each given by two lower-case letters; "all" stands
-    for every country. With `anywhere`, forms that other numbers have, too, count without a word before them."""
+    """Return the Finder for the identity numbers of some countries. A country is given by two lower-case letters; "all"
+    stands for every country. Numbers of a form that other numbers have, too, are accepted only after a word that names
+    them, unless `anywhere` is true."""
     return Finder([rule for rule in RULES if "all" in countries or rule.country in countries], anywhere)

@@ -1,5 +1,5 @@
-"""Finds e-mail and IPv4 addresses as datatrove 0.10.1 does (`PIIFormatter`), and IPv6 addresses, in time proportional
-to the length of the text."""
+"""Finds e-mail and IPv4 addresses in texts as datatrove 0.10.1 does (`PIIFormatter`), and IPv6 addresses. The time is
+proportional to the length of the text."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def emails(clues: Clues) -> Iterator[tuple[int, int, str]]:
     """Find e-mail addresses in the text of `clues`, as datatrove's pattern does, but without its quadratic search.
     Yields (start, end, "email").
 
-    An address holds one @, and its local part (the part before the @) holds none. From each @ the domain is matched
-    forwards. Then the local part is searched backwards, to the previous address or @ at most. No character is therefore
-    read more than twice.
+    An address holds exactly one @, after its local part. From each @ the domain is matched forwards. Then the local
+    part is matched backwards from the @, at most to the end of the previous address or to the previous @. No character
+    is therefore read more than twice.
     """
     text, read_until = clues.text, 0
     sign = text.find("@")
@@ -52,7 +52,8 @@ def emails(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 def _local(text: str, start: int, sign: int) -> int:
     """Return the position at which the local part of an e-mail address (the part before the @) begins; -1 if there is
-    none. It is the longest one that ends at `sign`, the position of the @, and does not begin before `start`."""
+    none. `sign` is the position of the @. The local part is taken as long as possible, but does not begin before
+    `start`."""
     if sign <= start or text[sign - 1] not in _ATOMS:
         return -1
     first = sign - 1

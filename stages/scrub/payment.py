@@ -6,11 +6,11 @@ Mastercard 51-55 and 2221-2720 (16), American Express 34, 37 (15), Diners Club 3
 UnionPay 62, 81 (16-19), Maestro 50, 56-58, 6304, 6390, 6759, 676 (12-19), Mir 2200-2204 (16-19), RuPay 60 (16), 82
 (16-19), Troy 9792 (16). RuPay's 65, 81 and 508, and the numbers of Elo and Hipercard, lie inside these ranges. Digits
 form one run, or the groups printed on cards, separated by blanks or hyphens. A number of 12 or 13 digits counts only
-after a word about cards, since article and order numbers are as long. A number that begins with 2 to 6 and is of no
-issuer's range and length also needs such a word.
+after a word about cards, because article and order numbers have this length, too. A number that begins with 2 to 6, but
+whose beginning and length fit no issuer, also needs such a word.
 
-IBAN: ISO 13616; lengths by country from the SWIFT registry, check digits 02 to 98 by MOD 97-10; the number is written
-in one piece or in groups of four separated by blanks or hyphens, in capitals or small letters.
+Bank accounts (IBAN): ISO 13616, lengths by country from the SWIFT registry, check digits 02 to 98 by MOD 97-10. The
+number is written in one piece or in groups of four separated by blanks or hyphens, in capitals or small letters.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ _TEST_CARDS = frozenset((
 
 
 def cards(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """Find numbers of payment cards in the text of `clues`. Yields (start, end, "")."""
+    """Find numbers of payment cards in the text of `clues`. Yields (start, end, ""). The third value is empty because
+    cards have no rule of their own (`Match.rule`)."""
     for start, end in clues.numbers(_FEWEST):
         yield from _cards(clues.text, start, end)
 
@@ -68,15 +69,15 @@ def _cards(text: str, place: int, stop: int) -> Iterator[tuple[int, int, str]]:
 
 
 def _card_number(digits: str) -> bool:
-    """Whether `digits` may be the number of a payment card. Four conditions must hold. The number begins with 2 to 6
-    (other digits are for airlines and so on, ISO/IEC 7812) or lies in an issuer's range. Its check digit is right. It
-    has more than two different digits. It is no published test number."""
+    """Return whether `digits` may be the number of a payment card. Four conditions must hold. The number begins with 2
+    to 6 (numbers of airlines and so on begin with other digits, ISO/IEC 7812) or lies in an issuer's range. Its check
+    digit is right. It has more than two different digits. It is no published test number."""
     return (digits[0] in "23456" or _issued(digits)) and luhn(digits) and digits not in _TEST_CARDS and \
         len(set(digits)) > 2
 
 
 def _issued(digits: str) -> bool:
-    """Whether a card issuer assigns numbers that begin with these digits and are as long."""
+    """Return whether a card issuer assigns numbers that begin like `digits` and have as many digits."""
     for low, high, lengths in _ISSUERS:
         if low <= int(digits[:len(str(low))]) <= high:
             return len(digits) in lengths
@@ -84,9 +85,10 @@ def _issued(digits: str) -> bool:
 
 
 def _plausible(text: str, start: int, end: int, digits: str, separator: str | None) -> bool:
-    """Whether the text around text[start:end] fits a card number. Digits in groups (with a `separator`) must not be
-    part of a longer row of groups of four, and a bare run of digits must not be in a URL. A number of up to 13 digits,
-    or one that no known issuer assigns, needs a word about cards before it."""
+    """Return whether the text around text[start:end] fits a card number, whose digits are `digits`. If the digits are
+    in groups (with a `separator`), they must not be part of a longer row of groups of four. If they are a bare run, it
+    must not be in a URL. A number of up to 13 digits, or one that no known issuer assigns, needs a word about cards
+    before it."""
     if separator is None:
         if in_address(text, start):
             return False

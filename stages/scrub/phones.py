@@ -3,12 +3,12 @@
 International form: a country calling code of ITU-T E.164 after `+` or `00`, and as many digits as numbers of that
 country have. After `00`, the digits must be in groups, or a word for telephone must precede them. Groups may be
 separated by blanks, dots, hyphens, slashes and brackets. A trunk zero may be in brackets, and an extension may follow.
-No library is needed to find this form. Numbers reserved for fiction (NANPA 555-0100 to 0199, Ofcom 07700 900000 to
-900999) belong to nobody and are not reported.
+No library is needed to find the international form. Numbers reserved for fiction (NANPA 555-0100 to 0199, Ofcom 07700
+900000 to 900999) belong to nobody and are not reported.
 
-Local form: numbers without a country calling code are found only if a region is given, since a telephone number of one
-country may be an article number in another. `phonenumbers` (Google's libphonenumber) decides whether a candidate is
-valid in the region, which takes 50 µs.
+Local form: numbers without a country calling code are found only if a region is given, because digits that are a
+telephone number in one country may be an article number in another. The library `phonenumbers` (Google's
+libphonenumber) decides whether a candidate is valid in the region, which takes 50 µs for each candidate.
 """
 
 from __future__ import annotations
@@ -66,15 +66,16 @@ _WORDS = re.compile(
 
 def international(clues: Clues) -> Iterator[tuple[int, int, str]]:
     """Find telephone numbers in international form in the text of `clues`: with a country calling code after `+` or
-    `00`. Yields (start, end, "")."""
+    `00`. Yields (start, end, ""); the third value is always empty, because telephone numbers have no rule
+    (`Match.rule`)."""
     yield from with_plus(clues)
     if "00" in clues.text:
         yield from _international(clues.text, _ZEROS, 2)
 
 
 def with_plus(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """Find telephone numbers that begin with a plus in the text of `clues`. Yields (start, end, ""). A number with a
-    plus is hardly ever anything but a telephone number."""
+    """Find telephone numbers that begin with a plus in the text of `clues`. Yields (start, end, ""). Such a number is
+    hardly ever anything but a telephone number, so no further clue is needed."""
     if "+" in clues.text:
         yield from _international(clues.text, _PLUS, 1)
 
@@ -100,9 +101,9 @@ def _international(text: str, pattern: re.Pattern[str], prefix: int) -> Iterator
 
 
 def _end(text: str, start: int, furthest: int, prefix: int) -> int:
-    """Return the position at which the telephone number that begins at `start` ends, with its extension; 0 if no number
-    begins there. The number without the extension ends at `furthest` or before, and never inside a group of digits.
-    `prefix` is the length of `+` or `00` at its beginning."""
+    """Return the position at which the telephone number that begins at `start` ends, including its extension; 0 if no
+    number begins there. Without the extension, the number ends at `furthest` or before, and never inside a group of
+    digits. `prefix` is the length of the `+` or `00` with which the number begins."""
     ends = [run.end() for run in _DIGITS.finditer(text, start, furthest)]
     for end in reversed(ends):
         if end < len(text) and (text[end].isalnum() or text[end] == "_") and not _EXTENSION.match(text, end):
@@ -126,7 +127,7 @@ def _brackets(text: str, start: int, end: int) -> int:
 
 
 def _possible(digits: str) -> bool:
-    """Whether `digits`, a country calling code with a number after it, can be an assigned telephone number."""
+    """Return whether `digits`, a country calling code followed by a number, can be an assigned telephone number."""
     code = digits[0] if digits[0] in "17" else digits[:2] if digits[:2] in _TWO_DIGITS else digits[:3]
     if code in _UNASSIGNED or (code not in _LENGTHS and len(code) < 3):
         return False
@@ -148,9 +149,9 @@ _LOCAL = re.compile(rf"[0-9](?:{_SEPARATOR}{{0,2}}[0-9]){{6,13}}")
 
 def local(clues: Clues, region: str) -> Iterator[tuple[int, int, str]]:
     """Find telephone numbers as they are written inside `region` (two letters, ISO 3166), in the text of `clues`.
-    Yields (start, end, ""). A number counts if `phonenumbers` calls it valid there, and if it is in groups, begins with
-    the trunk prefix 0, or follows a word for telephone. If it has fewer than 8 characters, it must follow such a word.
-    Dates, and digits inside a URL, do not count."""
+    Yields (start, end, ""). A number must be valid in the region by the library `phonenumbers`. In addition, it must be
+    written in groups, begin with the trunk prefix 0, or follow a word for telephone. A number of fewer than 8
+    characters must follow such a word. Dates, and digits inside a URL, do not count."""
     text, place = clues.text, 0
     while match := _LOCAL.search(text, place):
         start, end = match.span()

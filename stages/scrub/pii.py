@@ -1,9 +1,9 @@
 """Replaces personal data in text by placeholders or pseudonyms, or drops the documents that hold it.
 
-`scrub_text` and `scrub_value` are for everything that is shown or sampled (reports, quarantine, dropped documents).
-They find all kinds of personal data that can be found without a model. `Pii` is the step of a recipe. All three take
-time proportional to the length of the text, so no hostile page can make them exceed a time limit. docs/pii.md explains
-how to choose kinds and replacements.
+`Pii` is the step of a recipe. The functions `scrub_text` and `scrub_value` scrub everything that is shown or sampled
+(reports, quarantine, dropped documents). They find all kinds of personal data that can be found without a model. The
+step and the functions take time proportional to the length of the text, so no hostile page can make them exceed a time
+limit. docs/pii.md explains how to choose kinds and replacements.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ class Pii(Stage):
     are replaced (FineWeb, arXiv 2406.17557, section 3.8).
 
     Dialect (the code it follows): datatrove 0.10.1 (`PIIFormatter`) for e-mail and IP addresses. The text is byte for
-    byte what a newly made `PIIFormatter` returns for the document. datatrove cycles through several replacements across
-    all documents of a process, so its text depends on the documents before; in this step the cycle starts anew with
-    each document. The domain of an e-mail address is searched for at most 319 characters after the @. The other kinds
-    of data are off by default; the modules in `stages.scrub` say what they find and why. Names and postal addresses are
-    found by a model (`stages.scrub.names`), whose results may differ between kinds of CPU.
+    byte what a newly made `PIIFormatter` returns for the document. datatrove uses several replacements in turn across
+    all documents of a process, so its text of a document depends on earlier documents. In this step, the turns begin
+    anew with each document. The domain of an e-mail address is searched for at most 319 characters after the @. The
+    other kinds of data are off by default; the modules in `stages.scrub` say what is found and why. Names and postal
+    addresses are found by a model (`stages.scrub.names`), whose results may differ between kinds of CPU.
 
     For each kind that is on, the signal `pii_KIND` (a number stored with the document) counts the values that the text
-    held. A document with a kind named in `drop` is dropped; the reason is the signal's name. With `audit`, `meta.pii`
-    says where the replacements are in the text that this step returns: [{kind, rule, start, end}] in UTF-8 bytes, never
-    the values themselves.
+    held. A document that holds data of a kind named in the setting `drop` is dropped; the reason is the name of the
+    signal. With `audit`, `meta.pii` says where the replacements are in the text that this step returns: [{kind, rule,
+    start, end}] in UTF-8 bytes, never the values themselves.
 
-    The strings of `meta` (title, canonical address …) are treated like the text but not counted. `url` stays unchanged,
-    since it identifies the page for deduplication. The borders of `loss_spans` (the stretches of a text that training
-    learns from) move with the text, and the cycle of replacements also starts anew at these borders. A document in
-    which a value lies across a border is quarantined.
+    Values in the strings of `meta` (title, canonical address …) are also replaced, but not counted. The document's
+    `url` stays unchanged, because it identifies the page for deduplication. The positions in `loss_spans` (the
+    stretches of a text that training learns from) are adapted to the new text, and replacements that are used in turn
+    also begin anew at each border of a span. A document in which a value lies across such a border is quarantined.
     """
 
     name = "pii"
@@ -194,11 +194,12 @@ class Pii(Stage):
 
     def _replaced(self, text: str, matches: list[Match], spans: list[dict[str, int]]
                   ) -> tuple[str, list[dict[str, int]], list[dict[str, Any]]]:
-        """Replace the matches in a text. `spans` are the loss spans (the stretches of a text that training learns
-        from), in UTF-8 bytes. Returns (new text, moved spans, entries for `meta.pii` if the setting `audit` is on).
+        """Replace the matches (values of personal data) in a text. `spans` are the loss spans (the stretches of a text
+        that training learns from), in UTF-8 bytes. Returns (the new text, the spans in the new text, entries for
+        `meta.pii` if the setting `audit` is on).
 
-        Raises ValueError if a value crosses the border of a span, since the model would then be trained on a part of
-        the value. The error puts the document aside, into quarantine.
+        Raises ValueError if a value crosses the border of a span, because the model would then be trained on a part of
+        the value. Because of this error, the engine quarantines the document.
         """
         data = text.encode("utf-8", "surrogatepass") if spans else b""
         ends = [*(cut for span in spans for cut in (span["start"], span["end"])), len(data)]
@@ -232,7 +233,7 @@ class Pii(Stage):
 
 
 def kinds_on(config: Any) -> tuple[str, ...]:
-    """Return the kinds of personal data that the settings turn on, in the order of KINDS."""
+    """Return the kinds of personal data that the settings turn on, in the order of the constant KINDS."""
     switches = {"ips": config.ips or config.ipv6}
     return tuple(kind for kind in KINDS if switches.get(kind, getattr(config, kind)))
 
@@ -240,7 +241,8 @@ def kinds_on(config: Any) -> tuple[str, ...]:
 def _finders(config: Any) -> tuple[list[tuple[str, Finder]], list[tuple[str, Finder]]]:
     """Return the finders (functions that each search for one kind of personal data) that the settings turn on, as two
     lists of (kind, finder): those that search a text once, and those that search it again until they find nothing new
-    (`find.ROUNDS` times at most). In each list the most reliable finders come first."""
+    (`find.ROUNDS` times at most). In each list, the most reliable finders come first, because a value that one finder
+    has found is hidden from the later ones."""
     single_pass: list[tuple[str, Finder]] = []
     if config.emails:
         single_pass.append(("emails", emails))
@@ -296,8 +298,8 @@ def _finders_of_all_kinds() -> tuple[list[tuple[str, Finder]], list[tuple[str, F
 
 
 def _placeholder(match: Match, _text: str, turns: dict[str, int]) -> str:
-    """Return the placeholder that replaces a match. Some kinds of data have several placeholders, which are used in
-    turn; `turns` counts how many were used."""
+    """Return the placeholder that replaces a match (a value of personal data). Some kinds of data have several
+    placeholders, which are used in turn. `turns` counts, for each rule, how many were used, and is updated."""
     circle = PLACEHOLDERS.get(match.rule) or PLACEHOLDERS[match.kind]
     if len(circle) == 1:
         return circle[0]
@@ -308,9 +310,9 @@ def _placeholder(match: Match, _text: str, turns: dict[str, int]) -> str:
 
 def _pieces(text: str, matches: Sequence[Match], replacement: Callable[[Match, str, dict[str, int]], str], start: int,
             end: int) -> list[str]:
-    """Cut text[start:end] into pieces and replace the matches in it. The pieces are the text before, between and after
-    the matches, and the replacement of each match. The first match gets the first of the placeholders that are used in
-    turn."""
+    """Return text[start:end] with the matches replaced, as a list of pieces whose concatenation is the new text. The
+    pieces are the text before, between and after the matches, and, in between, the replacement of each match.
+    Placeholders that are used in turn begin with the first one."""
     pieces: list[str] = []
     turns: dict[str, int] = {}
     for match in matches:
@@ -325,16 +327,17 @@ def _size(text: str) -> int:
 
 
 def scrub_text(text: str) -> str:
-    """Replace the personal data in a text by placeholders, for every text that is shown to people. This function finds
-    all kinds of data except names and postal addresses: ids of all countries, but telephone numbers in international
-    form only, and no IP addresses of private and reserved networks. No model and no library is needed."""
+    """Return a text with the personal data in it replaced by placeholders. This is done with every text that is shown
+    to people. The function finds all kinds of data except names and postal addresses: ids of all countries, but
+    telephone numbers in international form only, and no IP addresses of private and reserved networks. It needs no
+    model and no library."""
     matches = find(text, *_finders_of_all_kinds())
     return "".join(_pieces(text, matches, _placeholder, 0, len(text))) if matches else text
 
 
 def scrub_part(text: str, start: int, end: int) -> str:
-    """Return text[start:end] with the personal data replaced as by `scrub_text`. The whole text is searched, so a value
-    of which only a part is in text[start:end] is replaced, too."""
+    """Return text[start:end] with the personal data in it replaced as by `scrub_text`. The whole text is searched, so
+    that a value that lies only partly in text[start:end] is replaced, too."""
     matches = [match for match in find(text, *_finders_of_all_kinds()) if match.end > start and match.start < end]
     return "".join(_pieces(text, matches, _placeholder, start, end))
 

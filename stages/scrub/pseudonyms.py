@@ -2,13 +2,14 @@
 corpus (`Pseudonyms.fake`). Without the key, nobody can find out which value a fake stands for, not even by trying all
 values.
 
-A fake is made from a keyed hash of the value (BLAKE2b, RFC 7693), in the form of its kind of data. It belongs to
+A fake is made from a keyed hash of the value (BLAKE2b, RFC 7693), and looks like data of the same kind. It belongs to
 nobody, and is not replaced again when a text is scrubbed a second time. Fakes are mail at example.com (RFC 2606),
 documentation addresses (RFC 5737, RFC 3849), cards that begin with 411111 and fail Luhn's check, IBANs with check
 digits 00, 555-01xx telephone numbers (NANPA), ids that begin with zeros or X and fit no country, keys and wallets that
 show by EXAMPLE or zeros that they are no real ones, and Person-0123456789 or Address-0123456789. There are only 762
-fakes of IPv4 addresses and 80,000 of telephone numbers, so values share them. Layout (blanks, hyphens) and prefixes of
-countries or services are kept where they tell a reader what kind of value was replaced.
+fakes of IPv4 addresses and 80,000 of telephone numbers, so several values may have the same fake. The layout of a value
+(blanks, hyphens) and the prefix of a country or service are kept where they tell a reader what kind of value was
+replaced.
 """
 
 from __future__ import annotations
@@ -43,12 +44,17 @@ class Pseudonyms:
         self._key = blake2b(key, digest_size=32).digest()
 
     def fake(self, kind: str, rule: str, value: str) -> str:
-        """Return the fake that replaces `value`. The following makes no difference: capitals in all kinds but keys and
-        addresses of cryptocurrencies; in these two, the amount of white space; in numbers (telephone numbers, cards,
-        accounts, ids), all characters but letters and digits; the signs between the words of names and postal
-        addresses. Fakes of cards, accounts and ids keep the blanks and hyphens of the value. Any other difference in
-        spelling gives another fake, such as `0049` instead of `+49` in a telephone number, or an IPv6 address in
-        full."""
+        """Return the fake that replaces `value`. `kind` and `rule` are those of the match (`stages.scrub.find.Match`).
+        Two spellings of a value get the same fake if they differ only in the following:
+
+        - in keys and addresses of cryptocurrencies: the amount of white space;
+        - in e-mail and IP addresses: capitals;
+        - in numbers (telephone numbers, cards, accounts, ids): capitals, and all characters but letters and digits;
+        - in names and postal addresses: capitals, and the signs between the words.
+
+        Fakes of cards, accounts and ids keep the blanks and hyphens of the value. Any other difference in spelling
+        gives another fake, such as `0049` instead of `+49` in a telephone number, or an IPv6 address in full.
+        """
         make: Callable[[str, str, Iterator[int]], str] = _MAKERS[kind]
         if kind in ("secrets", "wallets"):
             canonical = " ".join(value.split())
@@ -63,16 +69,17 @@ class Pseudonyms:
         raise AssertionError
 
     def _draws(self, label: str) -> Iterator[int]:
-        """Yield an endless sequence of pseudo-random numbers below 2**32. They depend on `label`, and cannot be
-        predicted without the key."""
+        """Yield an endless sequence of pseudo-random numbers below 2**32. The numbers depend on `label` and on the key,
+        and cannot be predicted without the key."""
         for block in count():
             data = blake2b(f"{block}/{label}".encode("utf-8", "surrogatepass"), key=self._key).digest()
             yield from (int.from_bytes(data[place:place + 4], "little") for place in range(0, 64, 4))
 
 
 def is_fake(kind: str, value: str) -> bool:
-    """Whether `value` has the form of a fake that would otherwise be found and replaced again: a mail or IP address
-    that is reserved for examples, or Person-… or Address-…, which a model may mistake for a name."""
+    """Return whether `value` has the form of a fake that a search for personal data would otherwise find and replace
+    again: a mail or IP address that is reserved for examples, or Person-… or Address-…, which a model may mistake for a
+    name."""
     if kind == "emails":
         return value.lower().endswith(("@example.com", "@example.org", "@example.net"))
     if kind == "ips":
@@ -81,8 +88,8 @@ def is_fake(kind: str, value: str) -> bool:
 
 
 def _looks_real(kind: str, fake: str) -> bool:
-    """Whether a search for personal data could mistake the fake for a real value, so that another fake must be
-    drawn."""
+    """Return whether a search for personal data could mistake the fake for a real value. In that case, the caller draws
+    another fake."""
     if kind == "cards":
         return luhn(_NOT_VALUE.sub("", fake))
     if kind == "ids":
@@ -95,8 +102,8 @@ def _hex(draws: Iterator[int], digits: int) -> str:
 
 
 def _dressed(value: str, draws: Iterator[int], start: str = "") -> str:
-    """Replace the digits and letters of `value`, and keep all other characters. The first digits and letters become the
-    characters of `start`; those after them become random ones, digits for digits and letters for letters."""
+    """Return `value` with other digits and letters; all other characters are kept. The first digits and letters become
+    the characters of `start`. The following ones become random: a digit becomes a digit, and a letter a letter."""
     fixed, out = iter(start), []
     for character in value:
         if not (character.isascii() and character.isalnum()):

@@ -1,10 +1,10 @@
 """Finds addresses of cryptocurrencies, most of which contain a checksum.
 
 Base58Check (Bitcoin wiki): Bitcoin, Litecoin, Dogecoin, Tron, Dash, Zcash, Bitcoin private keys (WIF); XRP with its own
-alphabet. Bech32 and Bech32m (BIP 173, BIP 350): bc1, tb1, ltc1, addr1 (Cardano), cosmos1. Ethereum addresses are 0x and
-40 hex digits. If the digits mix capitals and small letters, the EIP-55 checksum must hold (one random string in 2**12
-passes). If they do not mix them, a word such as 'wallet' must precede the address closely. Addresses without an owner
-(zero, burn addresses with many zeros) are not reported.
+alphabet. Bech32 and Bech32m (BIP 173, BIP 350): bc1, tb1, ltc1, addr1 (Cardano), cosmos1. Ethereum: 0x and 40 hex
+digits. If the digits contain both capitals and small letters, the EIP-55 checksum must hold (one random string in 2**12
+passes). Otherwise, a word such as 'wallet' must closely precede the address. Addresses without an owner (zero, burn
+addresses with many zeros) are not reported.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ CHECKED = 1000
 
 
 def wallets(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """Find addresses of cryptocurrencies in the text of `clues`. Yields (start, end, currency), in no order. The
-    currency is a name such as "bitcoin", or for Bech32 the prefix of the address ("bc"); for a private key of Bitcoin
-    it is "private_key"."""
+    """Find addresses and private keys of cryptocurrencies in the text of `clues`. Yields (start, end, currency), in no
+    order. `currency` is a name such as "bitcoin", or for a Bech32 address its prefix ("bc"). For a private key of
+    Bitcoin, it is "private_key"."""
     text, words = clues.text, [span for span in clues.words if span[1] - span[0] >= _SHORTEST]
     yield from _ethereum(text, words)
     for begin, stop in words:
@@ -57,14 +57,14 @@ def wallets(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def _part_of_word(text: str, start: int, end: int) -> bool:
-    """Whether text[start:end] is part of a longer word, so that it is no address of a cryptocurrency."""
+    """Return whether text[start:end] is part of a longer word. If it is, it is no address of a cryptocurrency."""
     return (start > 0 and (text[start - 1].isalnum() or text[start - 1] in "_+")) or (
         end < len(text) and (text[end].isalnum() or text[end] in "_+="))
 
 
 def _base58(word: str) -> str:
-    """Return the currency of a cryptocurrency address in Base58Check, or "private_key" for a Bitcoin private key; "" if
-    the word is neither."""
+    """Return the currency of `word`, if it is a cryptocurrency address in Base58Check; "private_key" if it is a Bitcoin
+    private key; and "" if it is neither."""
     if word[0] == "r" and len(word) <= 35:
         return "xrp" if _decoded(word, _RIPPLE_VALUE, "r", 25)[:1] == b"\x00" else ""
     size = 25 if len(word) <= 34 else 26 if len(word) == 35 else 37 if word[0] == "5" else 38
@@ -76,8 +76,8 @@ def _base58(word: str) -> str:
 
 
 def _decoded(word: str, values: dict[str, int], zero: str, size: int) -> bytes:
-    """Decode a Base58Check string to `size` bytes; b"" if the length or the checksum is wrong. `values` holds the value
-    of each character, and `zero` is the character for 0."""
+    """Decode a Base58Check string to `size` bytes. The result is b"" if the length or the checksum is wrong, or all
+    bytes are zero. `values` holds the value of each character, and `zero` is the character for 0."""
     number = 0
     for character in word:
         number = number * 58 + values[character]
@@ -89,8 +89,8 @@ def _decoded(word: str, values: dict[str, int], zero: str, size: int) -> bytes:
 
 
 def _bech32(word: str) -> bool:
-    """Whether a Bech32 or Bech32m address has a right checksum (a BCH code over 5-bit groups, with the constant of BIP
-    173 or that of BIP 350)."""
+    """Return whether a Bech32 or Bech32m address has a right checksum (a BCH code over 5-bit groups, with the constant
+    of BIP 173 or that of BIP 350)."""
     name, _, data = word.rpartition("1")
     check = 1
     for value in [*(ord(c) >> 5 for c in name), 0, *(ord(c) & 31 for c in name), *(_BECH32_VALUE[c] for c in data)]:
@@ -118,8 +118,8 @@ def _ethereum(text: str, words: list[Span]) -> Iterator[tuple[int, int, str]]:
 
 
 def _eip55(digits: str) -> bool:
-    """Whether the capitals in the 40 hex digits of an Ethereum address form a right EIP-55 checksum. By EIP-55, a
-    letter is a capital exactly if the hash of the lower-case address has a hex digit from 8 to f at the letter's
+    """Return whether the capitals in the 40 hex digits of an Ethereum address form a right EIP-55 checksum. By EIP-55,
+    a letter is a capital exactly if the hash of the lower-case address has a hex digit from 8 to f at the letter's
     position."""
     marks = keccak256(digits.lower().encode()).hex()
     return all(not c.isalpha() or c.isupper() == (mark > "7") for c, mark in zip(digits, marks))

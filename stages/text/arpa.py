@@ -24,13 +24,14 @@ def compile_arpa(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
                  pieces: bytes = b"") -> list[int]:
     """Compile an ARPA file (plain or .gz) into the model file `out`. Returns the number of n-grams of each order.
 
-    The end of an n-gram is all its words but the first. SRILM may prune an n-gram although it is the end of a longer
-    one. This function adds such missing n-grams. Each gets the log10 probability by which every reader of ARPA would
-    score it: the back-off weight of its context (all words but the last) plus the log10 probability of its end.
+    The end of an n-gram is the n-gram of all its words but the first. SRILM may prune an n-gram although it is the end
+    of a longer one that stays. This function adds such missing n-grams. An added n-gram gets the log10 probability by
+    which every reader of ARPA would score it: the back-off weight of its context (all words but the last) plus the
+    log10 probability of its end.
 
-    The file `out` also stores `normalize` (how texts are normalised) and `pieces` (a SentencePiece model). Memory:
-    about 150 bytes per n-gram. Raises BadModel, which names the file and, for a bad entry, its line, if the file is not
-    valid ARPA, has orders above MOST_ORDER, or lacks the context of one of its n-grams.
+    The file `out` also stores `normalize` (how texts are normalised) and `pieces` (a SentencePiece model). The function
+    needs about 150 bytes of memory per n-gram. Raises BadModel, which names the file and, for a bad entry, its line, if
+    the file is not valid ARPA, has orders above MOST_ORDER, or lacks the context of one of its n-grams.
     """
     words: list[str] = []
     orders: list[tuple[np.ndarray, np.ndarray]] = []       # ids (n-grams, n), values (n-grams, 2)
@@ -59,11 +60,11 @@ def compile_arpa(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
 
 def _with_missing_ends(unigrams: np.ndarray, orders: Sequence[tuple[np.ndarray, np.ndarray]]
                        ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Add the ends that a model lacks. The end of an n-gram is all its words but the first, and belongs to the order
-    below.
+    """Return the n-grams of a model together with the ends that it lacks. The end of an n-gram is the n-gram of all its
+    words but the first, so it belongs to the next lower order.
 
-    `orders` holds (word ids, values) for every order from 2 on. Returns (hashes, values) of the n-grams for every order
-    from 2 on; a value is a log10 probability with a back-off weight.
+    `orders` holds (word ids, values) for every order from 2 on. The result is a list with (hashes of the n-grams, their
+    values) for every order from 2 on. A value is a log10 probability with a back-off weight.
     """
     ids = [i for i, _ in orders]
     values = [v for _, v in orders]
@@ -86,10 +87,10 @@ def _with_missing_ends(unigrams: np.ndarray, orders: Sequence[tuple[np.ndarray, 
 
 
 def _backed_off(rows: np.ndarray, unigrams: np.ndarray, lower: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray:
-    """Return the log10 probabilities of n-grams that the model lacks. Each is the back-off weight of the context (all
-    words but the last) plus the log10 probability of the end (all words but the first). `rows` holds the n-grams' word
-    ids. `lower` holds (hashes, values) of the n-grams that are one word shorter; it is None if these are the
-    unigrams."""
+    """Return the log10 probabilities of n-grams that the model lacks. Such a probability is the back-off weight of the
+    n-gram's context (all its words but the last) plus the log10 probability of its end (all its words but the first).
+    `rows` holds the word ids of the n-grams. `lower` holds (hashes, values) of the model's n-grams that are one word
+    shorter; it is None if these are the unigrams."""
     if lower is None:
         return unigrams[rows[:, 0], 1] + unigrams[rows[:, 1], 0]
     order = np.argsort(lower[0], kind="stable")
@@ -104,9 +105,9 @@ def _backed_off(rows: np.ndarray, unigrams: np.ndarray, lower: tuple[np.ndarray,
 
 
 def _sections(source: str | os.PathLike[str]) -> Iterator[tuple[int, np.ndarray, np.ndarray, list[str]]]:
-    """Read an ARPA file, and yield (order, ids, values, words) for every order of n-grams in it. `ids`, int64 (n-grams,
-    order), are the word ids of the n-grams of this order. `values`, float32 (n-grams, 2), are their log10 probabilities
-    and back-off weights. `words` lists all words of the model in the order of their ids."""
+    """Read an ARPA file, and yield (order, ids, values, words) for every order of n-grams in it. `ids`, int64[n-grams,
+    order], holds the word ids of the n-grams of this order. `values`, float32[n-grams, 2], holds their log10
+    probabilities and back-off weights. `words` lists all words of the model in the order of their ids."""
     index: dict[str, int] = {UNK: 0}
     order, number, entries = 0, 0, 0
     flat: list[int] = []
@@ -178,5 +179,6 @@ def _order(source: Any, number: int, line: bytes, before: int) -> int:
 
 
 def _unk(word: str) -> str:
-    """Return a word of an ARPA file, with <unk> (KenLM's spelling of the unknown word) for <UNK> (SRILM's)."""
+    """Return a word of an ARPA file unchanged, except that SRILM's <UNK> becomes <unk>, KenLM's spelling of the unknown
+    word."""
     return UNK if word == "<UNK>" else word

@@ -27,8 +27,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
 import regex
@@ -51,6 +52,7 @@ LETTERS_A_WORD = {"ja": 2, "zh": 2, "th": 4}
 _ARABIC = frozenset(("ar", "fa"))
 
 _WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+")
+_RUN = regex.compile(r"[\p{L}\p{M}\p{N}]+|[^\p{L}\p{M}\p{N}]", regex.DOTALL)
 _LATIN = re.compile(r"[0-9a-z]+")
 _NO_WIDTH = dict.fromkeys((0xAD, 0x200B, 0x200D, 0x2060, 0xFEFF))
 _ARABIC_SIGNS = {**dict.fromkeys((*range(0x64B, 0x660), 0x670, 0x640)),
@@ -77,14 +79,14 @@ _GAP = 3
 
 
 def language_of(code: str) -> str:
-    """Return the code by which word lists name a language: `en` for en-US, eng and eng_Latn."""
+    """Return the code by which word lists name the language of a label: `en` for en-US, eng and eng_Latn."""
     primary = short(code.replace("_", "-").partition("-")[0].lower())
     return _SAME.get(primary, primary)
 
 
 def normal(text: str, language: str) -> str:
-    """Normalise a text, or an entry of a word list, before the two are compared: NFKC, lower case, and rules of the
-    language."""
+    """Normalise a text, or an entry of a word list, before the two are compared: NFKC, lower case, and rules for the
+    language that the module lists."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text).translate(_NO_WIDTH)
     if language == "tr":
@@ -128,12 +130,36 @@ class BadWords:
         self._begins = re.compile(f"[{re.escape(''.join(sorted(self._anywhere)))}]") if self._anywhere else None
 
     def count(self, text: str) -> tuple[Counter[str], float]:
-        """Count the bad words in a text. Returns (count of each entry of the lists, number of words in the text). Of
-        overlapping entries, the one that begins first counts, and of those that begin together, the longest. In
-        languages without spaces between words, the number of words is estimated: two letters are a word in Chinese and
-        Japanese, four in Thai."""
+        """Count the bad words in a text. Returns (count of each entry of the lists, number of words in the text). If
+        entries overlap in the text, the one that begins first counts; of those that begin together, the longest counts.
+        In languages without spaces between words, the number of words is estimated: two letters are a word in Chinese
+        and Japanese, four in Thai."""
         text = normal(text, self.language)
-        result: Counter[str] = Counter()
+        entries, words = self._entries_in(text)
+        return Counter(entry for entry, _, _ in entries), words
+
+    def places(self, text: str) -> list[tuple[int, int]]:
+        """Return the places of the bad words in a text, in order, as (first character, one past the last). If
+        normalisation changes the length of a run of letters, the place of a bad word in this run is the whole run."""
+        forms, starts = [], []                # of the runs of letters, and of the characters between them
+        bounds = [0]
+        for run in _RUN.finditer(text):
+            forms.append(normal(run[0], self.language))
+            starts.append(run.start())
+            bounds.append(bounds[-1] + len(forms[-1]))
+
+        def place(at: int, *, end: bool) -> int:
+            run = bisect_left(bounds, at) - 1 if end else bisect_right(bounds, at) - 1
+            begin, stop = starts[run], starts[run + 1] if run + 1 < len(starts) else len(text)
+            return begin + at - bounds[run] if stop - begin == len(forms[run]) else stop if end else begin
+
+        entries, _ = self._entries_in("".join(forms))
+        return sorted((place(begin, end=False), place(stop, end=True)) for _, begin, stop in entries)
+
+    def _entries_in(self, text: str) -> tuple[list[tuple[str, int, int]], float]:
+        """Return two values: the entries of the lists that occur in a normalised text, each as (entry, first character,
+        one past the last); and the number of words in the text."""
+        entries: list[tuple[str, int, int]] = []
         if self.unspaced:
             words = sum(map(str.isalpha, text)) / LETTERS_A_WORD[self.language]
             distinct = set(_LATIN.findall(text)) if self._words else set()
@@ -142,21 +168,21 @@ class BadWords:
             words, distinct = float(len(all_words)), set(all_words)
         form_of = {word: form for word in sorted(distinct) for form in self._forms(word) if form in self._words}
         if form_of:
-            self._in_words(text, form_of, result)
+            entries += self._in_words(text, form_of)
         if self._begins is not None:
-            self._in_text(text, result)
-        return result, words
+            entries += self._in_text(text)
+        return entries, words
 
     def _forms(self, word: str) -> Iterable[str]:
-        """Yield the forms of a word of a text that are looked up in the list. In Arabic these are the word without a
-        prefix, in Korean the word without a particle; the last form is the word itself."""
+        """Yield the forms of a word of a text that may be in the list. In Arabic, these are the word without a prefix,
+        and in Korean the word without a particle. In every language, the last form is the word itself."""
         if self.language == "ar":
             yield from (word[len(p):] for p in _PROCLITICS if len(word) > len(p) + 2 and word.startswith(p))
         elif self.language == "ko":
             yield from (word[:-len(p)] for p in _PARTICLES if len(word) > len(p) and word.endswith(p))
         yield word
 
-    def _in_words(self, text: str, form_of: Mapping[str, str], counts: Counter[str]) -> None:
+    def _in_words(self, text: str, form_of: Mapping[str, str]) -> Iterator[tuple[str, int, int]]:
         words = list(_words(text, self.unspaced).finditer(text))
         at = 0
         while at < len(words):
@@ -166,12 +192,12 @@ class BadWords:
                 run = words[at:at + 1 + len(tail)]
                 if len(run) == 1 + len(tail) and tuple(m[0] for m in run[1:]) == tail and all(
                         b.start() - a.end() <= _GAP for a, b in pairwise(run)) and _gaps(text, run) == gaps:
-                    counts[" ".join((str(form), *tail))] += 1
+                    yield " ".join((str(form), *tail)), run[0].start(), run[-1].end()
                     step = 1 + len(tail)
                     break
             at += step
 
-    def _in_text(self, text: str, counts: Counter[str]) -> None:
+    def _in_text(self, text: str) -> Iterator[tuple[str, int, int]]:
         assert self._begins is not None
         at = 0
         while (begin := self._begins.search(text, at)) is not None:
@@ -181,34 +207,35 @@ class BadWords:
             if entry is None:
                 at += 1
             else:
-                counts[entry] += 1
+                yield entry, at, at + len(entry)
                 at += len(entry)
 
 
 def count_lists(lists: Mapping[str, Iterable[str]], language: str) -> BadWords | None:
-    """Return a counter of the bad words of a language, or None if there is no entry. `lists` is {language code:
-    entries}. The lists for the language (`en` and `en-US`, for instance) and those for any language are used."""
+    """Return a counter of the bad words of a language, or None if there is no list for it. `lists` is {language code:
+    entries}. All lists for the language (`en` and `en-US`, for instance) and the list for any language are used."""
     entries = [entry for code, words in lists.items() if code == ANY or language_of(code) == language
                for entry in words]
     return BadWords(language, entries) if entries else None
 
 
 def _words(text: str, latin: bool) -> re.Pattern[str] | regex.Pattern[str]:
-    """Return the pattern that finds the words of a lower-case text. With `latin`, or if the whole text is ASCII, it is
-    a fast pattern for runs of ASCII letters and digits. Otherwise it is a pattern for the letters, marks and digits of
-    all scripts."""
+    """Return the pattern that finds the words of a text in lower case. With `latin`, or if the whole text is ASCII, it
+    is a fast pattern for runs of ASCII letters and digits. Otherwise it is a pattern for runs of the letters, marks and
+    digits of all scripts."""
     return _LATIN if latin or text.isascii() else _WORD
 
 
 def _gaps(text: str, words: list[re.Match[str]]) -> tuple[str, ...]:
-    """Return what stands between each word and the next, without blanks, hyphens and apostrophes. An entry of several
-    words matches only where these strings, such as `&`, are the same in the text and in the entry."""
+    """Return the text between each word and the next, without blanks, hyphens and apostrophes. `words` are the matches
+    of the words. An entry of several words occurs in a text only where these gaps (`&`, for instance) are the same in
+    the text and in the entry."""
     return tuple(_LOOSE.sub("", text[a.end():b.start()]) for a, b in pairwise(words))
 
 
 def _is_everywhere(entry: str) -> bool:
-    """Whether an entry of a word list would be found in nearly every text. Such an entry is too short to mean anything
-    in a script without spaces between words, or has neither a letter nor a symbol."""
+    """Return whether an entry of a word list would be found in nearly every text. Such an entry is too short to mean
+    anything in a script without spaces between words, or has neither a letter nor a symbol."""
     if len(entry) == 1 and not _KATAKANA.fullmatch(entry):
         return unicodedata.category(entry) != "So"
     return (len(entry) <= 2 and _HIRAGANA.fullmatch(entry) is not None) or not any(
@@ -216,8 +243,8 @@ def _is_everywhere(entry: str) -> bool:
 
 
 def _stands_alone(text: str, at: int, entry: str) -> bool:
-    """Whether the entry of a word list that begins at position `at` of the text is a word of its own, and not a part of
-    a longer one. In some scripts this can only be guessed."""
+    """Return whether an entry of a word list, found at position `at` of the text, is a word of its own there and not a
+    part of a longer one. In some scripts this can only be guessed."""
     before, after = text[at - 1:at], text[at + len(entry):at + len(entry) + 1]
     if _KATAKANA.fullmatch(entry):
         return not (before and before != " " and _KATAKANA.fullmatch(before)) and not (

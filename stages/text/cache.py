@@ -1,5 +1,5 @@
-"""Keeps files that an installation makes once and then uses again, in a cache folder: compiled lists, and spaCy's
-tokenizer rules. The environment variable TOKENMILL_CACHE names the folder (default ~/.cache/tokenmill)."""
+"""Keeps files in a cache folder, so that an installation makes each file once and then uses it again: compiled lists,
+and spaCy's tokenizer rules. The environment variable TOKENMILL_CACHE names the folder (default ~/.cache/tokenmill)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def cache_dir() -> Path:
 
 
 def cached(path: Path, write: Callable[[Path], None]) -> Path:
-    """Return `path`, and create the file by `write(path)` first if it does not exist. If several processes on a machine
-    call this, one writes the file, and the others wait for it."""
+    """Return `path`, the path of a file in the cache. If the file does not exist, `write(path)` makes it first. If
+    several processes on a machine call this function for one path, one of them writes the file, and the others wait for
+    it."""
     if not path.exists():
         with _lock(path):
             if not path.exists():
@@ -42,9 +43,9 @@ def rules_path(language: str = "en") -> Path:
 
 
 def rules_paths(languages: Iterable[str]) -> list[Path]:
-    """Return the paths of the files with spaCy's tokenizer rules for several languages, given as spaCy's codes. All
-    files that do not exist yet are made by one process, because importing spaCy takes longer than exporting a language.
-    Raises the errors of `rules_path`."""
+    """Return the paths of the files with spaCy's tokenizer rules for several languages, given as spaCy's codes. One
+    process makes all files that do not exist yet, because an import of spaCy takes longer than the export of a
+    language. Raises the same errors as `rules_path`."""
     folder = cache_dir() / "words"
     version = f"spacy-{metadata.version('spacy')}-py{sys.version_info.major}.{sys.version_info.minor}-v{FORMAT}"
     paths = {language: folder / f"{language}-{version}.json" for language in languages}
@@ -70,11 +71,12 @@ def _export(paths: dict[str, Path]) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold a lock on the lock file that belongs to `path`. A missing folder is created.
+    """Context manager that holds a lock, so that only one process at a time writes the file `path`. The lock is on a
+    lock file beside `path`. A missing folder is created.
 
     If no lock is possible (a file system without locks, another user's file, a read-only folder), the caller goes on
     without one. Two processes may then write the same file, and the one that finishes last decides its content. In a
-    read-only folder, writing the file raises the error.
+    read-only folder, no error is raised here, but when the caller writes the file.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):

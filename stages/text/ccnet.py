@@ -43,8 +43,8 @@ PIECES_CHARS, PIECES_LINE = 20_000_000, 4000
 
 
 class _Table(dict[int, Any]):
-    """A table for `str.translate`. A character that has no entry stays unchanged, and gets an entry at its first
-    look-up, so that the next look-up is quick."""
+    """A table for `str.translate`, which maps code points to replacements. A character without an entry stays
+    unchanged. At its first look-up, it gets an entry, so that the next look-up is quick."""
 
     def __missing__(self, code: int) -> int:
         self[code] = code
@@ -133,15 +133,15 @@ class TextModel:
         return self.lm.ids(" ".join(pieces).split())
 
     def perplexity(self, text: str) -> float:
-        """Return the perplexity of a text as CCNet computes it, rounded to one decimal place. It is lower, the closer
-        the text is to the texts on which the model was trained."""
+        """Return the perplexity of a text as CCNet computes it, rounded to one decimal place. The closer the text is to
+        the texts on which the model was trained, the lower is the perplexity."""
         ids = self.ids(text)
         return round(10.0 ** min(-self.lm.score(ids) / (len(ids) + 1), 300.0), 1)      # a float holds no more
 
 
 def processor(model: bytes, name: str) -> Any:
-    """Load a SentencePiece model from its bytes. Raises BadModel, whose message begins with `name`, if the bytes are no
-    such model."""
+    """Return the SentencePiece model that is stored in the given bytes. Raises BadModel, whose message begins with
+    `name`, if the bytes are no such model."""
     from sentencepiece import SentencePieceProcessor
 
     try:
@@ -153,10 +153,10 @@ def processor(model: bytes, name: str) -> Any:
 # -- training ----------------------------------------------------------------------------------------------------------
 def train_pieces(texts: Iterable[str], vocab: int, normalize: str) -> bytes:
     """Train a SentencePiece model with cc_net's settings (unigram, coverage 0.9995) on the first `PIECES_CHARS`
-    characters of the texts, and return its bytes.
+    characters of the texts, and return the bytes of the model.
 
-    Training uses one thread, so that equal texts give equal bytes. With too few texts, the vocabulary is smaller than
-    `vocab`. Raises ValueError if the texts are too few for any vocabulary.
+    Training uses one thread, so that equal texts give equal bytes. If the texts are too few for a vocabulary of `vocab`
+    pieces, the vocabulary is smaller. Raises ValueError if the texts are too few for any vocabulary.
     """
     from sentencepiece import SentencePieceTrainer
 
@@ -172,8 +172,8 @@ def train_pieces(texts: Iterable[str], vocab: int, normalize: str) -> bytes:
 
 
 def _lines(texts: Iterable[str], normalize: Callable[[str], str], most: int = PIECES_LINE) -> Iterator[str]:
-    """Yield normalised texts in lines of at most `most` bytes, cut at spaces where there are any. The generator ends
-    after `PIECES_CHARS` characters."""
+    """Yield texts, normalised, in lines of at most `most` bytes for the training of a SentencePiece model. Lines are
+    cut at spaces where there are any. The generator ends after `PIECES_CHARS` characters in total."""
     remaining = PIECES_CHARS
     for text in texts:
         line, at = re.sub(r"\s+", " ", normalize(text)[:remaining]).strip(), 0
@@ -192,8 +192,9 @@ def _lines(texts: Iterable[str], normalize: Callable[[str], str], most: int = PI
 
 def train_model(texts: Iterable[str], pieces: bytes, *, normalize: str = "ccnet", order: int = 5,
                 most: int = 20_000_000) -> Estimate:
-    """Train an n-gram model whose words are the SentencePiece pieces of the texts. Each text is normalised and cut into
-    pieces in the same way as for scoring."""
+    """Train an n-gram model whose words are the SentencePiece pieces of the texts, and return it. `pieces` holds the
+    bytes of the SentencePiece model. Each text is normalised and cut into pieces in the same way as later, when the
+    model scores texts."""
     cutter, clean = processor(pieces, "--sentencepiece"), NORMALIZE[normalize]
 
     def words() -> Iterator[Sequence[str]]:

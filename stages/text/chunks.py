@@ -1,10 +1,10 @@
 """Splits texts into words quickly, by a table of chunks (runs of characters without white space) and their words.
 
 A text is read once, as UTF-8 bytes. `scan` cuts it at white space (as `str.split` does) and looks each chunk up in a
-hash table of byte strings. `fold` joins the words of all chunks and counts the sentences of every line. Both are
-compiled, and neither makes a Python object for a chunk. Two chunks are the same only if their bytes are equal; equal
-hashes are not enough. Each table has a random seed for its hash, so that nobody can write a text whose chunks all
-collide. The seed changes no result.
+hash table of byte strings. `fold` joins the words of all chunks and counts the sentences of every line. Both functions
+are compiled, and neither makes a Python object for a chunk. Two chunks are the same only if their bytes are equal;
+equal hashes are not enough. Each table has a random seed for its hash function, so that nobody can write a text whose
+chunks all collide. The seed changes no result.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _CLASSES[[0xC2, 0xE1, 0xE2, 0xE3]] = 3
 
 
 class Chunks:
-    """A table of chunks (runs of characters without white space) and the words they consist of. Chunks are numbered
-    from 0 in the order in which they are added.
+    """A table of chunks (runs of characters without white space) and the words of which each consists. Chunks are
+    numbered from 0 in the order in which they are added.
 
     `rows` (CHUNK) and `steps` (STEP) have an entry for each chunk. `blob` (uint8) holds the bytes of all chunks, and
     `parts` (int32) the numbers of their words. `slots` (int32) is the hash table (open addressing, -1 is free).
@@ -60,10 +60,10 @@ class Chunks:
     def extend(self, chunks: Sequence[bytes], words: Sequence[int], counts: Sequence[int],
                steps: Sequence[tuple[int, int, int, int]], unsure: Sequence[bool]) -> None:
         """Add chunks (runs of characters without white space) that the table does not hold. `words` has the word
-        numbers of all new chunks, one chunk after the other, and `counts` the number of words of each. `steps` has, for
-        each chunk, the numbers (begun, open, begun_after, open_after) that the comment at STEP explains: they say how
-        the chunk changes the count of sentences. `unsure` says whether a neighbouring chunk may change how it is split
-        into words."""
+        numbers of all new chunks, one chunk after the other, and `counts` the number of words of each chunk. `steps`
+        has, for each chunk, the numbers (begun, open, begun_after, open_after) that the comment at STEP explains: they
+        say how the chunk changes the count of sentences. `unsure` says, for each chunk, whether a neighbouring chunk
+        may change how the chunk is split into words."""
         added, data = len(chunks), b"".join(chunks)
         first, last = self.count, self.count + added
         self.rows, self.steps = room(self.rows, last), room(self.steps, last)
@@ -87,33 +87,35 @@ class Chunks:
         insert(self.slots, self.rows, first, last)
 
     def forget(self, count: int, size: int, words: int) -> None:
-        """Remove the chunks that were added last, until `count` chunks remain. The remaining chunks have `size` bytes
-        and `words` words in all."""
+        """Remove the chunks that were added most recently, so that `count` chunks remain. `size` and `words` are the
+        numbers of bytes and words that the remaining chunks have in all."""
         remove(self.slots, self.rows, count, self.count)
         self.count, self.bytes, self.words = count, size, words
 
     def edge(self, chunk: int, side: int) -> int:
-        """Return the number of the first word (`side` 0) or the last word (`side` 1) of a chunk (a run without white
-        space)."""
+        """Return the number of the first word (`side` 0) or of the last word (`side` 1) of a chunk (a run without white
+        space), which is given by its own number."""
         row = self.rows[chunk]
         return int(self.parts[row["first"] + (row["count"] - 1 if side else 0)])
 
     def scan(self, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """Cut a text, given as UTF-8 bytes, into chunks (runs of characters without white space). Returns (number of
-        each chunk, int32[n], -1 if the table lacks it; start and end of each chunk in `data`, int32[n, 2]; how many
-        chunks the table lacks)."""
+        """Cut a text, given as UTF-8 bytes, into chunks (runs of characters without white space). Returns three values:
+        the number of each chunk in the table, or -1 if the table lacks it, int32[n]; the start and end of each chunk in
+        `data`, int32[n, 2]; and how many chunks the table lacks."""
         return scan(data, _CLASSES, self.slots, self.rows, self.blob, self.seed)
 
     def fold(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """Join the words of a text's chunks (runs without white space), which `scan` has found. Returns (numbers of the
-        words, int32; lines, int32[m, 4]; number of unsure chunks). A chunk is unsure if a neighbouring chunk may change
-        how it is split into words. `lines` has a row for each line that has a chunk. Its columns are LINE_START and
-        LINE_END (bytes of the text, without white space at the line's ends), LINE_CHUNKS (number of chunks) and
-        LINE_SENTENCES (number of sentences; -1 if the line has an unsure chunk)."""
+        """Return the words of a text and facts about its lines. `chunks` and `spans` are the results of `scan` for the
+        text; a chunk is a run without white space. Returns (numbers of the words, int32; lines, int32[m, 4]; number of
+        unsure chunks). A chunk is unsure if a neighbouring chunk may change how it is split into words. `lines` has a
+        row for each line that has a chunk. Its columns are LINE_START and LINE_END (bytes of the text, without white
+        space at the line's ends), LINE_CHUNKS (number of chunks) and LINE_SENTENCES (number of sentences; -1 if the
+        line has an unsure chunk)."""
         return fold(data, _CLASSES, chunks, spans, self.rows, self.steps, self.parts)
 
     def sentences(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> int:
-        """Count the sentences in a text as if it were one line. `chunks` and `spans` are the results of `scan`."""
+        """Count the sentences in a text as if it were one line. `data` is the text in UTF-8, and `chunks` and `spans`
+        are the results of `scan` for it."""
         return int(sentences(data, chunks, spans, self.steps, 0, len(chunks), len(data)))
 
 
@@ -123,8 +125,8 @@ def utf8(text: str) -> np.ndarray:
 
 
 def room(column: np.ndarray, size: int) -> np.ndarray:
-    """Return `column` if it has room for `size` entries, otherwise a copy whose length was doubled until the entries
-    fit."""
+    """Return an array with room for `size` entries: `column` itself if it is long enough, and otherwise a copy whose
+    length was doubled until the entries fit."""
     grown = len(column)
     while grown < size:
         grown *= 2
@@ -137,8 +139,8 @@ def room(column: np.ndarray, size: int) -> np.ndarray:
 
 @njit(cache=True, nogil=True)
 def packed(data: np.ndarray, start: int, stop: int) -> np.uint64:
-    """Return the bytes from `start` up to, but not including, `stop`, eight at most, as one number in little-endian
-    order."""
+    """Return up to eight bytes of `data` as one number in little-endian order: those from `start` up to, but not
+    including, `stop`, or the first eight of them."""
     value = np.uint64(0)
     for i in range(min(stop - start, 8)):
         value |= np.uint64(data[start + i]) << np.uint64(8 * i)
@@ -147,8 +149,8 @@ def packed(data: np.ndarray, start: int, stop: int) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def hash_bytes(data: np.ndarray, start: int, stop: int, head: np.uint64, seed: int) -> np.int64:
-    """Return a 64-bit hash of the bytes from `start` up to, but not including, `stop`. `head` must be packed(data,
-    start, stop), the first eight of these bytes as a number."""
+    """Return a 64-bit hash of the bytes of `data` from `start` up to, but not including, `stop`. The hash depends on
+    `seed`. `head` must be packed(data, start, stop), the first eight of these bytes as a number."""
     h = (np.uint64(seed) ^ np.uint64(head)) * np.uint64(0x9E3779B97F4A7C15)
     h ^= h >> np.uint64(32)
     while stop - start > 8:
@@ -184,7 +186,7 @@ def insert(slots: np.ndarray, rows: np.ndarray, first: int, last: int) -> None:
 @njit(cache=True, nogil=True)
 def remove(slots: np.ndarray, rows: np.ndarray, first: int, last: int) -> None:
     """Remove the chunks from `first` up to, but not including, `last` from the hash table. They must be the chunks that
-    were added last. The remaining chunks can still be found, since none of them was placed behind a removed one."""
+    were added last. The remaining chunks can still be found, because they were placed before the removed ones."""
     mask = slots.shape[0] - 1
     for i in range(last - 1, first - 1, -1):
         slot = rows[i].hash & mask
@@ -195,7 +197,7 @@ def remove(slots: np.ndarray, rows: np.ndarray, first: int, last: int) -> None:
 
 @njit(cache=True, nogil=True)
 def space_at(data: np.ndarray, i: int, classes: np.ndarray) -> int:
-    """Return the number of bytes of the white-space character at position i; 0 if no white space begins there. The
+    """Return the number of bytes of the white-space character at byte `i`, or 0 if no white space begins there. The
     number is negative if the character ends a line."""
     kind = classes[data[i]]
     if kind == 0:
@@ -233,7 +235,8 @@ def space_at(data: np.ndarray, i: int, classes: np.ndarray) -> int:
 @njit(cache=True, nogil=True)
 def scan(data: np.ndarray, classes: np.ndarray, slots: np.ndarray, rows: np.ndarray, blob: np.ndarray,
          seed: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Compiled code of `Chunks.scan`, which cuts a text into chunks (runs of characters without white space)."""
+    """The compiled code of `Chunks.scan`: cuts a text into chunks (runs of characters without white space) and looks
+    them up in the table. The docstring of `Chunks.scan` explains the results."""
     size = data.shape[0]
     mask = slots.shape[0] - 1
     room = size // 2 + 1
@@ -281,7 +284,7 @@ def scan(data: np.ndarray, classes: np.ndarray, slots: np.ndarray, rows: np.ndar
 def sentences(data: np.ndarray, chunks: np.ndarray, spans: np.ndarray, steps: np.ndarray, first: int, last: int,
               stop: int) -> int:
     """Count the sentences in the chunks from `first` up to, but not including, `last` (chunks are runs without white
-    space). The white space between the chunks, and after the last one up to the byte `stop`, is taken into account.
+    space). The white space between the chunks counts, too, and that between the last chunk and the byte `stop`.
 
     As in spaCy, white space is a token of its own, except a single space. After an end mark, such a token begins a
     sentence, because it is not punctuation.
@@ -307,8 +310,8 @@ def sentences(data: np.ndarray, chunks: np.ndarray, spans: np.ndarray, steps: np
 @njit(cache=True, nogil=True)
 def fold(data: np.ndarray, classes: np.ndarray, chunks: np.ndarray, spans: np.ndarray, rows: np.ndarray,
          steps: np.ndarray, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """Compiled code of `Chunks.fold`, which joins the words of a text's chunks and counts the sentences of its
-    lines."""
+    """The compiled code of `Chunks.fold`: returns the words of a text's chunks and facts about its lines. The docstring
+    of `Chunks.fold` explains the results."""
     n = chunks.shape[0]
     words = 0
     breaks = 1

@@ -16,11 +16,11 @@ The first of these rules that applies decides:
 7. the first guess of rule 5, even if the bytes contradict it, with its errors replaced, or windows-1252 if there was no
    guess.
 
-Labels are read as browsers read them (WHATWG: ISO-8859-1 is windows-1252, GB2312 is GBK, Shift_JIS is code page 932).
-The bytes contradict a label in two cases: bytes beyond ASCII come in long runs (more than _LATIN_RUN on average)
-although the label is for a Latin script, or mostly one by one (fewer than _OTHER_RUN on average) although the label is
-for another script. If a server declares every page as ISO-8859-1, its declaration is therefore ignored on Russian,
-Greek and Chinese pages.
+Labels (names of encodings) are read as browsers read them (WHATWG: ISO-8859-1 is windows-1252, GB2312 is GBK, Shift_JIS
+is code page 932). The bytes contradict a label in two cases: bytes beyond ASCII come in long runs (more than _LATIN_RUN
+on average) although the label is for a Latin script, or mostly one by one (fewer than _OTHER_RUN on average) although
+the label is for another script. If a server declares every page as ISO-8859-1, the declaration is therefore ignored for
+Russian, Greek and Chinese pages.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ _SAMPLE = 128 << 10
 
 
 def canonical(label: str) -> str:
-    """Return Python's name of the encoding that a browser uses for the encoding label `label`; "" for an unknown
-    label."""
+    """Return Python's name for the encoding that a browser uses when a page names its encoding `label`. The result is
+    "" for an unknown label."""
     mapped = map_encoding_to_html5(label.strip().lower(), fallback_utf8=False) if label else None
     if mapped is None:
         return ""
@@ -84,7 +84,7 @@ def canonical(label: str) -> str:
 
 
 def decode(data: bytes, charset: str = "") -> tuple[str, str]:
-    """Decode the bytes of a page. Returns (text, name of the encoding that was used). Never fails.
+    """Decode the bytes of a page to text. Returns (text, name of the encoding that was used). The function never fails.
 
     `charset` is the encoding that the transport declared, "" if it declared none. Bytes that are invalid in the chosen
     encoding become U+FFFD.
@@ -121,7 +121,8 @@ def decode(data: bytes, charset: str = "") -> tuple[str, str]:
 
 
 def _mean_run(data: bytes) -> float:
-    """Return the mean length of the runs of bytes beyond ASCII in `data`; `_LATIN_RUN` if all bytes are ASCII."""
+    """Return the mean length of the runs of bytes beyond ASCII in `data`. The result is `_LATIN_RUN` if all bytes are
+    ASCII."""
     runs = _RUN.findall(data, 0, _SAMPLE)
     return sum(map(len, runs)) / len(runs) if runs else _LATIN_RUN
 
@@ -131,9 +132,9 @@ def without_double_encoding(text: str, data: bytes) -> str:
     ISO-8859-1 and written as UTF-8 again: `â€™` for `’`. One real page in fifty has some.
 
     `data` is the same text in UTF-8. If doubly encoded pieces make up more than 60 % of the page's characters beyond
-    ASCII, and more than six characters, all of them are undone. Otherwise, only pieces with a control character are
-    undone, because they cannot be ordinary text; a single `â€™` stays. The function is for prose only, since a program
-    may contain such text on purpose.
+    ASCII, and more than six characters, all these pieces are undone. Otherwise, only pieces with a control character
+    are undone, because such pieces cannot be ordinary text; a single `â€™` stays. The function is for prose only,
+    because a program may contain doubly encoded text on purpose.
     """
     if text.isascii() or _DOUBLE_BYTES.search(data) is None:
         return text
@@ -169,9 +170,9 @@ def _declared_in_page(data: bytes) -> str:
 
 
 def _by_statistics(data: bytes) -> str:
-    """Guess the encoding of a page by byte statistics. The statistics mistake some Korean and Japanese pages for broken
-    UTF-8 or for Western pages. Pages with such a result and many bytes beyond ASCII are therefore also checked for
-    Korean and Japanese letters."""
+    """Guess the encoding of a page by byte statistics. Returns Python's name of the encoding. The statistics mistake
+    some Korean and Japanese pages for broken UTF-8 or for Western pages. If the statistics give such a result for a
+    page with many bytes beyond ASCII, the page is therefore also checked for Korean and Japanese letters."""
     sample = data[:_SAMPLE]
     name = canonical(detect_encoding(sample) or "")
     non_ascii = len(sample) - len(sample.translate(None, _FOREIGN))
@@ -185,9 +186,9 @@ def _by_statistics(data: bytes) -> str:
 
 
 def _decoded_strictly(data: bytes, name: str) -> str | None:
-    """Return `data` decoded as `name`, or None if the bytes are not valid in that encoding. Single-byte encodings
-    accept nearly all bytes, so None is also returned if more than 1 % of the characters are control characters (U+0080
-    to U+009F)."""
+    """Return `data` decoded by the encoding `name`, or None if the bytes are not valid in that encoding. Single-byte
+    encodings accept nearly all bytes, so None is also returned if more than 1 % of the characters are control
+    characters (U+0080 to U+009F)."""
     try:
         text = data.decode(name)
     except (UnicodeDecodeError, LookupError):

@@ -1,12 +1,12 @@
 """Stores big lists of strings (4.5 million blocked domains, for instance) on disk, as sorted 64-bit hashes in a
 memory-mapped file.
 
-A Python set of that size costs 2 s and 0.5 GB in every worker. Opening the file takes no time, and all workers share
-its 36 MB. Two different strings have the same hash (xxh3_64) with probability 2**-64, so one in 4 * 10**12 look-ups in
-such a list gives a wrong answer.
+A Python set of 4.5 million strings costs 2 s and 0.5 GB in every worker. The file has 36 MB, which all workers share,
+and takes no time to open. Two different strings have the same hash (xxh3_64) with probability 2**-64, so one in 4 *
+10**12 look-ups in a list of this size gives a wrong answer.
 
-A list may carry labels, a number from 1 to 255 for each string, in the lowest byte of the hash. Two different strings
-then share the other 56 bits with probability 2**-56.
+A list may have labels: a number from 1 to 255 for each string, which is stored in the lowest byte of the hash. Two
+different strings then have the same remaining 56 bits with probability 2**-56.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _LABEL = np.uint64(255)
 
 
 class HashList:
-    """A list of strings, stored as hashes in a file that `write_hashes` wrote. `string in hash_list` tells whether it
-    has the string."""
+    """A list of strings, stored as hashes in a file that `write_hashes` wrote. `string in hash_list` tells whether the
+    list contains a string."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._hashes = np.asarray(np.load(path, mmap_mode="r"))
@@ -58,7 +58,7 @@ class LabelledList:
 
 
 def entry(line: bytes) -> bytes:
-    """Return the entry in a line of a list, without white space around it. The result is empty if the line is a
+    """Return the entry in one line of a list, without white space around it. The result is empty if the line is a
     comment, which begins with #."""
     line = line.strip()
     return b"" if line.startswith(b"#") else line
@@ -66,7 +66,7 @@ def entry(line: bytes) -> bytes:
 
 def write_hashes(lines: Iterable[bytes], path: Path, read: Callable[[bytes], bytes] = entry) -> None:
     """Write the sorted hashes of a list of strings to `path`, atomically, for `HashList`. `read` turns a line (UTF-8)
-    into its entry; empty entries are skipped."""
+    into the entry to store; empty entries are skipped."""
     values = _hashes(lines, read)
     values.sort()
     _save(path, values[_firsts(values)])
@@ -75,8 +75,8 @@ def write_hashes(lines: Iterable[bytes], path: Path, read: Callable[[bytes], byt
 def write_labelled(lists: Iterable[tuple[int, Iterable[bytes]]], path: Path,
                    read: Callable[[bytes], bytes] = entry) -> None:
     """Write the sorted hashes of several lists of strings, with their labels, to `path`, atomically, for
-    `LabelledList`. `lists` yields (label, lines), and `read` turns a line (UTF-8) into its entry; empty entries are
-    skipped. A string that is in several lists gets the lowest of their labels."""
+    `LabelledList`. `lists` yields (label, lines) for each list, and `read` turns a line (UTF-8) into the entry to
+    store; empty entries are skipped. A string that is in several lists gets the lowest of their labels."""
     parts = []
     for label, lines in lists:
         values = _hashes(lines, read)

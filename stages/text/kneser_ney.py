@@ -10,9 +10,9 @@
   * Probabilities: p(w | c) = (a(c w) - D) / Σ a(c ·) + γ(c) p(w | c without its first word). γ redistributes what the
     discounts subtract. Unigrams are interpolated with 1 / (number of words, with <unk> and </s>, without <s>).
 
-Training needs 160 bytes of memory per token in the worst case, in which nearly all n-grams differ, and 240 bytes while
-the model is saved. `train` therefore stops at `most` tokens. It takes 1 to 2 µs per token. To train on more text, use
-lmplz, and compile its ARPA file with `tokenmill lm compile`.
+Training needs 160 bytes of memory per token in the worst case, in which nearly all n-grams differ, and 240 bytes per
+token while the model is saved. `train` therefore stops at `most` tokens. Training takes 1 to 2 µs per token. To train
+on more text, use lmplz, and compile its ARPA file with `tokenmill lm compile`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _WORD_BITS = 24
 
 @dataclass
 class NgramOrder:
-    """The n-grams of one order (the number of their words), sorted by context (all words but the last) and last
-    word."""
+    """The n-grams of one order, that is, of one number of words. They are sorted by their context (all words but the
+    last), and then by their last word."""
 
     context: np.ndarray       # row of its first n-1 words in the order below, int32; 0 for unigrams
     word: np.ndarray          # its last word, int32
@@ -58,14 +58,15 @@ class Estimate:
 
 
 class WordIds:
-    """Numbers words from 3 on, in the order in which they first occur. The ids 0, 1 and 2 stand for <unk> (an unknown
-    word), <s> (beginning of a text) and </s> (its end)."""
+    """Gives words numbers (ids) from 3 on, in the order in which the words first occur. The ids 0, 1 and 2 stand for
+    <unk> (an unknown word), <s> (beginning of a text) and </s> (its end)."""
 
     def __init__(self) -> None:
         self.index: dict[str, int] = {UNK: 0, BOS: 1, EOS: 2}
 
     def ids(self, words: Sequence[str]) -> list[int]:
-        """Return the ids of the words of a text. A word that is spelt like <unk>, <s> or </s> counts as unknown."""
+        """Return the ids of the words of a text. New words get the next ids. A word that is spelt like <unk>, <s> or
+        </s> counts as unknown."""
         index = self.index
         return [i if (i := index.setdefault(w, len(index))) > 2 else 0 for w in words]
 
@@ -98,7 +99,7 @@ def train(texts: Iterable[Sequence[str]], *, order: int = 5, most: int = 20_000_
 
 def _count(stream: np.ndarray, vocabulary: int, order: int) -> Iterator[NgramOrder]:
     """Yield the different n-grams of each order from 1 to `order`, with their counts. `stream` holds the word ids of
-    all texts, and `vocabulary` is the number of ids.
+    all texts, one text after another, each between <s> and </s>. `vocabulary` is the number of ids.
 
     In the code, `rank[i]` is the row of the n-gram that begins at position i of `stream`. It is -1 if the text ends
     before the n-gram does.
@@ -163,9 +164,9 @@ def _estimate(words: list[str], orders: list[NgramOrder], tokens: int) -> Estima
 
 
 def _discounts(t: np.ndarray) -> tuple[float, float, float] | None:
-    """Compute the three discounts D₁, D₂, D₃₊ of an order, by which counts of 1, 2, and 3 or more are lowered. t[k] is
-    the number of n-grams with count k. Returns None if the discounts cannot be computed, or if a D_k lies outside 0 …
-    k."""
+    """Compute the three discounts of an order of n-grams: D₁, D₂ and D₃₊, by which counts of 1, 2, and 3 or more are
+    lowered. t[k] is the number of n-grams of the order with count k. Returns None if the discounts cannot be computed,
+    or if a D_k lies outside 0 … k."""
     if not (t[1] and t[2] and t[3]):
         return None
     y = t[1] / (t[1] + 2 * t[2])
@@ -175,7 +176,8 @@ def _discounts(t: np.ndarray) -> tuple[float, float, float] | None:
 
 # -- files -------------------------------------------------------------------------------------------------------------
 def columns(estimate: Estimate, n: int) -> list[np.ndarray]:
-    """Return the n-grams of order `n` as n arrays of word ids: all first words, all second words, and so on."""
+    """Return the n-grams of order `n` as n arrays of word ids: the first words of all n-grams, their second words, and
+    so on."""
     out, at = [], np.arange(len(estimate.orders[n - 1].word))
     for grams in reversed(estimate.orders[:n]):
         out.append(grams.word[at])
@@ -184,8 +186,8 @@ def columns(estimate: Estimate, n: int) -> list[np.ndarray]:
 
 
 def save(estimate: Estimate, path: str | os.PathLike[str], *, normalize: str = "none", pieces: bytes = b"") -> None:
-    """Write a trained model as a file that `stages.text.ngram_lm.NgramLM` reads. The file notes `normalize` (how texts
-    were normalised) and holds `pieces` (a SentencePiece model)."""
+    """Write a trained model as a file that `stages.text.ngram_lm.NgramLM` reads. The file also stores `normalize` (how
+    texts were normalised) and `pieces` (a SentencePiece model)."""
     counts = [len(grams.word) for grams in estimate.orders[1:]]
     grams = ((hashes(columns(estimate, n)), estimate.values[n - 1]) for n in range(2, len(counts) + 2))
     facts: dict[str, Any] = {"trained": {"tokens": estimate.tokens, "fallback": estimate.fallback,
@@ -195,8 +197,8 @@ def save(estimate: Estimate, path: str | os.PathLike[str], *, normalize: str = "
 
 
 def save_arpa(estimate: Estimate, path: str | os.PathLike[str]) -> None:
-    """Write a trained model as an ARPA file, in the form that KenLM's lmplz writes; KenLM, SRILM and others read it.
-    Raises ValueError for a word with white space."""
+    """Write a trained model as an ARPA file, in the form that KenLM's lmplz writes. KenLM, SRILM and others can read
+    the file. Raises ValueError for a word with white space."""
     if bad := next((w for w in estimate.words if len(w.split()) != 1), None):
         raise ValueError(f"ARPA parts words by white space, and {bad!r} holds some")
     words, last = estimate.words, len(estimate.orders)

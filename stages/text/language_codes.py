@@ -66,8 +66,8 @@ _SHORT |= {member: _SHORT[macro] for macro, member in _MEMBERS.items() if macro 
 
 
 class Tag(NamedTuple):
-    """A language with its script. `language` is an ISO 639-3 code; for a macrolanguage, that of its standard member
-    (`cmn`, Mandarin, for Chinese). `script` is an ISO 15924 code, or "" if unknown."""
+    """A language with its script. `language` is an ISO 639-3 code; for a macrolanguage (such as Chinese) it is the code
+    of the standard member (`cmn`, Mandarin). `script` is an ISO 15924 code, or "" if the script is unknown."""
 
     language: str
     script: str = ""
@@ -78,7 +78,7 @@ def tag(name: str) -> Tag | None:
     """Parse the name of a language: a code of two or three letters, with or without a script (`fr`, `fra`, `fra_Latn`).
     Returns None for any other name, and for two letters that are no code of ISO 639-1.
 
-    Codes of three letters are not checked against ISO 639-3, since models use some that ISO does not list.
+    Codes of three letters are not checked against ISO 639-3, because models use some codes that ISO does not list.
     """
     form = _FORM.fullmatch(name)
     if form is None:
@@ -97,8 +97,9 @@ def tag(name: str) -> Tag | None:
 
 @lru_cache(maxsize=65536)
 def names(name: str, label: str, script: str = "") -> bool:
-    """Whether the language name `name` (`fr`, for instance) covers the label that a model gave a text (`fra_Latn`).
-    `script` is the main script of the text, "" if unknown. Scripts are compared only if both sides have one."""
+    """Return whether the language name `name` (`fr`, for instance) covers `label`, the label that a model gave a text
+    (`fra_Latn`). `script` is the main script of the text, "" if unknown. It takes the place of the label's script if
+    the label has none. Scripts are compared only if both sides have one."""
     if name == label:
         return True
     named, labelled = tag(name), tag(label)
@@ -108,8 +109,8 @@ def names(name: str, label: str, script: str = "") -> bool:
 
 
 def meet(one: str, other: str) -> bool:
-    """Whether two language names can apply to one text: they name the same language, and their scripts agree or one of
-    them has no script."""
+    """Return whether two language names can both apply to one text. That is the case if they name the same language,
+    and their scripts agree or one of them has no script."""
     if one == other:
         return True
     a, b = tag(one), tag(other)
@@ -119,17 +120,19 @@ def meet(one: str, other: str) -> bool:
 
 
 def short(label: str) -> str:
-    """Return the ISO 639-1 code of a language, or its ISO 639-3 code if it has no ISO 639-1 code. `fra_Latn` is fr,
-    `cmn_Hani` zh, `nob_Latn` no, and `yue_Hani` yue. A string that is no code of a language is returned unchanged."""
+    """Return the ISO 639-1 code of a language, or its ISO 639-3 code if it has no ISO 639-1 code. For `fra_Latn` the
+    result is fr, for `cmn_Hani` zh, for `nob_Latn` no, and for `yue_Hani` yue. A string that is no code of a language
+    is returned unchanged."""
     language_tag = tag(label)
     return label if language_tag is None else _SHORT.get(language_tag.language, language_tag.language)
 
 
 @lru_cache(maxsize=4096)
 def scripts_of(label: str) -> tuple[str, ...]:
-    """Return the scripts that texts in a language are written in. If the label has a script, only this one is returned;
-    otherwise the usual scripts of the language, which are known for the languages of the model lid.176. () stands for
-    unknown scripts, also for a script code that begins with Z (Zxxx: unwritten)."""
+    """Return the scripts in which texts with a language label are written. If the label has a script, only this script
+    is returned. Otherwise the usual scripts of the language are returned, which are known for the languages of the
+    model lid.176. The result is () if the scripts are unknown, or if the label's script code begins with Z (Zxxx:
+    unwritten)."""
     language_tag = tag(label)
     if language_tag is None:
         return ()

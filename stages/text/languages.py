@@ -1,14 +1,14 @@
-"""Finds the tokenizer that splits a language into words, by datatrove's table (`tokenizer_assignment.csv`, 2,000
-languages).
+"""Finds the tokenizer that splits texts in a language into words, by datatrove's table (`tokenizer_assignment.csv`,
+2,000 languages).
 
 Languages are named as models and data sets name them: `fra_Latn` (GlotLID, FineWeb-2), `fra`, or `fr` (lid.176). The
-table comes with datatrove and is read without importing it. A name without script means the language in its usual
-script. For such a name datatrove 0.10.1 may choose another script, because it reads "FALSE" in the table as true: its
-`ar` is in Latin script. Names with a script are safe.
+table is a file of datatrove, and is read without an import of datatrove. A name without a script means the language in
+its usual script. For such a name datatrove 0.10.1 may choose another script, because it reads "FALSE" in the table as
+true: its `ar` is in Latin script. Names with a script are safe.
 
 Most languages are split by rules of spaCy, often those of a related language, and need no further package
 (`stages.text.words`). Korean, Thai, Chinese, Japanese, Vietnamese, the languages of India and some more have tokenizers
-of other packages, which datatrove calls.
+in other packages. For these, this module calls datatrove's functions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PACKAGES = {"StanzaTokenizer": "stanza", "ThaiTokenizer": "pythainlp", "IndicNL
 
 
 class Splitter(NamedTuple):
-    """How a language is split into words: by spaCy's rules or by another package."""
+    """How texts in a language are split into words: by spaCy's rules or by another package."""
 
     #: full name of the language: ISO 639-3 and script, e.g. fra_Latn
     language: str
@@ -42,8 +42,8 @@ class Splitter(NamedTuple):
 
 @cache
 def _table() -> dict[str, Splitter]:
-    """Return {name of a language: how it is split into words}, from datatrove's table. If several rows of the table
-    have the same name, the first of them counts, as in datatrove."""
+    """Return datatrove's table as {name of a language: how texts in it are split into words}. If several rows of the
+    table have the same name, the first of them counts, as in datatrove."""
     spec = importlib.util.find_spec("datatrove")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("the table of languages and their tokenizers comes with datatrove, which is not "
@@ -80,15 +80,15 @@ def installed(distribution: str) -> bool:
 
 
 def splitter(language: str) -> Splitter | None:
-    """Return how a language, given by any of its names, is split into words; None if datatrove's table lacks the
-    name."""
+    """Return how texts in a language are split into words. The language may be given by any of its names. The result is
+    None if datatrove's table lacks the name."""
     return _table().get(language)
 
 
 @cache
 def split_words(language: str) -> Callable[[str], list[str]]:
-    """Return datatrove's own function that splits a text of a language into words. It is for languages that need a
-    package besides spaCy.
+    """Return datatrove's own function that splits texts in the given language into words. It is for languages that need
+    a package besides spaCy.
 
     Raises:
         ModuleNotFoundError: the package is not installed; the message names it.

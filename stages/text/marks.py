@@ -1,23 +1,27 @@
-"""Finds the places in a text that made a rule drop the document, so that reports can mark them in examples.
+"""Finds the places in a text that made a rule drop the document, so that reports can mark these places in examples.
 
-The marks can differ slightly from what a filter counted: these functions cut words at white space, while some rules cut
-them differently. No filter uses the functions for its decision.
+The marks can differ slightly from what a filter counted: the functions of this module cut words at white space, while
+some rules cut them differently. No filter uses the functions for its decision.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Hashable, Sequence
 
 #: (first character, one past the last)
 Span = tuple[int, int]
 #: most places that are returned
 MOST = 200
 _WORD = re.compile(r"\S+")
+#: the reasons of rules on repetition: dup_line_frac, dclm_paragraph, top_2_gram, duplicated_5_n_grams …
+_REPETITION = re.compile(r"(?:dup|dclm)_(?P<part>line|para)|(?:dup|duplicated|(?P<top>top))_(?P<n>\d+)_")
 
 
 def pattern_spans(pattern: re.Pattern[str], text: str) -> list[Span]:
-    """Return the spans of the first MOST matches of a pattern in the text. Empty matches are left out."""
+    """Return the spans (first character, one past the last) of the first MOST matches of a pattern in the text. Empty
+    matches are left out."""
     out: list[Span] = []
     for match in pattern.finditer(text):
         if match.end() > match.start():
@@ -27,40 +31,70 @@ def pattern_spans(pattern: re.Pattern[str], text: str) -> list[Span]:
     return out
 
 
-def copies(text: str, separator: str = "\n") -> list[Span]:
-    """Return the spans of the lines that, without white space at their ends, are copies of an earlier line, MOST at
-    most. With another `separator`, paragraphs are compared instead of lines."""
-    out: list[Span] = []
-    earlier: set[str] = set()
+def same_length_lower(text: str) -> str:
+    """Return a text in lower case in which every character stays at its position. The letter `İ` is therefore kept,
+    because `str.lower` makes two characters of it."""
+    lower = text.lower()
+    return lower if len(lower) == len(text) else "".join(
+        small if len(small := character.lower()) == 1 else character for character in text)
+
+
+def repetition_spans(text: str, reason: str, *, first: bool = False) -> list[Span]:
+    """Return the spans (first character, one past the last) of the repetitions because of which a text was dropped by
+    Gopher's rules on repetition, or by DCLM's form of these rules. `reason` is the reason of the rule. With `first`,
+    the first of several equal lines, paragraphs or n-grams also counts as a repetition."""
+    rule = _REPETITION.search(reason)
+    if rule is None:
+        return []
+    if rule["n"] is not None:
+        return repeated_words(text, int(rule["n"]), top=rule["top"] is not None, first=first)
+    return copies(text, "\n" if rule["part"] == "line" else "\n\n", first=first)
+
+
+def copies(text: str, separator: str = "\n", *, first: bool = False) -> list[Span]:
+    """Return the spans (first character, one past the last) of the lines that are copies of an earlier line, at most
+    MOST. With `first`, the first of several equal lines is also returned. White space at the ends of a line makes no
+    difference. With another `separator`, paragraphs are compared instead of lines."""
+    parts: list[tuple[str, int]] = []
     at = 0
     for part in text.split(separator):
         plain = part.strip()
-        if plain in earlier:
-            begin = at + part.index(plain)
-            out.append((begin, begin + len(plain)))
-        elif plain:
-            earlier.add(plain)
+        if plain:
+            parts.append((plain, at + part.index(plain)))
         at += len(part) + len(separator)
-    return out[:MOST]
+    places = _copied([plain for plain, _ in parts], first)
+    return [(parts[i][1], parts[i][1] + len(parts[i][0])) for i in places][:MOST]
 
 
-def repeated_words(text: str, n: int, *, top: bool) -> list[Span]:
-    """Return the spans of repeated runs of `n` words, MOST at most. With `top`, these are all occurrences of the most
-    frequent run (none if it occurs only once); without, all runs that repeat an earlier run. Spans that overlap or
-    follow each other are joined."""
+def repeated_words(text: str, n: int, *, top: bool, first: bool = False) -> list[Span]:
+    """Return the spans (first character, one past the last) of repeated runs of `n` words, at most MOST. With `top`,
+    these are all occurrences of the most frequent run (none if it occurs only once). Otherwise they are all runs that
+    repeat an earlier run and, with `first`, also the first of several equal runs. Spans that overlap or follow each
+    other are joined."""
     words = [match.span() for match in _WORD.finditer(text)]
     runs = [tuple(text[a:b] for a, b in words[i:i + n]) for i in range(len(words) - n + 1)]
     if top:
         [(run, count)] = Counter(runs).most_common(1) or [((), 0)]
         places = [i for i, candidate in enumerate(runs) if candidate == run] if count > 1 else []
     else:
-        before: set[tuple[str, ...]] = set()
-        places = [i for i, run in enumerate(runs) if run in before or before.add(run)]    # type: ignore[func-returns-value]
+        places = _copied(runs, first)
     return merged_spans([(words[i][0], words[i + n - 1][1]) for i in places])[:MOST]
 
 
+def _copied(items: Sequence[Hashable], first: bool) -> list[int]:
+    """Return the positions of the items that repeat an earlier item. With `first`, the position of the first of several
+    equal items is also returned."""
+    counts, seen = Counter(items), set()
+    out = []
+    for place, item in enumerate(items):
+        if counts[item] > 1 and (first or item in seen):
+            out.append(place)
+        seen.add(item)
+    return out
+
+
 def merged_spans(spans: list[Span]) -> list[Span]:
-    """Return the spans in order. Spans that overlap, touch, or are one character apart are joined."""
+    """Return spans of a text in order. Spans that overlap, touch, or are one character apart are joined."""
     out: list[Span] = []
     for begin, end in sorted(spans):
         if out and begin <= out[-1][1] + 1:

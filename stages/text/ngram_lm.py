@@ -1,11 +1,11 @@
 """Stores back-off n-gram language models in compact files, which workers map into memory, and scores texts with them.
 
-A model is compiled from ARPA (`stages.text.arpa`) or trained (`stages.text.kneser_ney`), and kept as one file. The
-score of a word is the log10 probability of the longest n-gram of the model that ends with the word, plus the back-off
-weights of the longer contexts. The numbers are added in float32 and in KenLM's order, so each word has exactly the
-score that KenLM gives it (Heafield 2011; kenlm 0.3.0). The score of a text is the sum over its words in float64;
-KenLM's sum in float32 loses digits on long texts. A word that the model lacks scores as `<unk>`, or -100 if the model
-has no `<unk>`, as in KenLM.
+A model is compiled from an ARPA file (`stages.text.arpa`) or trained (`stages.text.kneser_ney`), and stored in one
+file. The score of a word in a text is the log10 probability of the longest n-gram of the model that ends with the word
+there, plus the back-off weights of the longer contexts. The numbers are added in float32 and in KenLM's order, so each
+word has exactly the score that KenLM gives it (Heafield 2011; kenlm 0.3.0). The score of a text is the sum of the
+scores of its words, in float64. (KenLM's sum in float32 loses digits on long texts.) A word that the model lacks scores
+as `<unk>`, or -100 if the model has no `<unk>`, as in KenLM.
 
 File (little-endian, sections start at multiples of 64):
 
@@ -42,7 +42,7 @@ _ALIGN = 64
 
 
 class BadModel(ValueError):
-    """A file is no n-gram model, or it is damaged. The message names the file and the remedy."""
+    """Raised when a file is no n-gram model, or is damaged. The message names the file and the remedy."""
 
     permanent = True
 
@@ -50,8 +50,8 @@ class BadModel(ValueError):
 # -- hashing and tables ------------------------------------------------------------------------------------------------
 @njit(cache=True, nogil=True)
 def _combine(node: np.uint64, word: np.uint64) -> np.uint64:
-    """Add a word to a hash of words, as KenLM's function CombineWordHash does. `node` is the hash of some words in a
-    row, and `word` the id of the word before them. Returns the hash of all of them."""
+    """Return the hash of a row of words with one more word before it, as KenLM's function CombineWordHash computes it.
+    `node` is the hash of the row, and `word` the id of the added word."""
     return (node * np.uint64(8978948897894561157)) ^ ((word + np.uint64(1)) * np.uint64(17894857484156487943))
 
 
@@ -63,8 +63,8 @@ def _slot(key: np.uint64, slots: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def _find(rows: np.ndarray, first: int, slots: int, key: np.uint64) -> np.int64:
-    """Return the row of an n-gram's hash in a hash table, -1 if the table lacks it. The table consists of the `slots`
-    rows of `rows` from row `first` on."""
+    """Return the row in which a hash table holds an n-gram; -1 if the table lacks it. `key` is the hash of the n-gram.
+    The table consists of the `slots` rows of `rows` from row `first` on."""
     if slots == 0:
         return np.int64(-1)
     at = np.int64(_slot(key, np.uint64(slots)))
@@ -82,8 +82,8 @@ def _find(rows: np.ndarray, first: int, slots: int, key: np.uint64) -> np.int64:
 
 @njit(cache=True, nogil=True)
 def _fill(table: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.int64:
-    """Put n-grams' hashes (`keys`) with their values into an empty hash table. Returns -1, or the index of the first
-    key that is 0 or occurs a second time, which the table cannot store."""
+    """Put the hashes of n-grams (`keys`), with their values, into an empty hash table. Returns -1 if all were stored. A
+    hash that is 0 or occurs a second time cannot be stored; the result is then the index of the first such hash."""
     slots = np.uint64(table.shape[0])
     for i in range(keys.shape[0]):
         key = keys[i]
@@ -104,12 +104,12 @@ def _fill(table: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.int64:
 @njit(cache=True, nogil=True)
 def _score(ids: np.ndarray, start: np.ndarray, unigrams: np.ndarray, rows: np.ndarray, values: np.ndarray,
            tables: np.ndarray, out: np.ndarray, matched: np.ndarray) -> float:
-    """Score the words `ids`, which follow the context `start` (at most one word id). Returns the sum of their scores,
-    which are log10 probabilities. For each word, `out` receives the score (float32), and `matched` the length of the
-    longest n-gram of the model that ends with the word.
+    """Score the words of a text, given by their `ids`. They follow the context `start`, which is at most one word id.
+    Returns the sum of the words' scores, which are log10 probabilities. For each word, `out` receives the score
+    (float32), and `matched` the length of the longest n-gram of the model that ends with the word.
 
-    `rows` is the model file as uint64 (n, 2), and `values` the same bytes as float32 (n, 4). `tables` has the first row
-    and the number of slots of each order's hash table.
+    `rows` is the model file as uint64[n, 2], and `values` the same bytes as float32[n, 4]. `tables` holds, for each
+    order from 2 on, the first row and the number of slots of its hash table.
     """
     longest = tables.shape[0]                     # words of the longest context
     context = np.zeros(longest + 1, np.uint64)    # the latest first
@@ -144,8 +144,8 @@ def _score(ids: np.ndarray, start: np.ndarray, unigrams: np.ndarray, rows: np.nd
 
 
 def hashes(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the hashes of n-grams, uint64 (n-grams,). `columns` holds word ids: an array of all first words, one of
-    all second words, and so on."""
+    """Return the hash of each n-gram, uint64[n-grams]. `columns` holds word ids: an array with the first word of each
+    n-gram, one with the second words, and so on."""
     with np.errstate(over="ignore"):
         node = columns[-1].astype(np.uint64)
         for words in reversed(columns[:-1]):
@@ -158,7 +158,7 @@ def hashes(columns: Sequence[np.ndarray]) -> np.ndarray:
 class NgramLM:
     """An n-gram language model in a memory-mapped file, so that all workers on a machine share its pages.
 
-    Raises BadModel for a file that is no model, FileNotFoundError for a missing one.
+    The constructor raises BadModel if the file is no model, and FileNotFoundError if it is missing.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -201,18 +201,19 @@ class NgramLM:
 
     @property
     def normalize(self) -> str:
-        """The name of the normalisation of texts for this model: a key of `stages.text.ccnet.NORMALIZE`."""
+        """Return the name of the normalisation that texts need before this model scores them: a key of
+        `stages.text.ccnet.NORMALIZE`."""
         return str(self.header.get("normalize", "none"))
 
     @property
     def pieces(self) -> bytes:
-        """The bytes of the SentencePiece model whose pieces are the words of this model; empty if the words are no such
-        pieces."""
+        """Return the bytes of the SentencePiece model whose pieces are the words of this model. The result is empty if
+        the words are no SentencePiece pieces."""
         return bytes(self._bytes("pieces")) if "pieces" in self._sections else b""
 
     @property
     def index(self) -> dict[str, int]:
-        """The id of each word of the model."""
+        """Return the words of the model, as {word: its id}."""
         if self._index is None:
             self._index = {word: i for i, word in enumerate(self.words)}
         return self._index
@@ -223,14 +224,14 @@ class NgramLM:
         return np.fromiter((get(w, 0) for w in words), np.int64, len(words))
 
     def word_scores(self, ids: np.ndarray, *, bos: bool = True, eos: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """Return two arrays with an entry for every word of a text and, with `eos`, one for its end: the scores
-        (float32, log10 probabilities), and the number of words in the longest n-gram of the model that ends at this
-        place. With `bos`, the text begins after a beginning-of-text mark."""
+        """Return two arrays with an entry for each word of a text and, with `eos`, one more for its end: the score
+        (float32, log10 probability), and the number of words in the longest n-gram of the model that ends at this word.
+        With `bos`, the words follow a mark for the beginning of a text."""
         return self._scored(ids, bos, eos)[1:]
 
     def score(self, ids: np.ndarray, *, bos: bool = True, eos: bool = True) -> float:
-        """Return the log10 probability of a text, given as word ids (int64, all in range). By default, its beginning
-        (`bos`) and its end (`eos`) are taken into account."""
+        """Return the log10 probability of a text, given as word ids (int64, all in range). With `bos`, the words follow
+        a mark for the beginning of a text; with `eos`, the score includes the end of the text."""
         return self._scored(ids, bos, eos)[0]
 
     def _scored(self, ids: np.ndarray, bos: bool, eos: bool) -> tuple[float, np.ndarray, np.ndarray]:
@@ -248,11 +249,12 @@ class NgramLM:
 def write_model(path: str | os.PathLike[str], words: Sequence[str], unigrams: np.ndarray,
                 counts: Sequence[int], grams: Iterable[tuple[np.ndarray, np.ndarray]], *, normalize: str = "none",
                 pieces: bytes = b"", facts: Mapping[str, Any] | None = None) -> None:
-    """Write an n-gram model as the file that `NgramLM` reads. `words` are in the order of their ids, <unk> first;
-    `unigrams` float32 (words, 2). For the orders 2, 3, …, `counts` are the numbers of n-grams, and `grams` yields their
-    hashes (uint64) and float32 (n-grams, 2) of probability and back-off. The header also holds `facts` and `normalize`
-    (how texts were normalised). `pieces` is a SentencePiece model. Equal arguments give equal bytes. Raises ValueError
-    if two n-grams have the same hash, a word has a line break, or the first word is not <unk>."""
+    """Write an n-gram model as a file that `NgramLM` reads. `words` lists the words in the order of their ids, <unk>
+    first. `unigrams`, float32[words, 2], holds the log10 probability and back-off weight of each word. For the orders
+    2, 3, …, `counts` holds the numbers of n-grams, and `grams` yields (their hashes, uint64; their log10 probabilities
+    and back-off weights, float32[n-grams, 2]). The header also holds `facts` and `normalize` (how texts were
+    normalised). `pieces` is a SentencePiece model. Equal arguments give a file of equal bytes. Raises ValueError if two
+    n-grams have the same hash, a word has a line break, or the first word is not <unk>."""
     if any("\n" in w for w in words) or words[0] != UNK:
         raise ValueError("words are lines of their own, and the first is <unk>")
     small = {"words": "\n".join(words).encode(), "unigrams": np.ascontiguousarray(unigrams, np.float32).tobytes(),

@@ -1,9 +1,9 @@
 """Counts repeated word n-grams (for Gopher's rules) and hashes all word n-grams of a text (for MinHash), compiled by
 numba.
 
-The functions take each word as a number, and the results do not depend on which number a word has. The results are
-integers, so they are equal on every machine. numba stores the compiled code in NUMBA_CACHE_DIR. Arguments such as
-`lengths` and `hashes` are the columns of a `stages.text.words.Vocabulary`, indexed by word number.
+The functions take words as numbers. Which number a word has changes no result. The results are integers, so they are
+equal on every machine. numba stores the compiled code in NUMBA_CACHE_DIR. Arguments such as `lengths` and `hashes` are
+the columns of a `stages.text.words.Vocabulary`, indexed by word number.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 # -- Gopher: repeated n-grams ------------------------------------------------------------------------------------------
 @njit(cache=True, nogil=True)
 def top_ngrams(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.ndarray:
-    """For each n from `low` to `high`, find the most frequent word n-gram and return its length times its count, int64.
-    The length is in characters, with words joined by one space. The value is -1 if the text has fewer than n words.
+    """Return, for each n from `low` to `high`, the length of the most frequent word n-gram times its count, int64[high
+    - low + 1]. The length is in characters, with words joined by one space. The value is -1 if the text has fewer than
+    n words.
 
     `ids` are the word numbers of the text, and `lengths[i]` is the number of characters of the word with number i. Of
     n-grams with equal counts, the first one in the text counts (as with `Counter.most_common`).
@@ -89,8 +90,8 @@ def top_ngrams(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.
 @njit(cache=True, nogil=True)
 def _same_characters(ids: np.ndarray, i: int, j: int, n: int, offsets: np.ndarray, sizes: np.ndarray,
                      blob: np.ndarray) -> bool:
-    """Whether the n words from word i on and the n words from word j on spell the same string when joined without
-    spaces. The words' UTF-8 bytes are compared; `offsets` and `sizes` say where `blob` holds them."""
+    """Return whether the n words from word i on, and the n words from word j on, spell the same string when they are
+    joined without spaces. The words' UTF-8 bytes are compared; `offsets` and `sizes` say where `blob` holds them."""
     equal = True
     for k in range(n):
         if ids[i + k] != ids[j + k]:
@@ -121,12 +122,13 @@ def _same_characters(ids: np.ndarray, i: int, j: int, n: int, offsets: np.ndarra
 @njit(cache=True, nogil=True)
 def duplicate_ngrams(ids: np.ndarray, lengths: np.ndarray, hashes: np.ndarray, powers: np.ndarray, offsets: np.ndarray,
                      sizes: np.ndarray, blob: np.ndarray, ns: np.ndarray) -> np.ndarray:
-    """For each n of `ns`, count the characters covered by later copies of word n-grams, each character once.
+    """Return, for each n of `ns`, the number of characters of a text that lie in a copy of an earlier word n-gram, each
+    character counted once.
 
     As in datatrove, an n-gram is its words joined *without* spaces ("ab c" equals "a bc"). When a copy is found, the
-    search continues behind its last word. `hashes` and `powers` are the words' polynomial hashes and base**length, so
-    that an n-gram's hash is computed from the difference of two prefix hashes. If hashes are equal, the characters are
-    compared, too.
+    search continues after the copy's last word. `hashes` and `powers` are the words' polynomial hashes and
+    base**length, so that an n-gram's hash is computed from the difference of two prefix hashes. If hashes are equal,
+    the characters are compared, too.
     """
     words = ids.shape[0]
     # prefix[i] is the hash of the first i words, divided by base**length. The difference of two prefixes, multiplied by
@@ -189,8 +191,9 @@ def duplicate_ngrams(ids: np.ndarray, lengths: np.ndarray, hashes: np.ndarray, p
 @njit(cache=True, nogil=True)
 def hash_words(hashes: np.ndarray, powers: np.ndarray, offsets: np.ndarray, sizes: np.ndarray, blob: np.ndarray,
                first: int, last: int) -> None:
-    """Compute the polynomial hash of each word's bytes (into `hashes`) and base**size (into `powers`), for the words
-    from `first` up to, but not including, `last`. The words' bytes are in `blob`, at `offsets` and of `sizes`."""
+    """Compute the polynomial hash of the bytes of each word (into `hashes`) and base**size (into `powers`). This is
+    done for the words from `first` up to, but not including, `last`. The bytes of a word are in `blob`; `offsets` and
+    `sizes` say where."""
     for word in range(first, last):
         value = np.uint64(0)
         power = np.uint64(1)
@@ -203,8 +206,8 @@ def hash_words(hashes: np.ndarray, powers: np.ndarray, offsets: np.ndarray, size
 
 @njit(cache=True, nogil=True)
 def distinct_words(ids: np.ndarray, targets: np.ndarray) -> int:
-    """Count those word numbers in `targets` that occur in a text, whose word numbers are `ids`. No number may occur
-    twice in `targets`."""
+    """Return how many of the word numbers in `targets` occur in a text. `ids` holds the word numbers of the text. No
+    number may occur twice in `targets`."""
     count = 0
     for k in range(targets.shape[0]):
         for i in range(ids.shape[0]):
@@ -216,8 +219,8 @@ def distinct_words(ids: np.ndarray, targets: np.ndarray) -> int:
 
 @njit(cache=True, nogil=True)
 def word_counts(ids: np.ndarray, lengths: np.ndarray, kinds: np.ndarray) -> tuple[int, int, int]:
-    """Count the words of a text by kind. Returns (number of words not made of symbols alone, characters in these words,
-    number of words with a letter)."""
+    """Count the words of a text by kind. Returns (number of words that do not consist of symbols alone, number of
+    characters in these words, number of words with a letter)."""
     plain = 0
     characters = 0
     letters = 0

@@ -1,8 +1,8 @@
 """Counts repeated word n-grams as DCLM and RedPajama-v2 do: every copy counts, the first one included.
 
-The module `ngrams` counts as datatrove does, without the first copy. Words are compared, not only their hashes, so
-results are equal on every machine. Both modules contain the code of the search, because a shared function takes 3 to 5
-times as long, inlined or not (numba 0.68, web pages).
+The module `ngrams`, in contrast, counts as datatrove does, without the first copy. Words are compared, not only their
+hashes, so results are equal on every machine. The code of the search stands in both modules, because a shared function
+takes 3 to 5 times as long, inlined or not (numba 0.68, web pages).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pipeline.base.compiled import njit
 
 
 def number(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Number the different words of a text from 0, in the order in which they first occur. Returns (number of each word
-    of the text, int32; length in characters of the word with each number, int32)."""
+    """Give the different words of a text numbers from 0, in the order in which they first occur. Returns (the number of
+    each word of the text, in order, int32; for each number, the length of its word in characters, int32)."""
     id_of = {word: i for i, word in enumerate(dict.fromkeys(words))}
     ids = np.fromiter(map(id_of.__getitem__, words), np.int32, len(words))
     return ids, np.fromiter(map(len, id_of), np.int32, len(id_of))
@@ -24,8 +24,8 @@ def number(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 @njit(cache=True, nogil=True)
 def repeated(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.ndarray:
-    """Count repeated word n-grams. `ids` are the word numbers of a text, and `lengths[i]` is the number of characters
-    of the word with number i.
+    """Measure the repeated word n-grams of a text. `ids` holds the word numbers of the text, and `lengths[i]` is the
+    number of characters of the word with number i.
 
     Returns a row of four int64 for every n from `low` to `high`: the count of the most frequent n-gram; the characters
     of the first n-gram with that count; the characters of the longest n-gram with that count; and the characters of all

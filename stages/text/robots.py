@@ -19,8 +19,8 @@ def directives(value: str) -> tuple[str, ...]:
     `value` is the content of a robots header or of a robots `<meta>` tag.
 
     In `X-Robots-Tag: noindex, somebot: noai, nosnippet` the last two directives are for the robot `somebot` alone, so
-    only `noindex` is returned. If a page has several headers, `value` holds one per line. The directives of a line are
-    for all robots until the line names a robot. `none` means `noindex, nofollow`.
+    only `noindex` is returned. If a page has several such headers, `value` holds one per line. The directives of a line
+    are for all robots until the line names a robot. `none` means `noindex, nofollow`.
     """
     result = set()
     for line in value[:_LONGEST].lower().split("\n"):

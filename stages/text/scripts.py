@@ -105,8 +105,8 @@ _PLACES = sorted(set(NUMBERS) - {"Jpan"})
 
 @lru_cache(maxsize=1)
 def _table() -> np.ndarray:
-    """Return an array that gives the script of each code point, uint8 (0x110000,). For a letter it holds 1 + the index
-    of its script in `_PLACES`, for other characters 0."""
+    """Return an array that gives the script of each code point, uint8[0x110000]. The entry of a letter is 1 + the index
+    of its script in `_PLACES`; that of any other character is 0."""
     table = np.zeros(0x110000, np.uint8)
     places = {code: 1 + i for i, code in enumerate(_PLACES)}
     runs = [(entry[:-4], entry[-4:]) if entry[-1] != "." else (entry[:-1], ".") for entry in _RUNS.split()]
@@ -118,7 +118,8 @@ def _table() -> np.ndarray:
 
 
 def letters_by_script(text: str) -> dict[str, int]:
-    """Count the letters of each script that occurs in a text: {ISO 15924 code: number of letters}."""
+    """Count the letters of a text by script. Returns {ISO 15924 code of a script that occurs: number of its
+    letters}."""
     if text.isascii():
         latin = len(text.encode().translate(None, _NO_LETTERS))
         return {"Latn": latin} if latin else {}
@@ -128,10 +129,11 @@ def letters_by_script(text: str) -> dict[str, int]:
 
 
 def main_script(text: str) -> tuple[str, float]:
-    """Return the script of most letters of a text, and its share of the letters; ("", 0.0) for a text without letters.
+    """Return (the script of most letters of a text, the share of the letters that are in this script). The result is
+    ("", 0.0) for a text without letters.
 
     Kana and Han count as one script, Jpan, if at least a tenth of them are kana; otherwise Han is a script of its own.
-    Of scripts with equally many letters, the one with the lower ISO 15924 number is returned.
+    If scripts have equally many letters, the one with the lowest ISO 15924 number is returned.
     """
     letters = letters_by_script(text)
     kana = letters.get("Hira", 0) + letters.get("Kana", 0)
@@ -144,12 +146,12 @@ def main_script(text: str) -> tuple[str, float]:
 
 
 def same_script(a: str, b: str) -> bool:
-    """Whether two ISO 15924 codes name scripts that `main_script` does not tell apart, as Hans (simplified Han) and
-    Hani (Han)."""
+    """Return whether two ISO 15924 codes name scripts that `main_script` does not tell apart, such as Hans (simplified
+    Han) and Hani (Han)."""
     return _FOLDED.get(a, a) == _FOLDED.get(b, b)
 
 
 def fits(script: str, declared: str) -> bool:
-    """Whether the main script of a text agrees with the script that a language label declares. Equal scripts agree. A
-    text in Han also agrees with Japanese writing, since a Japanese text may consist of Han alone."""
+    """Return whether the main script of a text agrees with the script that a language label declares. Equal scripts
+    agree. A text in Han also agrees with the Japanese script, because a Japanese text may consist of Han alone."""
     return same_script(script, declared) or (script == "Hani" and _FOLDED.get(declared, declared) == "Jpan")

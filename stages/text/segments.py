@@ -1,12 +1,14 @@
-"""Splits a text at Unicode's default word boundaries (UAX #29), without punctuation, for DCLM's repetition rules.
+"""Splits a text into words at Unicode's default word boundaries (UAX #29), and leaves punctuation out, for DCLM's
+repetition rules.
 
 The words are those of DCLM's `split_words(text, model="uniseg", ignore_punctuation=True)`. A word is a segment of
 uniseg 0.10.1 whose first character is a letter, a digit or another number. "can't", "3.14", "a.b" and "x_1" are one
 word each, and each ideograph is a word. Properties of characters are those of the `regex` package (uniseg's tables are
 of Unicode 16).
 
-White space is always a boundary, so a text is first cut at white space into chunks. Real text repeats its chunks, so a
-bounded cache holds the words of chunks. The content of the cache never changes a result.
+White space is always a boundary, so a text is first cut at white space into chunks. The same chunks occur again and
+again in real text, so a cache of limited size holds the words of chunks. The content of the cache never changes a
+result.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ _cache: dict[str, tuple[str, ...]] = {}
 
 @cache
 def _segment() -> Any:
-    """Build the regular expression that matches one segment of a text by Unicode's word-boundary rules WB3 to WB13b.
-    Its `findall` returns all segments."""
+    """Return the regular expression that matches one segment of a text by Unicode's word-boundary rules WB3 to WB13b.
+    The method `findall` of the expression returns all segments of a text."""
     import regex
 
     joined = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*+"
@@ -49,8 +51,8 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def segments(text: str) -> list[str]:
-    """Return the words of a text, in order: its segments by Unicode's word boundaries (UAX #29), without
-    punctuation."""
+    """Return the words of a text, in order. Words are the text's segments between Unicode's word boundaries (UAX #29),
+    without those that are punctuation or white space."""
     if not text.isascii() and any(c in text for c in _JOINING):
         return list(_words(text))
     cache = _cache

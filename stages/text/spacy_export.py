@@ -1,11 +1,11 @@
 """Exports spaCy's tokenizer rules as data, so that no worker imports spaCy (1 s of CPU and up to 290 MB each).
 
 `cache.rules_path(language)` returns a JSON file with the rules. When the file is first needed, a separate process
-writes it: `python -m stages.text.spacy_export LANGUAGE FILE [LANGUAGE FILE …]`. The file stays in the cache folder,
-under the versions it depends on. The environment variable TOKENMILL_CACHE names the folder (default
+writes it: `python -m stages.text.spacy_export LANGUAGE FILE [LANGUAGE FILE …]`. The file stays in the cache folder, and
+its name holds the versions on which it depends. The environment variable TOKENMILL_CACHE names the folder (default
 ~/.cache/tokenmill). Before the export writes anything, it compares `stages.text.spacy_rules` with spaCy on some
-thousands of awkward strings. If a future spaCy has rules that need another algorithm, the export therefore fails,
-instead of giving wrong words later.
+thousands of awkward strings. If the rules of a future spaCy need another algorithm, the export therefore fails, and no
+step gets wrong words.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ CHECKED = 300
 
 
 def export(language: str, path: Path) -> None:
-    """Write spaCy's tokenizer rules for a language (those of `spacy.blank(language)`) to `path` as JSON, atomically."""
+    """Write spaCy's tokenizer rules for a language (those of `spacy.blank(language)`) to the file `path` as JSON. The
+    file is written atomically."""
     sys.modules["torch"] = None  # type: ignore[assignment]  # thinc would import it: 1.5 s for nothing
     import spacy
     from spacy.attrs import ORTH
@@ -67,8 +68,8 @@ def export(language: str, path: Path) -> None:
 
 
 def _pattern(method: Any) -> str | None:
-    """Return the source of a compiled regular expression, given one of its bound methods (`re.compile(…).search`, say);
-    None for None."""
+    """Return the source text of a compiled regular expression, given one of its bound methods (`re.compile(…).search`,
+    say). For None, the result is None."""
     if method is None:
         return None
     compiled = method.__self__
@@ -78,12 +79,12 @@ def _pattern(method: Any) -> str | None:
 
 
 def suffix_window(pattern: str) -> int | None:
-    """Return the length in characters of the longest suffix that the pattern can match, not counting full stops at the
-    end.
+    """Return the length in characters of the longest suffix that a pattern for suffixes can match, not counting full
+    stops at the end.
 
-    spaCy searches a string for suffixes from its first character on. A search that starts this many characters before
-    the end finds the same suffixes faster. The result is None if the pattern has an alternative without a greatest
-    length, other than `\\.\\.+$`. The whole string must then be searched.
+    spaCy searches the whole string for a suffix. A search that starts this number of characters before the end of the
+    string finds the same suffixes faster. The result is None if the pattern has an alternative without a greatest
+    length, other than `\\.\\.+$`. In that case, the whole string must be searched.
     """
     from re import _parser  # type: ignore[attr-defined]
 
@@ -121,7 +122,7 @@ def _alternatives(pattern: str) -> Iterator[str]:
 
 def samples(rules: dict[str, Any]) -> Iterator[str]:
     """Yield awkward strings on which two tokenizers are compared: words and signs of many kinds, and at most `CHECKED`
-    of spaCy's special cases, inside brackets, quotes and numbers and next to each other."""
+    of spaCy's special cases. All are put inside brackets, quotes and numbers, and next to each other."""
     specials = sorted(rules["specials"])
     specials = specials[::1 + len(specials) // CHECKED]
     for chunk in specials:

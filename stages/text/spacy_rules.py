@@ -6,9 +6,9 @@ sides; special cases (strings with a fixed split into tokens), tokens that match
 follow; a last pass looks for special cases in the sequence of tokens. This module caches nothing; `stages.text.words`
 does.
 
-The one difference from spaCy is that a chunk of more than LONGEST characters is one token. The time for peeling
-prefixes and suffixes and finding a URL grows with the square of the chunk's length, to minutes for 200,000 characters.
-Without this rule, a time limit could therefore decide whether a text is kept.
+The one difference from spaCy is that a chunk of more than LONGEST characters is one token. The time to peel off
+prefixes and suffixes and to find a URL grows with the square of the chunk's length: a chunk of 200,000 characters takes
+minutes. Without this limit, a time limit could decide whether a text is kept.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class SpacyRules:
                 self.pairs.update(itertools.pairwise(sequence))
 
     def quiet(self, letter: str) -> bool:
-        """Whether no rule for prefixes, suffixes or infixes applies to `letter` in a word of letters. A word of such
-        letters is a single token."""
+        """Return whether no rule for prefixes, suffixes or infixes applies to `letter` in a word of letters. A word
+        that consists only of such letters is a single token."""
         return not (self._prefix(letter) or self._suffix(letter) or self._suffix("a" + letter)
                     or next(self._infixes(f"a{letter}a"), None))
 
@@ -68,9 +68,9 @@ class SpacyRules:
         """Split a chunk (a run without white space) into tokens by spaCy's rules for prefixes, suffixes and infixes, as
         spaCy's `_tokenize` does. A chunk of more than LONGEST characters is one token.
 
-        A special case is a string with a fixed split into tokens. Without `special`, no special case is applied. With
-        `special`, a special case is applied if it equals the chunk, or what remains of the chunk without some prefixes
-        and suffixes. Special cases that match a sequence of tokens are left to `merge`.
+        A special case is a string with a fixed split into tokens. With `special`, a special case is applied if it
+        equals the chunk, or the part of the chunk that remains after some prefixes and suffixes were split off. Without
+        `special`, no special case is applied. Special cases that match a sequence of tokens are left to `merge`.
         """
         if len(chunk) > LONGEST:
             return [chunk]
@@ -133,11 +133,11 @@ class SpacyRules:
 
     def merge(self, tokens: Sequence[str], breaks: Sequence[bool]) -> list[str]:
         """Apply the special cases that match a sequence of tokens, and return the new tokens. A special case is a
-        string with a fixed split into tokens. This is spaCy's last pass, `_apply_special_cases`.
+        string with a fixed split into tokens. This method does what spaCy's last pass, `_apply_special_cases`, does.
 
         `breaks[i]` is true if a space precedes token i. A special case may match tokens on both sides of a space, but
-        is applied only if the matched text, with its spaces, is spelt like a special case. A match that is not applied
-        still prevents shorter matches that overlap it.
+        is applied only if the matched text, with its spaces, is spelt like a special case. If a match is not applied
+        for this reason, shorter matches that overlap it are not applied either.
         """
         matches = [(i, i + len(sequence)) for i, token in enumerate(tokens)
                    for sequence in self._sequences.get(token, ()) if tuple(tokens[i:i + len(sequence)]) == sequence]
@@ -168,8 +168,8 @@ class SpacyRules:
         return self.merge(*self._split(text))
 
     def _split(self, text: str, special: bool = True) -> tuple[list[str], list[bool]]:
-        """Split a text into tokens, chunk by chunk (a chunk is a run without white space). Returns (tokens, whether a
-        space precedes each of them). The special cases that match a sequence of tokens are left to `merge`."""
+        """Split a text into tokens, chunk by chunk (a chunk is a run without white space). Returns (tokens, for each
+        token whether a space precedes it). The special cases that match a sequence of tokens are left to `merge`."""
         tokens: list[str] = []
         breaks: list[bool] = []
         space = False
@@ -196,13 +196,14 @@ class SpacyRules:
 
 
 def is_punctuation(token: str) -> bool:
-    """Whether every character of a token is in one of Unicode's punctuation categories P* (spaCy's `is_punct`)."""
+    """Return whether every character of a token is in one of Unicode's punctuation categories P* (as spaCy's
+    `is_punct`)."""
     return all(unicodedata.category(c).startswith("P") for c in token)
 
 
 @cache
 def spacy_rules(language: str = "en") -> SpacyRules:
-    """Return spaCy's tokenizer for a language, given as spaCy's code. It is made once per process."""
+    """Return spaCy's tokenizer for a language, given as spaCy's code. One object is made per language and process."""
     from stages.text.cache import rules_path
 
     return SpacyRules(json.loads(rules_path(language).read_bytes()))

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def trie_pattern(strings: Iterable[str]) -> str:
-    """Return a pattern that matches any of the strings, and the longest of them where several match.
+    """Return a pattern that matches any of the strings, and, where several match, the longest of them.
 
     Raises:
         ValueError: there is no string, or a string is empty.
@@ -28,8 +28,8 @@ def trie_pattern(strings: Iterable[str]) -> str:
 
 
 def _pattern(root: dict[str, Any]) -> str:
-    """Return the regular expression of a trie (prefix tree) of strings. A loop builds it from the leaves up. Recursion
-    would fail on a long string, because Python limits the number of nested calls."""
+    """Return the regular expression of a trie (prefix tree) of strings. A loop builds the expression from the leaves
+    up. Recursion would fail on a long string, because Python limits the number of nested calls."""
     order, stack = [], [root]
     while stack:
         node = stack.pop()

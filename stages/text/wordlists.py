@@ -1,5 +1,5 @@
-"""Reads the word lists of several languages from one file. With one file, a single sha256 shows whether any list has
-changed.
+"""Reads the word lists of several languages from one file. Because they are in one file, a single sha256 shows whether
+any of the lists has changed.
 
 An archive (`.tgz`, `.tar.gz`, `.zip`) holds one file per language, named after the language: `de.json` is an array of
 strings, `de` and `de.txt` have one entry per line. The npm package naughty-words (`tokenmill fetch badwords`) and the
@@ -31,8 +31,8 @@ _MEMBERS, _BYTES = 10_000, 256 << 20
 
 def read_lists(path: str | Path, *, max_files: int = _MEMBERS,
                max_bytes: int = _BYTES) -> dict[str, tuple[str, ...]]:
-    """Read word lists from a file or an archive. Returns {language: entries}. Languages are named as in the file;
-    entries are in the order of the file, each once.
+    """Read word lists from a file or an archive. Returns {language: entries}. Languages are named as in the file.
+    Entries are in the order of the file, and each entry comes once.
 
     Raises:
         ValueError: the file, or a member of the archive, holds no list, or the archive exceeds `max_files` or
@@ -94,7 +94,8 @@ def _lines(data: bytes) -> list[str]:
 
 
 def _suffix_of_content(data: bytes) -> str | None:
-    """Guess from a file's content which suffix it should have: tar.gz, zip or json. Returns None for lines of text."""
+    """Return the suffix that a file should have by its content: tar.gz, zip or json. The result is None for lines of
+    text."""
     if data.startswith(b"\x1f\x8b"):
         return "tar.gz"
     if data.startswith(b"PK\3\4"):

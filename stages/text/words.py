@@ -1,10 +1,10 @@
 """Splits a text into words, once for all stages that process it.
 
-Words are datatrove's: spaCy's tokens without white space, by the English rules unless a language is named. Tokenisation
-works chunk by chunk (a chunk is a run without white space). Real text repeats its chunks, so a bounded table
-(`stages.text.chunks`) holds the word numbers of known chunks. Only chunks that the table lacks are split by rules. The
-content of the table never changes a result, since a word's number is only a name for it. A chunk of more than 2,000
-characters is one word (`stages.text.spacy_rules`).
+Words are those of datatrove: spaCy's tokens without white space, by the English rules unless another language is named.
+Tokenisation works chunk by chunk (a chunk is a run without white space). The same chunks occur again and again in real
+text, so a table of limited size (`stages.text.chunks`) holds the words of known chunks, as numbers. Only chunks that
+the table lacks are split by rules. The content of the table never changes a result, because the number of a word is
+only a name for it. A chunk of more than 2,000 characters is one word (`stages.text.spacy_rules`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _END_MARKS = frozenset(",;:!?)")
 
 
 class Vocabulary:
-    """Numbers the words of one language, and keeps properties of each word in arrays that are indexed by its number.
+    """Gives the words of one language numbers, and keeps properties of each word in arrays that are indexed by the
+    word's number.
 
     `lengths` (int32) is in characters. `kinds` (uint8) has flag 1 if the word is not made of symbols alone, and flag 2
     if it holds a letter. `hashes` and `powers` (uint64) are the polynomial hash of the word's bytes and base**size.
@@ -56,8 +57,8 @@ class Vocabulary:
 
     @property
     def bytes(self) -> int:
-        """Estimate of the memory used: the bytes of all words and chunks (runs without white space), plus eight for
-        each chunk and for each word of a chunk."""
+        """Return an estimate of the memory used: the bytes of all words and chunks (runs without white space), plus
+        eight bytes for each chunk and for each word of a chunk."""
         return self._filled + self.chunks.bytes + 8 * (self.chunks.count + self.chunks.words)
 
     def number(self, word: str) -> int:
@@ -132,7 +133,7 @@ class Vocabulary:
     def _sentence_step(self, tokens: list[str], ended: int) -> tuple[int, int]:
         """Count the sentences that begin in `tokens`, as spaCy's sentencizer does. After an end mark, a sentence begins
         at the first token that is not punctuation. `ended` is 1 if an end mark precedes the tokens and no sentence has
-        begun since. Returns (number of sentences begun, `ended` for the tokens that follow)."""
+        begun since. Returns (number of sentences begun, the value of `ended` for the tokens that follow)."""
         begun = 0
         for token in tokens:
             mark = token in self.language.sentence_ends
@@ -144,14 +145,14 @@ class Vocabulary:
         return begun, ended
 
     def _contested(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> list[tuple[int, int]]:
-        """Find the runs of chunks (a chunk has no white space) that must be split into words together. Returns (first,
-        one past the last) of each run.
+        """Find the runs of consecutive chunks of a text that must be split into words together. A chunk is a piece of
+        text without white space. Returns (first, one past the last) of each run.
 
-        Chunks are normally split one by one. But spaCy has special cases: sequences of tokens, each with a rule of its
+        Chunks are normally split one by one. But spaCy has special cases: sequences of tokens that have a rule of their
         own. A special case that spans two chunks may prevent a shorter special case inside one of them. A special case
         can span two chunks only if a single space separates them, and if the last token of the first chunk and the
-        first token of the second chunk follow each other in the special case. If there is no such special case, the
-        chunks do not affect each other.
+        first token of the second chunk follow each other in the special case. If there is no such special case, the two
+        chunks can be split separately.
         """
         runs, last = [], len(chunks) - 1
         stop = 0
@@ -167,15 +168,15 @@ class Vocabulary:
         return runs
 
     def _may_span(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray, i: int) -> bool:
-        """Whether one of spaCy's special cases (a sequence of tokens with a rule of its own) may extend from chunk i -
-        1 of the text into chunk i. A chunk is a run without white space."""
+        """Return whether one of spaCy's special cases (a sequence of tokens with a rule of its own) may extend from
+        chunk number i - 1 of the text into chunk number i. A chunk is a run without white space."""
         end, start = spans[i - 1, 1], spans[i, 0]
         return (start - end == 1 and data[end] == 32
                 and (self._edge(chunks[i - 1], 1), self._edge(chunks[i], 0)) in self.language.pairs)
 
     def _words_together(self, data: np.ndarray, spans: np.ndarray) -> list[str]:
-        """Split chunks (runs without white space) that are separated by single spaces into words, all together, so that
-        spaCy's special cases may span them."""
+        """Return the words of several chunks (runs without white space) that are separated by single spaces. The chunks
+        are split together, so that spaCy's special cases may span them."""
         tokens: list[str] = []
         breaks: list[bool] = []
         for start, stop in spans.tolist():
@@ -193,10 +194,10 @@ class Vocabulary:
         return self.words[self.chunks.edge(chunk, side)]
 
     def _find_chunks(self, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int] | None]:
-        """Find the chunks (runs without white space) of a text, and add those that the table lacks. Returns (chunk
-        numbers, start and end of each chunk in `data`, argument for `_forget`).
+        """Find the chunks (runs without white space) of a text, and add those that the table lacks. Returns (the number
+        of each chunk, the start and end of each chunk in `data`, the argument for `_forget`).
 
-        Long chunks do not stay in the table: the caller removes them by `_forget`. Its argument is None if no long
+        Long chunks do not stay in the table: the caller removes them by `_forget`. The argument is None if no long
         chunks were added.
         """
         chunks, spans, unknown = self.chunks.scan(data)
@@ -214,17 +215,18 @@ class Vocabulary:
         return chunks, spans, before if long else None
 
     def _forget(self, before: tuple[int, int, int] | None) -> None:
-        """Remove the long chunks of a text from the table of chunks. `before` is the last of the values that
-        `_find_chunks` returned; if it is None, there is nothing to remove."""
+        """Remove the long chunks of a text from the table of chunks, after the text was split. `before` is the third
+        value that `_find_chunks` returned for the text; if it is None, there is nothing to remove."""
         if before is not None:
             for chunk in range(before[0], self.chunks.count):
                 self.unsure.pop(chunk, None)
             self.chunks.forget(*before)
 
     def encode(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Split a text into words. Returns (word numbers, int32; lines, int32[n, 4]). The row of a line holds the
-        position of its first byte, the position after its last byte, its number of chunks (runs without white space),
-        and its number of sentences (-1: unknown)."""
+        """Split a text into words. Returns (the numbers of the words, int32; facts about the lines, int32[n, 4]). There
+        is a row for each line that is not blank. It holds the position of the line's first byte, the position after its
+        last byte (both without white space), its number of chunks (runs without white space), and its number of
+        sentences (-1: unknown)."""
         data = utf8(text)
         chunks, spans, before = self._find_chunks(data)
         ids, lines, unsure = self.chunks.fold(data, chunks, spans)
@@ -279,7 +281,8 @@ class Words:
 
     @classmethod
     def of(cls, words: Iterable[str]) -> Words:
-        """Make a `Words` from the words of a text that was split elsewhere. Its `lines` are None."""
+        """Return a `Words` object for a text that was split elsewhere, given its words. The object has no facts about
+        lines: its `lines` is None."""
         vocabulary = VOCABULARIES.of()
         ids = np.array([vocabulary.number(word) for word in words], np.int32)
         vocabulary.describe()
@@ -298,22 +301,22 @@ class Words:
 
     @property
     def plain(self) -> int:
-        """Number of words that are not made of symbols alone (Gopher's word count)."""
+        """Return the number of words that do not consist of symbols alone (Gopher's word count)."""
         return self._count()[0]
 
     @property
     def mean_length(self) -> float:
-        """Mean length in characters of the words that `plain` counts; nan if there are none."""
+        """Return the mean length in characters of the words that `plain` counts; nan if there are none."""
         plain, characters, _ = self._count()
         return characters / plain if plain else float("nan")
 
     @property
     def with_letter(self) -> int:
-        """Number of words of the text that hold a letter."""
+        """Return the number of words of the text that hold a letter."""
         return self._count()[2]
 
     def distinct(self, words: Iterable[str]) -> int:
-        """Count those of `words` that occur in the text. No word may occur twice in `words`."""
+        """Return how many of `words` occur in the text. No word may occur twice in `words`."""
         numbers = [number for word in words if (number := self.vocabulary.numbers.get(word)) is not None]
         return int(distinct_words(self.ids, np.array(numbers, np.int32))) if numbers else 0
 
@@ -321,7 +324,7 @@ class Words:
 class Vocabularies:
     """Keeps one vocabulary (numbered words and chunks) for each language, within a limit of memory. When all
     vocabularies together hold more than `capacity` chunks and words, or more than `capacity_bytes`, all are dropped,
-    and new ones are begun. An existing `Words` keeps the vocabulary it was made with."""
+    and new ones are begun. A `Words` object keeps the vocabulary with which it was made."""
 
     def __init__(self, capacity: int = CAPACITY, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self.capacity, self.capacity_bytes = capacity, capacity_bytes
@@ -343,8 +346,8 @@ VOCABULARIES = Vocabularies()
 
 
 def warm() -> None:
-    """Load the tokenizer rules and the compiled functions, so that the time for this does not count as processing time
-    of the first document. Stages call this in `setup`."""
+    """Load the tokenizer rules and the compiled functions. Stages call this function in `setup`, so that the time for
+    it does not count as processing time of the first document."""
     words = words_of("It (and all of this) is said. a b c d e f g h")
     words.plain  # noqa: B018
     words.distinct(["it"])
@@ -352,8 +355,8 @@ def warm() -> None:
 
 
 def words_of(text: str, language: str = "en", vocabularies: Vocabularies = VOCABULARIES) -> Words:
-    """Return the words of a text, split by spaCy's rules for `language`. They equal those of datatrove's
-    `split_into_words` for the languages that datatrove splits by these rules (`stages.text.languages`). The time is
+    """Return the words of a text, split by spaCy's rules for `language`. The words equal those of datatrove's
+    `split_into_words` for the languages that datatrove splits by spaCy's rules (`stages.text.languages`). The time is
     proportional to the number of chunks (runs without white space)."""
     vocabulary = vocabularies.of(language)
     ids, lines = vocabulary.encode(text)
@@ -361,7 +364,8 @@ def words_of(text: str, language: str = "en", vocabularies: Vocabularies = VOCAB
 
 
 def count_sentences(line: str) -> int:
-    """Count the sentences of a line as datatrove's C4 filter does: `len(split_into_sentences(line))`."""
+    """Return the number of sentences of a line, counted as in datatrove's C4 filter:
+    `len(split_into_sentences(line))`."""
     return VOCABULARIES.of().count_sentences(line)
 
 

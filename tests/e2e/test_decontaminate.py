@@ -57,14 +57,16 @@ def test_documents_with_items_are_dropped_with_evidence(site):
         assert span == QUESTION.upper().rstrip("?") and row["url"].startswith("https://example.org/")
     document = json.loads((site / "store" / "report.json").read_text())
     assert document["datasets"]["clean"]["contamination"] == {
-        "mills": {"dropped": 6, "cut": 0, "items": {"question": {"0": 6}}}}
+        "mills": {"dropped": 6, "cut": 0, "noted": 0, "items": {"question": {"0": 6}}}}
     (list_of_items,) = site.joinpath("store", "runs").rglob("contamination.jsonl")
     assert [json.loads(line) for line in list_of_items.read_text().splitlines()] == [
         {"dataset": "clean", "set": "mills", "row": 0, "part": "question", "documents": 6}]
     Report.model_validate(document)
     html, card = ("".join(path.read_text() for path in site.joinpath("store", "runs").rglob(f"*.{kind}"))
                   for kind in ("html", "md"))
-    assert "mills 1 (6 documents dropped, 0 cut)" in html and "miller of aldham" not in card.lower()
+    assert "mills 1 (6 documents dropped, 0 cut, 0 kept whole, as their items are short)" in html
+    assert "held 1 item of mills: 6 documents dropped, 0 cut, 0 kept whole" in card
+    assert "miller of aldham" not in card.lower()
 
 
 @pytest.mark.parametrize("action", ["drop", "cut"])
@@ -76,7 +78,7 @@ def test_inspect_gives_the_ids_for_train_verify(site, capfd, action):
     what = ["--reason", "contaminated"] if action == "drop" else []
     assert run_command(["inspect", "clean", *what, "-n", "0", "--json", "--store", str(site / "store")]) == 0
     rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-    found = [row for row in rows if row["signals"]["contaminated_items"] > 0]
+    found = [row for row in rows if row["signals"]["contaminated_words"] >= 3]
     assert len(found) == 6 and len(rows) == (6 if action == "drop" else 24)
     (site / "LIST").write_text("".join(f"{row['id']}\n" for row in found))
     assert read_ids(site / "LIST") == sorted(row["id"] for row in found)
@@ -97,6 +99,18 @@ def test_items_are_cut_and_a_changed_set_is_applied(site):
     rows = run(site, "cut", "store", "--backend", "inline")["datasets"]
     assert sum(QUESTION.upper() in row["text"] for row in rows) == 6 and not any(
         "contamination" in row["meta"] for row in rows)
+
+
+@pytest.mark.parametrize("action", ["drop", "cut"])
+def test_another_min_words_gives_the_result_of_a_fresh_run(site, action):
+    run(site, action, "store", "--backend", "inline")
+    fewest = "datasets.clean.steps.0.decontaminate.min_words=20"
+    again = run(site, action, "store", "--backend", "inline", "--set", fewest)
+    assert again == run(site, action, "fresh", "--backend", "inline", "--set", fewest)
+    report, fresh = (json.loads((site / store / "report.json").read_text()) for store in ("store", "fresh"))
+    assert report["datasets"] == fresh["datasets"] and len(again["datasets"]) == 24
+    assert report["datasets"]["clean"]["contamination"]["mills"] == {
+        "dropped": 0, "cut": 0, "noted": 6, "items": {"question": {"0": 6}}}
 
 
 @pytest.mark.slow

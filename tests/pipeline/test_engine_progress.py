@@ -107,6 +107,17 @@ def test_a_long_look_at_what_is_done_already_is_seen_from_outside():
     assert [s["done"] for s in snaps] == [3, 6, 9]
 
 
+def test_documents_of_reused_tasks_are_counted_apart():
+    snaps = []
+    progress = Progress("quiet", snaps.append, clock=VirtualClock())
+    specs = [TaskSpec(f"k{i}", "m:T", "clean", {}) for i in range(2)]
+    progress.planned(specs, {"k0": PartRecord("k0", "m:T", "clean", "a", {}, {"in": {"web": {"docs": 40}}})})
+    progress.done(specs[1], PartRecord("k1", "m:T", "clean", "a", {}, {"in": {"web": {"docs": 500}}}))
+    progress.close()
+    node = snaps[-1]["nodes"]["clean"]
+    assert (node["docs_reused"], node["docs"]) == (40, 540)
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

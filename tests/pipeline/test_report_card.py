@@ -262,7 +262,7 @@ def _long_names(document: dict[str, Any]) -> None:
 
 def _many_tasks(document: dict[str, Any]) -> None:
     for section in document["datasets"].values():
-        section["contamination"] = {f"task-{i}": {"items": {"test": ["1"]}, "dropped": 1, "cut": 0}
+        section["contamination"] = {f"task-{i}": {"items": {"test": ["1"]}, "dropped": 1, "cut": 0, "noted": 0}
                                     for i in range(30_000)}
 
 

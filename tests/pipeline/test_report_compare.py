@@ -231,6 +231,26 @@ def test_equal_parts_are_not_read(site, tmp_path):
     assert document["documents"]["clean"]["missing"]["after"] > 0 and document["notes"]
 
 
+def test_tokens_that_only_another_tokenizer_changed_stand_apart(site):
+    def with_tokens(run: FinishedRun, tokenizer: str, docs: int, tokens: int) -> FinishedRun:
+        counts = {name: {"docs": n, "tokens": tokens + n, "val_tokens": 5} for name, n in (("web", 7), ("code", docs))}
+        lineage = [*run.report["lineage"], {"name": "tokenizer:", "kind": "tokenizer", "content": tokenizer}]
+        return FinishedRun(run.store, run.name, run.plan, run.recipe, {**run.report, "tokens": counts,
+                                                                       "lineage": lineage}, run.get)
+
+    first, second = site["first"].run, site["second"].run
+    document = compare_runs(with_tokens(first, "a" * 64, 3, 100), with_tokens(second, "b" * 64, 4, 200), 0)
+    assert [note for note in document["notes"] if "tokenizers differ" in note]
+    rows, apart = compare_html.without_retokenised(document, compare_html.by_difference(
+        compare_html.overview(document))[0])
+    assert [(row["name"], row["what"]) for row in apart] == [("shards web", "tokens")]
+    assert ("shards code", "tokens") in {(row["name"], row["what"]) for row in rows}
+    assert "1 token count of as many documents" in compare_html.render(document)
+    document = compare_runs(with_tokens(first, "a" * 64, 3, 100), with_tokens(second, "a" * 64, 3, 200), 0)
+    rows = compare_html.by_difference(compare_html.overview(document))[0]
+    assert compare_html.without_retokenised(document, rows) == (rows, []) and not document["notes"]
+
+
 def test_runs_without_a_common_dataset(site, tmp_path):
     web, docs = documents()
     write(tmp_path / "in", web[:40], docs, "version: 1\nsources:\n  web: {read: jsonl, path: web/*.jsonl}\ndatasets:\n"
@@ -319,6 +339,10 @@ def test_secrets_in_recipes_are_masked():
     assert [row["key"] for row in rows] == ["train.api_key", "sources.s.path", "hub", "password"]
     assert not any(secret in str(rows) for secret in ("hunter", "sesame", "12345678")), rows
     assert rows[1]["after"] == "s3://b/x" and rows[2]["after"] == {"password": "***"}
+    rows = compare_recipes({"hubs": []}, {"hubs": [{"url": "https://h", "password": "sesame3"}, [{"a": "b"}]],
+                                          "api_key": ["hunter24", ["hunter25"]]})
+    assert rows[0]["after"] == [{"url": "https://h", "password": "***"}, [{"a": "b"}]]
+    assert rows[1]["after"] == ["***", ["***"]]
 
 
 def test_a_recipe_compares_as_equal_to_itself():

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline.report import marks
 from pipeline.report.figures import places
-from pipeline.report.marks import SHOWN, excerpt, match
+from pipeline.report.marks import SHOWN, excerpt, stages_of
 from pipeline.report.samples import sample
+
+
+def match(step: str, reason: str, text: str, meta: str | None = None, language: str = "",
+          config: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The excerpt of a text that a step of a recipe dropped."""
+    stages = stages_of({"datasets": {"d": {"steps": [{step: config}]}}}, "d")
+    return marks.match(stages.get(step), reason, {"text": text, "meta": meta, "language": language})
 
 
 def test_the_place_is_marked_with_words_around_it():
@@ -49,6 +59,16 @@ def test_addresses_never_come_through():
     for lead in (*range(0, 200, 7), 65520, 65530, 65536):
         text = "x" * lead + " {someone.somewhere@mail.example.org} { " + "".join(rng.choices("ab ", k=500))
         assert "someone" not in json.dumps(match("c4", "curly_bracket", text))
+
+
+def test_a_step_finds_what_it_dropped_by_the_settings_of_the_recipe(tmp_path: Path):
+    (tmp_path / "lists.json").write_text(json.dumps({"de": ["distel"]}))
+    config = {"lists": str(tmp_path / "lists.json")}
+    for step in ("badwords", "c4_badwords"):
+        assert match(step, "any", "Eine Distel.", language="de", config=config)["match"][1] == ["mark", "Distel"]
+        assert match(step, "any", "Eine Distel.", language="en", config=config) == {}
+        assert match(step, "any", "Eine Distel.", config={"lists": str(tmp_path / "gone.json")}) == {}
+    assert match("badwords", "any", "Eine Distel.", config={"no_such_key": 1}) == {}
 
 
 def test_hostile_text_is_only_text():

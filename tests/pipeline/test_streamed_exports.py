@@ -3,17 +3,23 @@ all."""
 
 from __future__ import annotations
 
+import contextlib
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline.cli.app import run_command
 from pipeline.cli.incomplete import MARK
 from pipeline.store.fs import Store
 from pipeline.store.remote import Remote
+from pipeline.store.streamed_set import StreamedSet
 from tests.tokenizer.exports import corpus, tree
 from tokenizer.export.export import FORMATS
+from tokenizer.shards.layout import ShardError
+from tokenizer.shards.reader import ShardSet
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -76,3 +82,50 @@ def test_other_storage_gets_each_object_by_way_of_one_temporary_file(tmp_path, m
     line = ["shards", "export", str(shard_set.folder), "--format", "ds", "--quiet", "--out"]
     assert run_command([*line, url]) == 0 and run_command([*line, str(tmp_path / "out")]) == 0
     assert objects(url) == tree(tmp_path / "out") and len(scratches) == len(tree(tmp_path / "out"))
+
+
+@pytest.fixture
+def sets(tmp_path: Path) -> Iterator[tuple[ShardSet, StreamedSet]]:
+    """A shard set on the disk, with loss masks in two of its shards, and the same in object storage."""
+    store = Store(f"memory://{uuid.uuid4().hex}/set")
+    for path, data in tree(corpus(tmp_path / "set", 300, masked=(0, 2)).folder).items():
+        store.write(path, data)
+    (tmp_path / "copies").mkdir()
+    with contextlib.closing(StreamedSet(store, tmp_path / "copies")) as there:
+        yield ShardSet(tmp_path / "set"), there
+
+
+def test_a_set_in_object_storage_is_read_in_all_ways_of_one_on_the_disk(sets):
+    here, there = sets
+    for shard in range(len(here.manifest.shards)):
+        np.testing.assert_array_equal(there.body(shard), here.body(shard))
+    there.prefetch([(0, 100)])
+    np.testing.assert_array_equal(there.counts(3, len(here)), here.counts(3, len(here)))
+    length, numbers = 16, list(range(here.windows(16)))[::-1]
+    rows = np.arange(len(numbers))
+    tokens = np.zeros((2, len(rows), length + 1), here.dtype)
+    [ours], [theirs] = (one.samples(numbers, length, tokens[i], rows, compiled=i == 1) for i, one in enumerate(sets))
+    np.testing.assert_array_equal(*tokens)
+    np.testing.assert_array_equal(ours.positions, theirs.positions)
+    np.testing.assert_array_equal(ours.counts, theirs.counts)
+    with pytest.raises(IndexError, match=f"of {len(here)}"):
+        there.read(0, len(here) + 1)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_damaged_bytes_are_requested_again_and_then_refused(sets, monkeypatch, times):
+    here, there = sets
+    read, requests = Store.read_range, []
+
+    def damaged(self: Store, path: str, start: int, stop: int) -> bytes:
+        data = read(self, path, start, stop)
+        requests.append(path)
+        return data if requests.count(path) > times else bytes([data[0] ^ 1]) + data[1:]
+
+    monkeypatch.setattr(Store, "read_range", damaged)
+    if times == 1:
+        np.testing.assert_array_equal(there.read(0, 50), here.read(0, 50))
+    else:
+        with pytest.raises(ShardError, match=r"\.tokens: damaged at byte 0"):
+            there.read(0, 50)
+    assert len(requests) == 2

@@ -3,6 +3,7 @@ run published, and what cannot be compared is a problem, in the API and on the p
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -23,6 +24,7 @@ from pipeline.service.app import create_app
 from pipeline.service.duck import QueryLimits
 from pipeline.service.query import Queries
 from pipeline.service.settings import ServiceSettings
+from pipeline.service.watch import RunWatch
 from pipeline.store.fs import Store
 from tests.corpus import sentences
 from tests.service.conftest import BASE, problem, write_run
@@ -182,6 +184,17 @@ def test_attacks_in_documents_and_names_stay_text(site: Path) -> None:
     assert "web\\u202e<b>second" in text_of(read(client, PAGE + BOTH))
 
 
+def test_addresses_within_a_private_network_are_masked_as_in_the_recipe_of_a_run(site: Path) -> None:
+    path = site / "runs/second/recipe.yaml"
+    recipe = path.read_text().replace("web.jsonl", "http://10.1.2.3:8265/web.jsonl")
+    path.write_text(recipe + "notes: {'10.1.2.4:80': [10.1.2.5:6379]}\n")
+    client = client_of({"s": site})
+    rows = {row["key"]: row["after"] for row in ask(client)["recipe"]}
+    assert rows["sources.web.path"][0].endswith("/http://***/web.jsonl") and rows["notes"] == {"***": ["***"]}
+    for shown in (text_of(read(client, PAGE + BOTH)), client.get("/api/v1/stores/s/runs/second/recipe.yaml").text):
+        assert "10.1.2." not in shown and "http://***/web.jsonl" in shown
+
+
 def test_runs_with_the_same_results_are_called_equal(site: Path) -> None:
     shutil.copytree(site / "runs/first", site / "runs/copy")
     report = json.loads((site / "runs/copy/report.json").read_text())
@@ -195,6 +208,30 @@ def test_runs_with_the_same_results_are_called_equal(site: Path) -> None:
     assert not ask(client, "?before=first&after=copy")["equal"], "nothing is known about the documents"
 
 
+def test_links_lead_to_documents_of_the_later_run_also_when_the_two_are_swapped(site: Path) -> None:
+    """Neither of the two is the store's latest run."""
+    for day, run in enumerate(("first", "second", "other"), 1):
+        Store(site).write(f"runs/{run}/run.json", json.dumps({"begun": f"2026-01-0{day}T00:00:00Z"}).encode())
+    client = client_of({"s": site})
+    tree = read(client, PAGE + BOTH)
+    [swap] = [link.get("href") for link in tree.xpath("//a[.='Swap']")]
+    shown = [{text_of(link) for link in page.xpath("//ol[@class='documents']/li//h4/a")}
+             for page in (tree, read(client, swap))]
+    assert shown[0] == shown[1] != set()
+
+
+def test_only_runs_that_have_not_finished_are_looked_up_again(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, watch, opened = Store(site), RunWatch(0.0), []
+    write_run(store, "going", "running")
+    finished = asyncio.run(watch.finished("s", store))
+    assert set(finished) == {"first", "second", "other"} and finished[0] == "other"
+    monkeypatch.setattr(Store, "exists", lambda self, path: opened.append(path) or Path(self.at(path)).exists())
+    shutil.rmtree(site / "runs/first")
+    store.write("runs/going/tasks.parquet", b"")
+    assert set(asyncio.run(watch.finished("s", store))) == {"going", "second", "other"}
+    assert set(opened) == {f"runs/{run}/tasks.parquet" for run in ("going", "other")}, "the latest may have run again"
+
+
 # -- how one gets there ----------------------------------------------------------------------------------------------
 def test_the_store_and_the_run_lead_to_the_comparison(made: Path) -> None:
     client = client_of({"s": made / "store"})
@@ -202,6 +239,8 @@ def test_the_store_and_the_run_lead_to_the_comparison(made: Path) -> None:
     assert form.get("action") == PAGE and dict(form.form_values()) == {"before": "second", "after": "other"}
     form.fields["before"], form.fields["after"] = "first", "second"
     assert read(client, f"{PAGE}?{'&'.join(f'{k}={v}' for k, v in form.form_values())}").xpath("//h2[@id='moved']")
+    [again] = read(client, "/stores/s?after=second").xpath("//form[@aria-label='Compare two runs']")
+    assert dict(again.form_values()) == {"before": "second", "after": "other"}, "runs of all pages"
     assert PAGE + BOTH in links(read(client, "/stores/s/runs/second"))
     for run, before in (("first", "other"), ("other", "second")):             # neither has a run before it that fits
         [link] = [href for href in links(read(client, f"/stores/s/runs/{run}")) if href.startswith(PAGE)]

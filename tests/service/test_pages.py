@@ -210,6 +210,9 @@ def test_run_that_has_ended_shows_its_passes_and_recipe_and_loads_no_script(brow
     table = tree.xpath("//table[caption='Passes and tasks']/tbody/tr")
     assert [row.find("th").text for row in table] == list(progress["nodes"])
     read_in = progress["nodes"]["clean:1"]["documents_run"]["in"]
+    heads = [text_of(head) for head in tree.xpath("//table[caption='Passes and tasks']/thead//th")]
+    assert [row.findall("td")[heads.index("Reused") - 1].text for row in table] == [
+        f"{node['docs_reused']:,}" for node in progress["nodes"].values()] == ["0"] * len(table)
     assert f"{read_in:,}" in [cell.text_content().strip() for cell in table[0].findall("td")]
     assert "gopher_quality" in tree.xpath("//details/pre")[0].text
     kept = {row.find("th").text_content(): row.find("td").text for row in tree.xpath(

@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 
 from pipeline.cluster.queue import Queue
 from pipeline.recipe.marks import parse_yaml
+from pipeline.service.checks import check
 from pipeline.service.latest import runs_with
 from pipeline.service.tune import RequestedChanges
 from pipeline.service.tune_page import address, read_form
@@ -178,6 +179,9 @@ def test_run_shows_the_plan_and_then_submits_it_once(site: Path) -> None:
     assert plan.status_code == 200
     tree = lxml.html.document_fromstring(plan.text)
     assert row(tree, "What runs", "clean")[0] == "stale"
+    shown = text_of(tree)
+    assert "that the recipe of r gives as well" in shown and "What the check says" not in shown
+    assert "wait for them" not in shown, "all tasks are known"
     queue = Queue(Store(site / "store"))
     assert queue.entries() == []
     for _ in range(2):                                                        # pressed twice
@@ -189,6 +193,23 @@ def test_run_shows_the_plan_and_then_submits_it_once(site: Path) -> None:
     assert steps[1]["gopher_quality"]["min_doc_words"] == 78 and entry.name == "r"
     [shown] = read(browser, "/stores/s/queue").xpath("//table[caption='What waits and runs']/tbody/tr")
     assert entry.run in text_of(shown)
+
+
+def test_the_plan_says_that_more_tasks_follow_and_where_the_lines_of_a_new_warning_are(tmp_path: Path) -> None:
+    site = make_site(tmp_path, "deduped", "until-drop")
+    browser = client_of({"s": site / "store"}, allowed_roots=(str(site),), backend="inline")
+    tree = read(browser, address("s", "r", "clean", RequestedChanges(thresholds={"0": {"min_doc_words": 78}})))
+    shown = text_of(lxml.html.document_fromstring(press(browser, tree, "/tune/plan").text))
+    assert "wait for them" in shown and "What the check says" not in shown
+    recipe = (site / "store/runs/r/recipe.yaml").read_text()
+    at = recipe.index("shards:")
+    request = {"name": "r", "base": str(site), "text": recipe[:at] + "  again: {from: clean, steps: [fineweb]}\n"
+               + recipe[at:], "overrides": [], "inputs": [], "allow_code": False, "roots": [str(site)], "run": "",
+               "store": str(site / "store"), "verify_inputs": False, "find_files": False, "causes": 0}
+    changed, plain = check({**request, "before": recipe}), check({**request, "before": ""})
+    assert plain["run"] and changed["as_before"] > 0 == plain["as_before"], plain["problems"]
+    assert len(plain["problems"]) == changed["as_before"] + len(changed["problems"])
+    assert {p["key"].partition(".steps")[0] for p in changed["problems"]} == {"datasets.again"}
 
 
 def test_where_signals_are_missing_a_run_with_all_of_them_is_offered(site: Path) -> None:

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from stages.cut import moved, whole_passages, without
-from stages.decontaminate.index import BORDERED, COMMON, LENGTHS, SHORT, index_file
-from stages.decontaminate.scan import words_of
+from stages.decontaminate.index import COMMON, LENGTHS, SHORT, index_file
+from stages.decontaminate.scan import BORDERED, words_of
 from stages.decontaminate.sets import SetError, read_set
 from stages.decontaminate.step import Decontaminate, Hit, needed
 from stages.document import Document
@@ -97,7 +97,7 @@ def lower(char: str) -> str:
 class SlowIndex:
     """The entries of evaluation sets, as tuples of words in plain dicts."""
 
-    def __init__(self, questions: list[str], dialect: str, min_words: int = 3) -> None:
+    def __init__(self, questions: list[str], dialect: str) -> None:
         self.n, self.dialect = LENGTHS[dialect], dialect
         shortest = self.n if dialect == "ngram" else SHORT
         self.entries: dict[Any, set[tuple[str, ...]]] = {}
@@ -105,8 +105,6 @@ class SlowIndex:
         self.sequence: dict[Any, list[tuple[str, ...] | None]] = {}
         for question in questions:
             words = tuple(w for w, *_ in slow_words(question)[:-1])
-            if len(words) < min_words:
-                continue
             if len(words) < shortest:
                 sequence, key = [words], ("whole", words)
             else:
@@ -170,7 +168,7 @@ def random_text(draw: random.Random, words: int) -> str:
 @pytest.mark.parametrize("dialect", ["ngram", "idf"])
 def test_hits_equal_those_of_a_slow_search(tmp_path, dialect):
     draw = random.Random(3)
-    questions = [random_text(draw, draw.choice([3, 4, 6, 7, 8, 9, 12, 13, 14, 20, 40, 60])) for _ in range(150)]
+    questions = [random_text(draw, draw.choice([1, 2, 4, 6, 7, 8, 9, 12, 13, 14, 20, 40, 60])) for _ in range(150)]
     questions += [f"{questions[i]} {questions[i + 1]}" for i in range(20)]             # n-grams of several entries
     questions = [q for q in questions if any(c.isalpha() for c in q)]
     stage = ready({"set": write_set(tmp_path / "set.jsonl", [{"question": q} for q in questions])}, dialect=dialect)
@@ -232,9 +230,9 @@ def other_number(text: str, draw: random.Random) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("dialect", ["ngram", "idf"])
 def test_planted_questions_are_found_in_books(dialect):
-    """200 rows over 13 benchmarks, planted as a paragraph. With min_words: 1 those of one word are found, too."""
+    """200 rows over 13 benchmarks, planted as a paragraph."""
     sets = {name: str(shared_data("evals", f"{name}_500.jsonl.gz")) for name in EVALS}
-    stage = ready(sets, fields=EVALS, dialect=dialect, min_words=1)
+    stage = ready(sets, fields=EVALS, dialect=dialect)
     books = [gzip.decompress(p.read_bytes()).decode() for p in sorted(shared_data("text", "books").glob("*.gz"))]
     draw = random.Random(17)
     recall: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -261,17 +259,16 @@ def test_planted_questions_are_found_in_books(dialect):
 @pytest.mark.slow
 def test_no_hit_in_wikitext():
     sets = {name: str(shared_data("evals", f"{name}_500.jsonl.gz")) for name in EVALS}
-    for min_words in (1, 3):
-        stage = ready(sets, fields=EVALS, min_words=min_words)
-        for path in sorted(shared_data("text", "wikitext-2").glob("*.gz")):
-            assert stage.find(gzip.decompress(path.read_bytes())) == []
+    stage = ready(sets, fields=EVALS)
+    for path in sorted(shared_data("text", "wikitext-2").glob("*.gz")):
+        assert stage.find(gzip.decompress(path.read_bytes())) == []
 
 
 # -- cutting ---------------------------------------------------------------------------------------------------------
 def test_cutting_keeps_characters_whole_and_moves_loss_spans(tmp_path):
     draw = random.Random(5)
-    questions = [random_text(draw, draw.choice([4, 9, 13, 20])).strip() for _ in range(30)]
-    questions = [q for q in questions if len(words_of(q.encode()).starts) >= 3 and any(c.isalpha() for c in q)]
+    questions = [random_text(draw, draw.choice([1, 4, 9, 13, 20])).strip() for _ in range(30)]
+    questions = [q for q in questions if any(c.isalpha() for c in q)]
     stage = ready({"set": write_set(tmp_path / "set.jsonl", [{"question": q} for q in questions])}, action="cut")
     cut = 0
     for _ in range(200):
@@ -281,7 +278,7 @@ def test_cutting_keeps_characters_whole_and_moves_loss_spans(tmp_path):
         spans = [{"start": borders[0], "end": borders[1]}, {"start": borders[2], "end": borders[3]}]
         data = text.encode()
         counted = set(range(borders[0], borders[1])) | set(range(borders[2], borders[3]))
-        gone = {i for hit in stage.find(data) for i in range(hit.start, hit.end)}
+        gone = {i for hit in stage.find(data) if hit.words >= 3 for i in range(hit.start, hit.end)}
         doc = Document("0" * 32, text, loss_spans=[dict(s) for s in spans])
         assert stage.process(doc) is None
         assert doc.text.encode() == bytes(b for i, b in enumerate(data) if i not in gone)
@@ -333,7 +330,7 @@ def test_sets_are_read_from_every_form(tmp_path, suffix):
     doc = Document("0" * 32, f"He wrote: {ROW['more']['choices'][1]}.")
     assert stage.process(doc) == "contaminated"
     assert [(e["set"], e["row"], e["part"]) for e in doc.meta["contamination"]] == [("mills", 1, "answer")]
-    assert stage.counts(doc) == {"mills": {"dropped": 1, "cut": 0, "items": {"answer": {"1": 1}}}}
+    assert stage.counts(doc) == {"mills": {"dropped": 1, "cut": 0, "noted": 0, "items": {"answer": {"1": 1}}}}
 
 
 @pytest.mark.parametrize(("content", "field", "names"), [
@@ -342,7 +339,7 @@ def test_sets_are_read_from_every_form(tmp_path, suffix):
     (b'{"question": "Who is it?"}\n{"question": " ?! 12 "}\n', "fields", "row 1"),
     (b'{"question": "Who is it?"}\nWho is it?\n', "sets", "row 1"),
     (b"", "sets", "no row"),
-    (b'{"question": "Who?"}\n', "sets", "min_words"),
+    (b'{"question": null}\n', "sets", "no question"),
 ])
 def test_bad_sets_are_refused_by_setting(tmp_path, content, field, names):
     (tmp_path / "set.jsonl").write_bytes(content)
@@ -385,7 +382,7 @@ def test_an_index_has_the_same_bytes_in_whatever_order_sets_are_named(tmp_path, 
     contents = []
     for order in (sets, dict(reversed(sets.items()))):
         monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / f"cache{len(contents)}"))
-        contents.append(index_file(order, fields, "ngram", 3, None).read_bytes())
+        contents.append(index_file(order, fields, "ngram", None).read_bytes())
     assert contents[0] == contents[1]
 
 
@@ -416,17 +413,76 @@ def test_old_evidence_is_removed(tmp_path):
     assert stage.process(doc) is None and doc.meta == {} and stage.counts(doc) is None
 
 
-def test_warnings_count_questions_that_are_not_looked_for(tmp_path):
-    path = write_set(tmp_path / "set.jsonl", [{"question": "gun"}, {"question": "Who paints the oven green?"}])
-    assert "mine 1 of 2" in Decontaminate(sets={"mine": path}).warnings()[0]
-    assert Decontaminate(sets={"mine": path}, min_words=1).warnings() == []
+@pytest.fixture
+def short_and_long(tmp_path) -> dict[str, str]:
+    return {"mine": write_set(tmp_path / "set.jsonl", [
+        {"question": "gun"}, {"question": "Who paints the oven green?"}, {"question": "gun"}])}
+
+
+def test_warnings_count_questions_that_drop_nothing(short_and_long):
+    assert "mine 2 of 3" in Decontaminate(sets=short_and_long).warnings()[0]
+    assert Decontaminate(sets=short_and_long, min_words=1).warnings() == []
+
+
+@pytest.mark.parametrize("dialect", ["ngram", "idf"])
+@pytest.mark.parametrize("action", ["drop", "cut"])
+def test_a_question_of_few_words_is_noted_and_leaves_the_document_whole(short_and_long, dialect, action):
+    stage = ready(short_and_long, dialect=dialect, action=action)
+    doc = Document("", "A list.\nGun\nThe end.")
+    assert stage.process(doc) is None and doc.text == "A list.\nGun\nThe end."
+    assert [(hit["row"], hit["words"], hit["start"], hit["end"]) for hit in doc.meta["contamination"]] == [
+        (0, 1, 8, 11), (2, 1, 8, 11)]
+    assert (doc.signals["contaminated_items"], doc.signals["contaminated_words"]) == (1, 1)
+    assert stage.counts(doc) == {"mine": {"dropped": 0, "cut": 0, "noted": 1, "items": {"question": {"0": 1, "2": 1}}}}
+    doc = Document("", "Gun")
+    assert stage.process(doc) is None and doc.text == "Gun"
+
+
+def test_a_cut_leaves_questions_of_few_words_and_notes_them(short_and_long):
+    stage = ready(short_and_long, action="cut")
+    doc = Document("", "Gun\nWho paints the oven green? A baker.")
+    assert stage.process(doc) is None and doc.text == "Gun\n? A baker."
+    assert [hit["words"] for hit in doc.meta["contamination"]] == [1, 1, 5]
+    assert doc.signals["contaminated_share"] == 25 / 39
+    assert stage.counts(doc) == {"mine": {"dropped": 0, "cut": 1, "noted": 0,
+                                          "items": {"question": {"0": 1, "1": 1, "2": 1}}}}
+    doc = Document("", "Who paints the oven green?!")
+    stage = ready(short_and_long, action="cut", min_words=6)
+    assert stage.process(doc) is None and doc.text == "Who paints the oven green?!"
+    doc = Document("", "Who paints the oven green")
+    stage = ready(short_and_long, action="cut")
+    assert stage.process(doc) == "contaminated_all" and stage.counts(doc)["mine"]["dropped"] == 1
+
+
+def test_verdicts_under_another_min_words_follow_from_stored_signals(short_and_long):
+    for text in ("Gun", "So: who paints the oven green? Gun.", "Nothing"):
+        stored = Document("", text)
+        ready(short_and_long).process(stored)
+        for least in (1, 2, 5, 6):
+            stage, doc = ready(short_and_long, min_words=least), Document("", text)
+            assert stage.process(doc) == stage.verdict(stored)
+            assert (doc.signals, doc.meta) == (stored.signals, stored.meta)
+            assert all((stage.process(doc) is None) == bound.holds(doc.signals[bound.signal])
+                       for bound in stage.bounds())
+    cutting = ready(short_and_long, action="cut")
+    cutting.process(doc := Document("", "Nothing"))
+    assert cutting.verdict(doc) is None and cutting.bounds() == []
+    cutting.process(doc := Document("", "Gun"))
+    with pytest.raises(NotImplementedError):
+        cutting.verdict(doc)
+
+
+def test_hits_of_the_longest_items_are_noted_first(short_and_long):
+    doc = Document("", "Gun\nAnd so on.\n" * 60 + "Who paints the oven green?\n" + "Gun\n")
+    assert ready(short_and_long).process(doc) == "contaminated"
+    assert [hit["row"] for hit in doc.meta["contamination"]] == [0, 2] * 24 + [0, 1]
 
 
 def test_errors_of_a_set_name_the_setting(tmp_path):
     with pytest.raises(SetError) as error:
         list(read_set(tmp_path, {"question": "q"}))
     assert error.value.field == "sets"
-    assert Hit(0, 1, 2, 1.0).end == 2
+    assert Hit(1, 2, 0, 1, 1.0).end == 2
 
 
 # -- hostile input ---------------------------------------------------------------------------------------------------
@@ -437,11 +493,11 @@ def test_all_items_of_a_document_are_counted_not_only_those_noted(tmp_path):
     doc = Document("0" * 32, "\n".join(row["question"] for row in rows))
     assert stage.process(doc) == "contaminated"
     assert len(doc.meta["contamination"]) == 50 and doc.signals["contaminated_items"] == 100
-    assert stage.counts(doc) == {"mine": {"dropped": 1, "cut": 0,
+    assert stage.counts(doc) == {"mine": {"dropped": 1, "cut": 0, "noted": 0,
                                           "items": {"question": {str(row): 1 for row in range(100)}}}}
     few = Document("0" * 32, rows[7]["question"], meta={"contaminated_rows": {"old": {"question": [1]}}})
     assert stage.process(few) and "contaminated_rows" not in few.meta
-    assert stage.counts(few) == {"mine": {"dropped": 1, "cut": 0, "items": {"question": {"7": 1}}}}
+    assert stage.counts(few) == {"mine": {"dropped": 1, "cut": 0, "noted": 0, "items": {"question": {"7": 1}}}}
 
 
 def test_a_question_of_many_rows_is_listed_with_each_of_them(tmp_path):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -205,18 +206,19 @@ def test_a_candidate_is_annealed_beside_the_mixture_of_the_run(annealed, capsys)
 
 
 @pytest.mark.slow
-def test_halving_counts_the_steps_of_the_anneal_alone(annealed, capsys):
+def test_halving_counts_the_steps_of_the_anneal_alone(annealed, tmp_path, capsys):
     """Of the steps from 20 to 30: a quarter ends at step 23."""
     run, command = annealed
-    command = [*command[:command.index("--mixes")], "--candidates", "left=math", "mixed=math,web", "right=math:3,code",
-               "--tokens", "1600", "--seeds", "1", "--device", "cpu", "--halving", "--json"]
+    shutil.copytree(run.parents[1], tmp_path / "store", ignore=shutil.ignore_patterns("anneal"))
+    run = tmp_path / "store" / run.relative_to(run.parents[1])
+    command = ["anneal", str(run), *command[2:command.index("--mixes")], "--candidates", "left=math", "mixed=math,web",
+               "right=math:3,code", "--tokens", "1600", "--seeds", "1", "--device", "cpu", "--halving", "--json"]
     assert main(command) == 0
     study = json.loads(capsys.readouterr().out)
     assert study["arms"][0] == "base" and len(study["arms"]) == 2
     assert [one["share"] for one in study["ended"]] == [0.25, 0.25]
-    folder = run / "train" / "anneal" / "from20"
     for one in study["ended"]:
-        history = read(folder / f"{one['arm']}-seed0" / "metrics.jsonl")
+        history = read(run / "train" / "anneal" / "from20" / f"{one['arm']}-seed0" / "metrics.jsonl")
         assert [line["step"] for line in history if line["event"] == "step"] == [21, 22, 23]
     assert main(command) == 0 and json.loads(capsys.readouterr().out) == study
 

@@ -108,7 +108,7 @@ def test_accuracies_are_shown_with_their_own_verdict_but_not_averaged(run: Path)
     assert "passes as pairs" in "\n".join(task_lines(compared(arms)))
 
 
-@pytest.mark.parametrize("row", [{"sha256": "other"}, {"shots": 5}, {"seed": 3}, {"data": "other"}])
+@pytest.mark.parametrize("row", [{"sha256": "other"}, {"shots": 5}, {"data": "other"}])
 def test_scores_of_another_task_file_other_examples_or_other_data_do_not_count(run: Path, row: dict[str, Any]):
     arms = [arm(run, name, 0, {"a": falling(2.0)}) for name in ("base", "other")]
     assert task_results(arms)[None]["scores"].keys() == {"a"}

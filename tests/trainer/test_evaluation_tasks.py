@@ -3,15 +3,19 @@ loaded."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import math
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
@@ -118,21 +122,51 @@ def test_small_tables_that_unpack_to_too_much_are_refused(tmp_path: Path, monkey
             assert [row.values["q"] for row in read_rows([file])] == ["x" * 5000] * 3
 
 
+@contextlib.contextmanager
+def own_pool() -> Iterator[pa.MemoryPool]:
+    """A context manager in which pyarrow uses a memory pool that nothing else uses."""
+    pool, default = pa.system_memory_pool(), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        yield pool
+    finally:
+        pa.set_memory_pool(default)
+
+
 def test_a_row_group_that_unpacks_to_too_much_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(row_files, "MOST_TOTAL_BYTES", 1 << 20)
     write_table(pa.table({"q": ["x" * (12 << 20)]}), tmp_path / "a.parquet", use_dictionary=False)
     with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_stream(
             sink, pa.schema({"q": pa.string()}), options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(pa.table({"q": ["x" * (12 << 20)]}))
-    pool, default = pa.system_memory_pool(), pa.default_memory_pool()        # a pool that nothing else has used
-    pa.set_memory_pool(pool)
-    try:
-        for name in ("a.parquet", "a.arrow"):
-            with pytest.raises(ConfigError, match="unpacks to more than"):
-                list(read_rows([tmp_path / name]))
-            assert pool.max_memory() < 4 << 20, name
-    finally:
-        pa.set_memory_pool(default)
+    for name in ("a.parquet", "a.arrow"):
+        with own_pool() as pool, pytest.raises(ConfigError, match="unpacks to more than"):
+            list(read_rows([tmp_path / name]))
+        assert pool.max_memory() < 4 << 20, name
+
+
+def test_a_row_group_that_is_larger_than_the_file_says_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(row_files, "MOST_MEMORY", 24 << 20)
+    path = tmp_path / "a.parquet"
+    write_table(pa.table({"q": ["x" * (256 << 20)]}), path, use_dictionary=False, write_statistics=False)
+    data = path.read_bytes()
+    size = 2 * pq.read_metadata(path).row_group(0).total_byte_size
+    varint = bytes(size >> shift & 127 | (128 if size >> shift + 7 else 0) for shift in range(0, size.bit_length(), 7))
+    place = data.rindex(varint)
+    path.write_bytes(data[:place] + b"\x80" * (len(varint) - 1) + b"\0" + data[place + len(varint):])
+    assert pq.read_metadata(path).row_group(0).total_byte_size == 0 and path.stat().st_size < 50_000
+    message = r"a\.parquet: takes more than 25,165,824 bytes of memory.*smaller part"
+    with own_pool() as pool, pytest.raises(ConfigError, match=message):
+        list(read_rows([path]))
+    assert pool.max_memory() < 300 << 20
+
+
+def test_rows_that_take_no_bytes_become_objects_a_few_at_a_time(tmp_path: Path):
+    table = pa.table({"q": pa.nulls(500_000)})
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    rows, before = read_rows([tmp_path / "a.arrow"]), sys.getallocatedblocks()
+    assert next(rows).values == {"q": None} and sys.getallocatedblocks() - before < 50_000
 
 
 def read_with_damaged_footers(folder: Path) -> int:

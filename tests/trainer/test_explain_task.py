@@ -19,6 +19,7 @@ from tests.trainer.synthetic import make_run, quiet
 from tokenizer.mixture.steps import rows_of, step_at
 from tokenizer.shards.reader import ShardSet
 from trainer.__main__ import main
+from trainer.base.config import ConfigError
 from trainer.data import nearest as search
 from trainer.data.nearest import LENGTH, distinctive, hashes, nearest
 from trainer.data.remote import training_sets
@@ -154,6 +155,17 @@ def test_outcomes_of_items_add_up_to_the_measures_of_the_task(trained: Path, nam
         assert fmean(o.right for o in outcomes) == pytest.approx(result["measures"][task.file.main]["value"])
         assert -fmean(o.score for o in outcomes) == pytest.approx(result["measures"]["bpb"]["value"])
     assert all(c.won == (c.after.right and not c.before.right) for c in explanation)
+
+
+def test_results_are_compared_if_they_have_the_same_examples(trained: Path):
+    folder = trained.parents[2]
+    task = read_task(folder / "quiz.yaml")
+    result, lines = read_result(trained / "train" / "evaluation" / "step_00000012", task)
+    none = {**result, "shots": 0}
+    assert len(read_items(task, folder / "data", [none, {**none, "seed": 7}])) == len(lines)    # no examples at all
+    for other in ({**result, "seed": 7}, none):
+        with pytest.raises(ConfigError, match="different examples"):
+            read_items(task, folder / "data", [result, other])
 
 
 def test_the_document_in_which_an_item_stands_is_the_nearest(trained: Path, capsys):

@@ -20,8 +20,9 @@ from tests.tokenizer.packs import write_packing
 from tests.trainer.synthetic import language, write_shards
 from tokenizer.shards.layout import ShardError
 from tokenizer.shards.reader import ShardSet
+from tokenizer.shards.requested import BlockRange
 from tokenizer.shards.sums import BLOCK
-from trainer.data.read_ahead import MOST, NEAR, REQUESTS, ByteRange, RemoteShardSet, request_threads, together
+from trainer.data.read_ahead import MOST, NEAR, REQUESTS, RemoteShardSet, request_threads, together
 from trainer.data.rows import Row, windows
 
 
@@ -58,7 +59,7 @@ def test_documents_of_a_batch_in_the_same_block_are_requested_once(tmp_path: Pat
     assert sum(requests.values()) < len(places) / 10, "documents that are near each other are one request"
 
 
-RANGES = st.builds(lambda shard, kind, first, size: ByteRange(shard, kind, first, first + size), st.integers(0, 1),
+RANGES = st.builds(lambda shard, kind, first, size: BlockRange(shard, kind, first, first + size), st.integers(0, 1),
                    st.sampled_from(["body", "loss"]), st.integers(0, 3000), st.integers(1, 1500))
 
 

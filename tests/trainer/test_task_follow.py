@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -302,8 +303,8 @@ def test_only_the_process_that_a_training_starts_has_low_priority(trained: Path,
 
 def test_only_the_first_rank_reads_the_data_of_tasks(trained: Path, tmp_path: Path, monkeypatch):
     read_files: list[Path] = []
-    real = score_data.sums
-    monkeypatch.setattr(score_data, "sums", lambda folder, files: read_files.extend(files) or real(folder, files))
+    real = score_data.file_sha256
+    monkeypatch.setattr(score_data, "file_sha256", lambda path: read_files.append(path) or real(path))
     with world("cpu") as here:
         for rank in (1, 0):
             assert not read_files
@@ -443,6 +444,10 @@ def test_a_task_whose_only_form_is_code_is_refused_and_others_are_scored_without
         task_watcher.scorable_tasks(TaskScoringConfig(5, (str(alone),), str(tmp_path)))
 
 
+OWN = score_rows.origin_of({"task": "quiz", "sha256": "x", "shots": 2, "seed": 0, "data": {"quiz.jsonl": "aa"}})
+ROW = {"measure": "bpb", "value": 1.0, **OWN._asdict()}
+
+
 @pytest.mark.parametrize("other", [{}, {"seed": 1}, {"data": {"quiz.jsonl": "bb"}}, {"shots": 1}, {"sha256": "y"},
                                    {"model": {"step": 5, "tokens": 9, "parameters": 1, "checkpoint": "older"}}])
 def test_only_results_of_the_same_data_and_seed_let_a_checkpoint_go(tmp_path: Path, other: dict[str, Any]):
@@ -452,8 +457,8 @@ def test_only_results_of_the_same_data_and_seed_let_a_checkpoint_go(tmp_path: Pa
     folder = score_rows.step_folder(tmp_path, 5)
     folder.mkdir(parents=True)
     (folder / "quiz.json").write_text(json.dumps(result))
-    wanted = [score_rows.origin("quiz", "x", 2, 0, {"quiz.jsonl": "aa"})]
-    assert score_rows.is_scored(tmp_path, 5, "attempt", wanted) == (not other)
+    checkpoint = ckpt.Checkpoint(Path("attempt"), {"step": 5})
+    assert (OWN in score_rows.results_by_origin(tmp_path, checkpoint)) == (not other)
 
 
 def test_scores_of_other_data_or_examples_raise_no_alarm_in_a_training(trained: Path, tmp_path: Path):
@@ -471,5 +476,44 @@ def test_the_seed_counts_only_where_there_are_examples():
                 "data": {name: "aa"}, "measures": {"bpb": {"value": 1.0, "stderr": 0.1}},
                 "model": {"step": 5, "tokens": 9, "parameters": 1}}
                for shots, seed, name in ((0, 0, "a.jsonl"), (0, 5, "b.jsonl"), (1, 0, "a.jsonl"), (1, 5, "a.jsonl"))]
-    origins = [score_rows.origin_of_row(score_rows.rows_of(result)[0]) for result in results]
+    origins = [score_rows.origin_of(score_rows.rows_of(result)[0]) for result in results]
     assert origins[0] == origins[1] and len(set(origins)) == 3
+
+
+def test_rows_that_are_added_are_read_without_those_before(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(score_rows, "write_task_plot", lambda *_: None)
+    parsed, real = [], score_rows._row
+    monkeypatch.setattr(score_rows, "_row", lambda line: parsed.append(line) or real(line))
+    reader = score_rows.RowReader(tmp_path, [OWN])
+    assert reader.read() == []
+    with open(tmp_path / "tasks.jsonl", "wb", buffering=0) as file:
+        line = json.dumps({**ROW, "step": 0}).encode() + b"\n"
+        file.write(line[:20])
+        assert reader.read() == []
+        file.write(line[20:])
+        assert reader.read() == [{**ROW, "step": 0}]
+    many = [{**ROW, "step": step} for step in range(200)]
+    score_rows.write_rows(tmp_path, many)
+    assert reader.read() == many
+    for step in range(200, 204):
+        parsed.clear()
+        many.append({**ROW, "step": step})
+        score_rows.write_rows(tmp_path, many)
+        assert reader.read() == many[-2:] and len(parsed) == 2
+    score_rows.write_rows(tmp_path, many[:50])
+    assert reader.read() == many[:50]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_row_stays_unread_in_whatever_order_checkpoints_are_scored(tmp_path: Path, seed: int, monkeypatch):
+    monkeypatch.setattr(score_rows, "write_task_plot", lambda *_: None)
+    choice, reader, seen = random.Random(seed), score_rows.RowReader(tmp_path, [OWN]), set()
+    rows: dict[tuple[int, str], dict[str, Any]] = {}
+    for _ in range(60):
+        for _ in range(choice.randrange(3)):
+            step, task, data = choice.randrange(12), choice.choice(["quiz", "piqa"]), choice.choice([OWN.data, "older"])
+            if rows.get((step, task), {}).get("data") != OWN.data:     # as `--follow`, which scores nothing twice
+                rows[step, task] = {**ROW, "step": step, "task": task, "data": data.ljust(64)[:64]}
+        score_rows.write_rows(tmp_path, rows.values())
+        seen |= {row["step"] for row in reader.read()}
+        assert seen == {step for (step, task), row in rows.items() if (task, row["data"]) == ("quiz", OWN.data)}

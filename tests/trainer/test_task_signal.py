@@ -30,6 +30,7 @@ def runs(score: Callable[[str, int, float, random.Random], float], measure: str 
         rng = random.Random(f"{name}/{size}/{seed}")
         rows = [{"step": step, "tokens": step, "task": "quiz", "measure": measure, "stderr": stderr,
                  "value": score(name, size, step / STEPS[-1], rng), "parameters": size,
+                 "sha256": "a", "shots": 2, "seed": 0, "data": "b",
                  **({} if chance is None else {"chance": chance, "constant": chance + 0.01})} for step in STEPS]
         made.append(ScoredRun(name, size, seed, rows))
     return made
@@ -156,9 +157,6 @@ def test_a_training_named_twice_or_a_folder_that_is_missing_is_one_line(tmp_path
                                            ("seed", "other examples"), ("data", "other data")])
 def test_scores_of_a_task_that_were_made_differently_are_refused(tmp_path: Path, capsys, key: str, said: str):
     made = runs(good)
-    for run in made:
-        for row in run.rows:
-            row.update(shots=0, sha256="a", seed=0, data="b")
     write(tmp_path, made)
     assert main(["signal", str(tmp_path)]) == 0
     made[-1].rows[3][key] = "other"

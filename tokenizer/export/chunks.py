@@ -36,7 +36,8 @@ def pack(samples: Iterable[Sample], fixed: int, limit: int) -> Iterator[list[Sam
 
 
 def write_chunk(file: BinaryIO, samples: Sequence[bytes | memoryview], config: bytes = b"") -> int:
-    """Write a file of samples. Returns its size."""
+    """Write a file of samples, in the layout that the docstring of this module gives. Returns the file's size in
+    bytes."""
     offsets = offsets_of([len(sample) for sample in samples], len(config))
     file.write(len(samples).to_bytes(4, "little") + offsets.astype("<u4").tobytes() + config)
     file.writelines(samples)
@@ -61,8 +62,8 @@ def check_sizes(documents: ShardDocuments, width: int) -> None:
 
 
 def check_size(size: int, subject: str) -> None:
-    """Raise ExportError when a file of `size` bytes is too large for offsets of u32. The error names `subject`, which
-    needs the file."""
+    """Raise ExportError when a file of `size` bytes is too large for offsets of u32. The message names `subject`, for
+    which the file would be needed."""
     if size >= LIMIT:
         raise ExportError(f"{subject} needs a file of {size:,} bytes: this --format has files below 4 GiB; choose "
                           f"another")

@@ -29,7 +29,8 @@ from tokenizer.shards.layout import ENDS
 
 
 class DsWriter:
-    """Writes .ds files, as hard links where possible."""
+    """Writes a shard set, or the samples of a training, in the format of datatrove and nanotron. Where an existing file
+    has the same bytes, the new file is a hard link to it, if possible."""
 
     holds_loss = True
 

@@ -29,7 +29,7 @@ FORMATS: Mapping[str, ExportFormat] = {
 
 
 class Exported(NamedTuple):
-    """Counts of what an export has written."""
+    """What an export has written: the numbers of files, bytes, documents or samples, and tokens."""
 
     files: int
     bytes: int
@@ -40,10 +40,10 @@ class Exported(NamedTuple):
 
 def export(shards: ShardSet, name: str, out: Path | OpenTarget, drop_loss: bool = False,
            progress: Callable[[int, int], None] = lambda done, total: None) -> Exported:
-    """Write a shard set in the format `name` to the new folder `out`, or to the place that `out` opens. With
-    `drop_loss`, loss masks are left out. `progress` gets the bytes read and the bytes to read. Raises ExportError if
-    the format cannot hold the set, and ShardError if a file of the set is damaged; then the folder `out` stays as it
-    was."""
+    """Write the documents of a shard set in the format `name`. `out` is a new folder for the files, or a function that
+    opens another place for them. With `drop_loss`, loss masks are left out, so that all tokens count in the loss.
+    `progress` gets the bytes read and the bytes to read. Raises ExportError if the format cannot hold the set, and
+    ShardError if a file of the set is damaged; then the folder `out` stays as it was."""
     done = 0
 
     def read(size: int) -> None:
@@ -64,8 +64,9 @@ def export(shards: ShardSet, name: str, out: Path | OpenTarget, drop_loss: bool 
 def export_samples(rows: RowSet, curriculum: Curriculum, name: str, out: Path | OpenTarget, first: int, stop: int,
                    drop_loss: bool = False,
                    progress: Callable[[int, int], None] = lambda done, total: None) -> Exported:
-    """Write samples [first, stop) of a training in the format `name`. `rows` are the materialised rows of the training,
-    and `curriculum` is its curriculum. The other arguments and the errors are those of `export`."""
+    """Write samples [first, stop) of a training in the format `name`. `rows` are the materialised rows of the training
+    (its samples, written to files), and `curriculum` is its curriculum. The other arguments and the errors are
+    those of `export`."""
     done = 0
 
     def read(size: int) -> None:
@@ -79,8 +80,8 @@ def export_samples(rows: RowSet, curriculum: Curriculum, name: str, out: Path | 
 
 def export_rows(shards: ShardSet, name: str, out: Path | OpenTarget, drop_loss: bool = False,
                 progress: Callable[[int, int], None] = lambda done, total: None) -> Exported:
-    """Write the packed rows of a shard set in the format `name`, in the order of the set. The other arguments and the
-    errors are those of `export`."""
+    """Write the packed rows of a shard set (training samples of whole documents) in the format `name`, in the order of
+    the set. The other arguments and the errors are those of `export`."""
     done = 0
 
     def read(size: int) -> None:
@@ -102,7 +103,8 @@ def write_samples(samples: ExportSamples, name: str, out: Path | OpenTarget) -> 
 
 
 def check_holds_loss(name: str, folder: Path) -> None:
-    """Raise ExportError if the format `name` cannot hold the loss masks of the tokens in `folder`."""
+    """Raise ExportError if the format `name` has no place for loss masks (which say which tokens count in the loss).
+    Called when the tokens to export, in `folder`, have such masks."""
     if not FORMATS[name].holds_loss:
         holding = ", ".join(other for other in FORMATS if FORMATS[other].holds_loss)
         raise ExportError(f"{folder}: the tokens have loss masks, which --format {name} cannot hold; choose one of "

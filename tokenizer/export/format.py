@@ -17,9 +17,9 @@ class ExportFormat(Protocol):
     holds_loss: bool
 
     def write(self, source: ExportSource, target: Target) -> None:
-        """Write all documents of `source`, in their order. Equal shard sets give equal bytes. Raises ExportError when
-        the format cannot hold the shard set, as early as possible."""
+        """Write all documents of `source`, in their order. Equal shard sets give files of equal bytes. If the format
+        cannot hold the shard set, ExportError is raised as early as possible."""
 
     def write_samples(self, samples: ExportSamples, target: Target) -> None:
         """Write samples of a training, in their order, as rows of one length. A row has all L + 1 tokens of a sample,
-        or the first L of them if the readers of the format want it so. Equal rows give equal bytes."""
+        or only the first L if programs that read the format expect so. Equal samples give files of equal bytes."""

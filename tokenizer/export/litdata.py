@@ -27,12 +27,13 @@ from tokenizer.export.samples import ExportSamples
 from tokenizer.export.source import ExportSource
 from tokenizer.export.target import Target
 
-#: litdata's numbers of NumPy's types, by the bytes of a token
+#: bytes of a token → litdata's number for the NumPy type
 TYPES = {1: 4, 2: 5, 4: 6}
 
 
 class LitDataWriter:
-    """Writes chunk-0-N.bin files of at most `chunk_bytes` bytes."""
+    """Writes a shard set, or the samples of a training, in the format of litdata: files chunk-0-N.bin of at most
+    `chunk_bytes` bytes, and index.json."""
 
     holds_loss = False
 
@@ -47,7 +48,8 @@ class LitDataWriter:
         self.write_items(rows, samples.dtype.itemsize, samples.version, target)
 
     def write_items(self, contents: Iterable[bytes | memoryview], size: int, version: str, target: Target) -> None:
-        """Write items, whose tokens have `size` bytes each. `version` is the index's `updated_at`."""
+        """Write items (documents or samples) to files, and write index.json. `contents` are the tokens of each item as
+        bytes, `size` is the number of bytes per token, and `version` becomes `updated_at` in the index."""
         chunks: list[dict[str, Any]] = []
         for chunk in pack(contents, 8, self.chunk_bytes):
             name = f"chunk-0-{len(chunks)}.bin"

@@ -1,4 +1,5 @@
-"""The format of MosaicML streaming (MDS). A sample is a document; all integers are little-endian::
+"""The format of MosaicML streaming (MDS). In an export of documents, an MDS sample is a document; all integers are
+little-endian::
 
     shard.00000.mds    a file of samples (`tokenizer.export.chunks`), at most 64 MiB unless one document is larger. Its
                        configuration is JSON with sorted keys: version 2, format, compression, hashes, size_limit, and
@@ -13,7 +14,7 @@
 
 The columns are in the order of their names. Sizes are null in the configuration, because documents differ in length.
 
-In an export in training order, a sample is a sample of the training, and the columns are others:
+In an export in training order, an MDS sample is a training sample instead, with these columns:
 
     ends    ndarray:uint32, the exclusive end of each piece of a document in the sample. The last end is always L + 1,
             so the array is never empty: MosaicML allows no empty arrays
@@ -42,7 +43,8 @@ from tokenizer.export.target import Target
 
 
 class MdsWriter:
-    """Writes .mds files of at most `size_limit` bytes."""
+    """Writes a shard set, or the samples of a training, in the format of MosaicML streaming: .mds files of at most
+    `size_limit` bytes, and index.json."""
 
     holds_loss = True
 
@@ -84,7 +86,7 @@ class MdsWriter:
 
 
 def windows(samples: ExportSamples) -> Iterator[bytes]:
-    """Yield each sample of a training, encoded as an MDS sample."""
+    """Yield each sample of a training as the bytes of an MDS sample."""
     for part in samples.parts:
         for block in samples.blocks(part):
             names = [name.encode() for name in samples.streams]
@@ -97,7 +99,7 @@ def windows(samples: ExportSamples) -> Iterator[bytes]:
 
 
 def documents(source: ExportSource) -> Iterator[bytes]:
-    """Yield each document of a shard set, encoded as an MDS sample."""
+    """Yield each document of a shard set as the bytes of an MDS sample."""
     for number in source.numbers:
         for block in source.documents(number):
             arrays = [block.tokens] if block.targets is None else [block.targets, block.tokens]
@@ -114,17 +116,17 @@ def documents(source: ExportSource) -> Iterator[bytes]:
 
 
 def bytes_of(array: np.ndarray) -> tuple[memoryview, int]:
-    """Return the bytes of an array, and how many each of its values has."""
+    """Return (the bytes of an array, the number of bytes of one of its values)."""
     return np.ascontiguousarray(array).data.cast("B"), array.itemsize
 
 
 def ndarray_head(size: int) -> bytes:
-    """Return what comes before the values of an array of one dimension with `size` values. The dtype is not among it:
-    it is in the configuration."""
+    """Return the bytes that MDS puts before the values of an array of one dimension with `size` values. They do not
+    contain the dtype, which is in the configuration."""
     code = 0 if size < 1 << 8 else 1 if size < 1 << 16 else 2
     return bytes((1 << 2 | code,)) + size.to_bytes(1 << code, "little")
 
 
 def ndarray(values: np.ndarray) -> bytes:
-    """Return an array of one dimension as bytes."""
+    """Return an array of one dimension as MDS stores it in a column `ndarray`."""
     return ndarray_head(len(values)) + values.tobytes()

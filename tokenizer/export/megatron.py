@@ -39,7 +39,8 @@ LIMIT = 1 << 31
 
 
 class MegatronWriter:
-    """Writes .bin and .idx files; .bin files as hard links where possible."""
+    """Writes a shard set, or the samples of a training, in the format of Megatron-LM, as pairs of a .bin and an .idx
+    file. Where an existing file has the same bytes, the .bin file is a hard link to it, if possible."""
 
     holds_loss = False
 
@@ -74,7 +75,7 @@ class MegatronWriter:
 
 
 def check_vocab(vocab_size: int, folder: Path) -> None:
-    """Raise ExportError when tokens of four bytes, which are signed, cannot hold all ids of a vocabulary."""
+    """Raise ExportError when a vocabulary has ids that signed tokens of four bytes cannot hold."""
     if vocab_size > LIMIT:
         raise ExportError(f"{folder}: vocab_size {vocab_size:,}: --format megatron has i32 tokens, which hold ids "
                           f"below {LIMIT:,}; choose another format")

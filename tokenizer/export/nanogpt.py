@@ -25,14 +25,15 @@ from tokenizer.export.source import ExportError, ExportSource
 from tokenizer.export.target import Target
 from tokenizer.shards.layout import REMEDY, ShardError
 
-#: magic and version, by the bytes of a token
+#: bytes of a token → (magic, version)
 HEADS = {2: (20240520, 1), 4: (20240801, 7)}
 #: first number that an i32 cannot hold
 LIMIT = 1 << 31
 
 
 class NanoGptWriter:
-    """Writes .bin files with a header."""
+    """Writes a shard set, or the samples of a training, in the format of llm.c and modded-nanogpt: .bin files that
+    begin with a header."""
 
     holds_loss = False
 

@@ -32,7 +32,9 @@ from tokenizer.export.target import Target
 
 
 class OlmoWriter:
-    """Writes raw .npy files, as hard links where possible, and the documents in them as .csv.gz files."""
+    """Writes a shard set, or the samples of a training, in the format of OLMo-core and dolma. Tokens go to raw .npy
+    files; where an existing file has the same bytes, the .npy file is a hard link to it, if possible. The documents in
+    a file are listed in a .csv.gz file."""
 
     holds_loss = True
 

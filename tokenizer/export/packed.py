@@ -1,6 +1,7 @@
-"""Reads the packed rows of a shard set for an export, in the order of the set. If the set was imported from rows, they
-are these rows, in their files and with the origin that the files gave them, so that the export equals what was
-imported."""
+"""Reads the packed rows (training samples of whole documents) of a shard set for an export, in the order of the set. If
+the set was imported from rows, the packed rows are exactly the imported ones, in the same files and with the same
+origins. So the export equals what was imported.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from tokenizer.shards.rows import RowOrigin
 
 
 class PackedSamples(ExportSamples):
-    """Reads the packed rows that were published last with a shard set, as samples of an export. With `drop_loss`, loss
-    masks are ignored. `progress` is called after each read, with the number of bytes of tokens that were read."""
+    """Reads the packed rows of a shard set for an export. Each row is a training sample of whole documents. They are
+    the packed rows that were published last with the set. With `drop_loss`, loss masks are ignored, so that all tokens
+    count in the loss. `progress` is called after each read, with the number of bytes of tokens that were read."""
 
     def __init__(self, shards: ShardSet, drop_loss: bool, progress: Callable[[int], None]) -> None:
         manifest, packing = shards.manifest, shards.published_packing()
@@ -70,7 +72,7 @@ class PackedSamples(ExportSamples):
             sizes = pieces[:, 1] - pieces[:, 0]
             before = np.cumsum(sizes) - sizes
             firsts = np.cumsum(counts) - counts
-            places = rows * width + before - np.repeat(before[firsts], counts)      # of the first token of each piece
+            places = rows * width + before - np.repeat(before[firsts], counts)      # where its first token goes
             low, high = int(pieces[:, 0].min()), int(pieces[:, 1].max())
             inside = np.arange(int(sizes.sum())) - np.repeat(before, sizes)
             chosen, into = np.repeat(pieces[:, 0] - low, sizes) + inside, np.repeat(places, sizes) + inside
@@ -90,9 +92,9 @@ class PackedSamples(ExportSamples):
                            np.array([origin.sample for origin in origins], np.uint64))
 
     def _origins(self, starts: np.ndarray, first: int) -> list[RowOrigin]:
-        """Return the origins of rows of one shard, which are numbered from `first` on and begin with the tokens
-        `starts`. A row for which the import found no origin gets its own number as sample and window, the stream of the
-        set and epoch 0."""
+        """Return the origins of rows of one shard: where the training that wrote an imported row had read it. The rows
+        are numbered from `first` on and begin with the tokens `starts`. A row without such an origin gets its own
+        number as sample and window, the stream of the set, and epoch 0."""
         rows = range(first, first + len(starts))
         ids = [span.id for span in self.shards.documents_at(starts.tolist())] if self._has_ids else [""] * len(rows)
         return [RowOrigin.of_id(id) or RowOrigin(row, self.streams[0], 0, row) for id, row in zip(ids, rows)]

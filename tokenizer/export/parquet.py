@@ -27,7 +27,8 @@ from tokenizer.shards.rows import parquet_schema
 
 
 class ParquetWriter:
-    """Writes Parquet files with a row per document."""
+    """Writes a shard set as Parquet files with a row per document, or the samples of a training with a row per
+    sample."""
 
     holds_loss = True
 
@@ -57,7 +58,8 @@ class ParquetWriter:
 
 
 def columns_of(block: SampleBlock, streams: Sequence[str]) -> list[pa.Array]:
-    """Return samples as the columns of `tokenizer.shards.rows.parquet_schema`."""
+    """Return a block of samples as the columns of a Parquet file. The columns are those of
+    `tokenizer.shards.rows.parquet_schema`."""
     count, width = block.tokens.shape
     rows, positions = np.nonzero(block.bounds)
     columns = [pa.array(block.numbers.astype(np.uint64)),

@@ -1,6 +1,7 @@
-"""Says what an export in rows needs of its samples, and reads the samples of a training, in the order of training.
-These are the rows that `tokenmill materialize` has written. Every file of rows that is read is first compared with its
-sha256. `tokenizer.export.packed` reads the packed rows of a shard set."""
+"""Defines what an export in rows needs of its samples (`ExportSamples`), and reads the samples of a training in the
+order of training from the rows that `tokenmill materialize` has written. Every file of rows that is read is first
+compared with its sha256. `tokenizer.export.packed` reads the packed rows of a shard set instead.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ class SampleBlock(NamedTuple):
     numbers: np.ndarray           # number of each sample in its training
 
     def pieces(self, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the pieces of documents in the first `width` tokens of each sample: (number of the piece's sample in
-        the block, exclusive end of the piece), int64. Ends are counted from the first token of the block, as if the
-        samples of `width` tokens were back to back. A piece ends at the latest where its sample ends."""
+        """Return the pieces of documents in the first `width` tokens of each sample, as (number of the piece's sample
+        in the block, exclusive end of the piece), int64. Ends are counted as if the samples of `width` tokens were back
+        to back. The end of a sample always ends a piece."""
         ends = np.ones((len(self.tokens), width), np.uint8)
         ends[:, :-1] = self.bounds[:, :width - 1]
         flat = np.flatnonzero(ends)
@@ -41,7 +42,8 @@ class SampleBlock(NamedTuple):
 
 
 class RowPart(NamedTuple):
-    """Consecutive samples of one file of rows, or of a file from which packed rows were imported."""
+    """Consecutive samples of an export that come from one file: a file of materialised rows, or a file from which
+    packed rows were imported."""
 
     file: int                     # number of the file
     begin: int                    # rows [begin, stop): of the file, or of the whole set if they are its packed rows
@@ -49,7 +51,7 @@ class RowPart(NamedTuple):
 
 
 class ExportSamples(Protocol):
-    """Reads samples for an export, all of L = `sequence` targets."""
+    """Reads samples for an export in rows. All samples have L = `sequence` targets."""
 
     folder: Path                  # for error messages
     tokenizer: TokenizerRef
@@ -64,22 +66,24 @@ class ExportSamples(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Tokens that an export reads: L + 1 of each sample."""
+        """How many tokens an export reads: L + 1 of each sample."""
 
     def first_of(self, part: RowPart) -> int:
-        """Return what `SampleBlock.first` is for the first sample of a part."""
+        """Return the number of the first sample of a part (samples that come from one file), as `SampleBlock.first`
+        counts samples."""
 
     def original(self, part: RowPart, kind: str) -> Path | None:
-        """Return the path of a file of a `kind` (such as tokens) that has exactly the samples of `part`, or None."""
+        """Return the path of a file that already has the wanted bytes: a file of a `kind`, such as tokens, with exactly
+        the samples of `part`. Returns None if there is no such file."""
 
     def blocks(self, part: RowPart) -> Iterator[SampleBlock]:
-        """Yield the samples of a part, about BLOCK_TOKENS tokens at a time."""
+        """Yield the samples of a part (samples that come from one file), about BLOCK_TOKENS tokens at a time."""
 
 
 class TrainingSamples(ExportSamples):
-    """Reads samples [first, stop) of a training for an export; all have L = `sequence` targets. With `drop_loss`, their
-    loss masks are ignored. `progress` is called after each read, with the number of bytes of tokens that were
-    read."""
+    """Reads samples [first, stop) of a training for an export, from its materialised rows; all have L = `sequence`
+    targets. With `drop_loss`, their loss masks are ignored. `progress` is called after each read, with the number of
+    bytes of tokens that were read."""
 
     def __init__(self, rows: RowSet, curriculum: Curriculum, first: int, stop: int, drop_loss: bool,
                  progress: Callable[[int], None]) -> None:
@@ -109,11 +113,11 @@ class TrainingSamples(ExportSamples):
 
     @property
     def tokens(self) -> int:
-        """Tokens that an export reads: L + 1 of each sample."""
+        """How many tokens an export reads: L + 1 of each sample."""
         return len(self) * (self.sequence + 1)
 
     def first_of(self, part: RowPart) -> int:
-        """Return the number of the first sample of a part."""
+        """Return the number of the first sample of a part (samples that come from one file)."""
         return self.rows.manifest.files[part.file].first + part.begin
 
     def original(self, part: RowPart, kind: str) -> Path | None:
@@ -124,7 +128,7 @@ class TrainingSamples(ExportSamples):
         return self.rows.folder / file.files[kind] if whole and kind in file.files else None
 
     def blocks(self, part: RowPart) -> Iterator[SampleBlock]:
-        """Yield the samples of a part of a file, about BLOCK_TOKENS tokens at a time."""
+        """Yield the samples of a part (samples that come from one file), about BLOCK_TOKENS tokens at a time."""
         maps, length = self.rows.maps(part.file), self.sequence
         file, step = self.rows.manifest.files[part.file], max(1, BLOCK_TOKENS // (length + 1))
         for begin in range(part.begin, part.stop, step):
@@ -146,13 +150,15 @@ class TrainingSamples(ExportSamples):
 
 
 def unpacked(bits: np.ndarray, length: int) -> np.ndarray:
-    """Return the flags of each row, u8 (rows, `length`), from the bits (`bounds` or `loss`) of a file of rows."""
+    """Unpack the bits in a file `bounds` or `loss` of materialised rows (samples of a training, written to files) into
+    flags, u8 (rows, `length`)."""
     return np.unpackbits(bits, axis=1, count=length, bitorder="little")
 
 
 def each_token(targets: np.ndarray, width: int) -> np.ndarray:
-    """Return a flag for each of the first `width` tokens of samples, u8 (samples, width), from the flags of their
-    targets. The first token of a sample is never a target in it; its flag is 1, and readers do not use it."""
+    """Return a flag for each of the first `width` tokens of samples, u8 (samples, width): whether it counts in the
+    loss. `targets` has the flags of tokens 1 to L. Token 0 is not a target in its sample; its flag is 1, and readers do
+    not use it."""
     flags = np.ones((len(targets), width), np.uint8)
     flags[:, 1:] = targets[:, :width - 1]
     return flags

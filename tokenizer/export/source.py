@@ -11,7 +11,7 @@ from pipeline.base.files import sha256
 from tokenizer.shards.layout import REMEDY, TABLE_ROWS, Shard, ShardError
 from tokenizer.shards.reader import ShardSet
 
-#: tokens that are read at a time
+#: number of tokens that are read at a time
 BLOCK_TOKENS = 1 << 22
 
 
@@ -32,19 +32,18 @@ class ShardDocuments(NamedTuple):
 
 
 class TableRows(NamedTuple):
-    """Consecutive rows of a shard's document table."""
+    """Consecutive rows of a shard's document table, which has a row for each document."""
 
     ids: list[str]
     ends: np.ndarray              # exclusive end of each document in the shard, int64
 
 
 class ExportSource:
-    """Reads a shard set for an export. With `drop_loss`, its loss masks are ignored. `progress` is called after each
-    read, with the number of bytes of tokens and loss masks that were read.
+    """Reads a shard set for an export. With `drop_loss`, its loss masks are ignored, so that all tokens count in the
+    loss. `progress` is called after each read, with the number of bytes of tokens and loss masks that were read.
 
     An export reads blocks of BLOCK_TOKENS tokens, or one document if that is longer, so its memory does not grow with
-    the size of a shard.
-    """
+    the size of a shard."""
 
     def __init__(self, shards: ShardSet, drop_loss: bool, progress: Callable[[int], None]) -> None:
         self.shards, self.manifest, self.progress = shards, shards.manifest, progress
@@ -112,8 +111,8 @@ class ExportSource:
             yield start, min(start + BLOCK_TOKENS, tokens)
 
     def _read(self, number: int, start: int, stop: int) -> np.ndarray:
-        """Return tokens [start, stop) of a shard. Raises ShardError when one is outside the vocabulary: formats with
-        signed tokens would hold another id."""
+        """Return tokens [start, stop) of a shard. Raises ShardError when a token is outside the vocabulary, because
+        formats with signed tokens would store another id."""
         offset = self.shards.offsets[number]
         tokens = self.shards.read(offset + start, offset + stop)
         if int(tokens.max()) >= self.shards.vocab_size:
@@ -129,6 +128,7 @@ class ExportSource:
         return np.ones(stop - start, np.uint8) if counts is None else counts.view(np.uint8)
 
     def _ends(self, number: int, start: int, stop: int) -> np.ndarray:
-        """Return the ends e of documents of a shard with start < e <= stop, counted in tokens of the shard."""
+        """Return the ends of those documents of a shard that end after token `start` and at `stop` at the latest,
+        counted in tokens of the shard."""
         offset = self.shards.offsets[number]
         return self.shards.ends(offset + start + 1, offset + stop + 1) - offset

@@ -35,12 +35,13 @@ class Target(ABC):
     @property
     @abstractmethod
     def work(self) -> Path:
-        """A folder of this machine for files whose names are not known before they are complete, and for notes."""
+        """A folder of this machine for temporary data: notes, and files whose names are not known before they are
+        complete."""
 
     @abstractmethod
     def create(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """A context manager for writing a file from front to back: it can write and tell its position, but not seek.
-        The file is durable at the end."""
+        """Return a context manager for writing the file `name` from front to back. It yields a file that can write and
+        tell its position, but not seek. When the context ends, the file is durable."""
 
     def write(self, name: str, contents: Iterable[np.ndarray]) -> None:
         """Write a file that consists of the bytes of the given arrays."""
@@ -49,21 +50,23 @@ class Target(ABC):
                 file.write(np.ascontiguousarray(block).data)
 
     def share(self, name: str, original: Path | None, contents: Iterable[np.ndarray]) -> None:
-        """Write the file `name`, which has the bytes of the file `original` if that is not None. `contents` are these
-        bytes. They are read in any case, because reading them checks them."""
+        """Write the file `name` with the bytes `contents`. If `original` is not None, it is a file with the same bytes,
+        to which a subclass may link instead. `contents` is read in any case, because reading it checks it."""
         self.write(name, contents)
 
 
     @abstractmethod
     def move(self, local: Path, name: str) -> None:
-        """Make the finished file `local`, which is in the folder `work`, the file `name`. It is durable on return."""
+        """Move the finished file `local`, which is in the folder `work`, to where the export has its file `name`. The
+        file is durable when this returns."""
 
     @abstractmethod
     def open(self, name: str) -> BinaryIO:
-        """Open a file that was written, for reading."""
+        """Open a file that was written to this target, for reading."""
 
 
-#: opens the place of an export or import. The argument identifies the contents of its files: equal ones, equal files
+#: opens the place for the files of an export or import. The argument is the result of `contents_of`: if it is equal,
+#: so are the files
 OpenTarget = Callable[[str], AbstractContextManager[Target]]
 
 
@@ -89,8 +92,8 @@ class FolderTarget(Target):
         self.files, self.bytes = self.files + 1, self.bytes + path.stat().st_size
 
     def share(self, name: str, original: Path | None, contents: Iterable[np.ndarray]) -> None:
-        """Make the file `name` a hard link to `original`, or write it if that is None or the file system allows no
-        link."""
+        """Make the file `name` a hard link to `original`. If `original` is None, or if the file system allows no link,
+        write the file instead."""
         try:
             linked = original is not None and link(original.resolve(), self.folder / name)
         except OSError:                           # another disk, a disk without hard links, or too many of them
@@ -119,8 +122,9 @@ class FolderTarget(Target):
 
 @contextlib.contextmanager
 def opened(out: Path | OpenTarget, contents: str, option: str = "") -> Iterator[Target]:
-    """A context manager for writing the files of an export or import to the new folder `out`, or to the place that
-    `out` opens. `contents` identifies the contents of the files, and `option` the folder, in messages."""
+    """Return a context manager for writing the files of an export or import. It yields the Target: the new folder
+    `out`, or the place that `out` opens. `contents` identifies the contents of the files, and `option` names the folder
+    in messages."""
     if not isinstance(out, Path):
         with out(contents) as target:
             yield target
@@ -130,8 +134,9 @@ def opened(out: Path | OpenTarget, contents: str, option: str = "") -> Iterator[
 
 
 def contents_of(*facts: object) -> str:
-    """Return a hash that identifies the bytes of the files of an export or import. `facts` identify what is written,
-    and how; gzip and Parquet files also depend on the versions of Python and pyarrow."""
+    """Return a hash that identifies the files of an export or import: equal hashes mean equal bytes. `facts` say what
+    is written, and how. The hash also covers the versions of Python and pyarrow, on which gzip and Parquet files
+    depend."""
     text = json.dumps([*facts, sys.version, pa.__version__])
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Writes documents as the shards of a set, in a folder."""
+"""Writes the documents of an import as the shards of a shard set, in a folder."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tokenizer.shards.writer import ShardWriter
 
 
 class Assembly:
-    """Writes the shards of a set to the folder `folder`. Shard i has the documents that begin in tokens [i·G, (i+1)·G)
-    of the stream, where G is `shard_bytes` in tokens. How the documents are spread over the files that are read does
-    not matter.
+    """Writes documents as the shards of a set, to the folder `folder`. Shard i has the documents that begin in tokens
+    [i·G, (i+1)·G) of the stream, where G is `shard_bytes` in tokens. So the shards do not depend on how the documents
+    are divided among the imported files.
 
-    A file gets its name, which holds its sha256, when it is complete: `move` is called with the file in `folder` and
-    this name. By default the file is renamed. A `move` that removes the file from the folder keeps no more than one
-    shard on the disk.
+    The name of a file holds its sha256, so a file gets its name when it is complete: `move` is called with the file in
+    `folder` and this name. By default the file is renamed. If `move` moves files elsewhere, the folder never holds more
+    than one shard.
 
     With `packs`, the documents are the pieces of rows (`tokenizer.imports.rows`), and the packed rows of each shard are
-    written, too. All documents of a row are then in one shard, the one that its first document belongs to."""
+    written, too. All documents of a row are then in one shard: the shard of its first document."""
 
     def __init__(self, folder: Path, vocab_size: int, eos: int, shard_bytes: int, packs: bool = False,
                  move: Callable[[Path, str], None] | None = None) -> None:
@@ -35,7 +35,7 @@ class Assembly:
         self.step = max(1, shard_bytes // token_dtype(vocab_size).itemsize)
         self.shards: list[Shard] = []
         self.tokens = 0
-        self._index = -1                          # of the shard that is being written
+        self._index = -1                          # number of the shard that is being written
         self._writer: ShardWriter | None = None
         self.packed: list[PackedShard] = []
         self._packs = packs
@@ -46,8 +46,8 @@ class Assembly:
             ids: Sequence[str],
             part: int,
             chosen: np.ndarray | None = None) -> None:
-        """Append the documents, or those for which `chosen` is true. `ids` has an id for each of the documents, `part`
-        is the number of their file."""
+        """Append documents, or only those for which `chosen` is true. `ids` has an id for each document, and `part` is
+        the number of the imported file that they come from."""
         chosen = np.ones(len(ids), bool) if chosen is None else chosen
         rows, targets = documents.first + np.flatnonzero(chosen), documents.targets
         if not len(rows):
@@ -62,9 +62,10 @@ class Assembly:
         self._write(documents, ids, part, rows, (self.tokens + starts) // self.step)
 
     def add_rows(self, pieces: RowPieces, ids: Sequence[str], part: int) -> None:
-        """Append the documents of whole rows."""
+        """Append whole rows (training samples): the pieces of each row as documents, and the row as a packed row. `ids`
+        has an id for each piece, and `part` is the number of the imported file that the rows come from."""
         documents, counts = pieces.documents, pieces.counts
-        firsts = np.cumsum(counts) - counts                # of the first document of each row
+        firsts = np.cumsum(counts) - counts                # number of the first document of each row
         starts = np.cumsum(documents.lengths) - documents.lengths
         shards = (self.tokens + starts[firsts]) // self.step
         for index in np.unique(shards).tolist():
@@ -80,7 +81,8 @@ class Assembly:
 
     def _write(self, documents: ImportedDocuments, ids: Sequence[str], part: int, rows: np.ndarray,
                shards: np.ndarray) -> None:
-        """Append documents to the shards with the given numbers, which do not decrease."""
+        """Append documents to shards. `shards` has the number of the shard for each document; the numbers never
+        decrease."""
         ends, targets = np.cumsum(documents.lengths), documents.targets
         starts = ends - documents.lengths
         for index in np.unique(shards).tolist():
@@ -102,7 +104,7 @@ class Assembly:
         return self._writer
 
     def _finish(self) -> None:
-        """Finish the shard that is being written: give its files their names."""
+        """Finish the shard that is being written, if there is one, and give its files their names."""
         if self._writer is None:
             return
         facts = self._writer.close()
@@ -122,12 +124,12 @@ class Assembly:
         self.shards.append(Shard(**{**facts, **names}, index=self._index, table_sha256=sums["table"]))
 
     def close(self) -> tuple[Shard, ...]:
-        """Finish the last shard. Returns all shards."""
+        """Finish the last shard. Returns the entries of all shards for the manifest of the set."""
         self._finish()
         return tuple(self.shards)
 
 
 def renamed(path: Path, name: str) -> None:
-    """Give a finished file another name in its folder."""
+    """Rename a finished file within its folder."""
     sync(path)
     path.rename(path.with_name(name))

@@ -1,4 +1,6 @@
-"""Reads files of several samples and the index.json beside them; `tokenizer.export.chunks` gives their layout."""
+"""Reads files of several samples and the index.json beside them, in the formats of MosaicML streaming and litdata;
+`tokenizer.export.chunks` gives their layout.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,18 @@ import numpy as np
 from tokenizer.imports.source import AGAIN, ImportLimits, ImportSource, TokenFile, TokenFileError
 
 INDEX = "index.json"
-#: most bytes of an index; the entry of a file usually takes less than a kilobyte
+#: largest size of index.json in bytes; the entry of a file usually takes less than a kilobyte
 INDEX_BYTES = 1 << 28
 OFFSET = np.dtype("<u4")
-#: offsets that are read at a time
+#: number of offsets that are read at a time
 BLOCK_OFFSETS = 1 << 16
 
 
 class Samples(NamedTuple):
-    """Consecutive samples of a file."""
+    """Consecutive samples of a file in the format of MosaicML streaming or litdata, as bytes."""
 
     first: int                    # number of the first of them in the file, from 0
-    byte: int                     # at which they begin
+    byte: int                     # byte of the file at which they begin
     ends: list[int]               # exclusive end of each sample in `data`
     data: bytes
 

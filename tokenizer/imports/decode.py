@@ -1,4 +1,6 @@
-"""Turns files with tokens of another project back into texts, as JSON Lines, for filters and other tokenizers."""
+"""Turns files with tokens of another project back into texts, as JSON Lines. The texts can then be filtered, or encoded
+with another tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +16,27 @@ from tokenizer.imports.documents import ImportedDocuments
 from tokenizer.imports.imports import FORMATS, ids_of, states_of
 from tokenizer.imports.source import OTHER, Coding, ImportSource, StoredFiles, TokenFileError, WrongTokenizer
 
-#: bytes after which a file of texts is full
+#: size in bytes at which a file of texts is full, and the next one begins
 FILE_BYTES = 1 << 28
 #: what a decoder writes for bytes that are not valid UTF-8
 REPLACEMENT = "\ufffd"
 
 
 class FirstTexts:
-    """Checks the texts of the first documents of a source. A tokenizer that did not make the tokens decodes many of
-    them to bytes that are not valid UTF-8, or to its unknown token, while of sound documents few have such places."""
+    """Checks by the first texts of a source whether the given tokenizer made its tokens. A tokenizer that did not make
+    them decodes many of them to bytes that are not valid UTF-8, or to its unknown token. Sound documents have few such
+    places."""
 
-    DOCUMENTS = 64                # that are checked
-    SHARE, FEWEST = 0.1, 1000     # largest share of unreadable characters or tokens, of at least so many
+    DOCUMENTS = 64                # number of documents that are checked
+    SHARE, FEWEST = 0.1, 1000     # largest share of unreadable characters or tokens, checked once there are so many
 
     def __init__(self, unknown: int | None) -> None:
         self.unknown, self.documents = unknown, 0
         self.chars = self.replaced = self.tokens = self.unknown_tokens = 0
 
     def add(self, place: object, tokens: np.ndarray, text: str) -> None:
-        """Count a document. `place` is its file. Raises WrongTokenizer if too much of the texts is unreadable."""
+        """Count a document with its tokens and decoded text. `place` is its file. Raises WrongTokenizer if too much of
+        the texts so far is unreadable."""
         if self.documents >= self.DOCUMENTS:
             return
         self.documents += 1
@@ -59,14 +63,18 @@ class Decoded(NamedTuple):
 def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.ndarray], str], out: Path | OpenTarget,
                   progress: Callable[[int, int], None] = lambda done, total: None, file_bytes: int = FILE_BYTES,
                   unknown: int | None = None, stored: StoredFiles | None = None) -> Decoded:
-    """Write the texts of the documents in a file or folder `path` to the new folder `out`, in their order, as files
-    00000.jsonl and so on. With `stored`, the files are read from object storage, and `path` is their name in messages.
-    `out` may also open another place. A line has the keys `id` and `text`; the text is without the EOS at its end. The
-    id is the one in the files; if they have no ids, it is FILE#NUMBER. A new file begins after `file_bytes` bytes.
-    `decode` is the tokenizer's function that turns tokens into a text, and `unknown` is its unknown token (None: it has
-    none). Raises TokenFileError when a file does not have the format `format`, when another tokenizer seems to have
-    made it, when there are no documents, or when a file has a loss mask by which some tokens are no targets, which
-    texts cannot carry; `out` then stays as it was."""
+    """Write the texts of the documents in a file or folder `path` to `out`, in their order, as files 00000.jsonl and so
+    on. `out` is a new folder, or a function that opens another place. With `stored`, the files are read from object
+    storage, and `path` only names them in messages. `decode` is the tokenizer's function that turns tokens into a text,
+    and `unknown` is its unknown token (None: it has none).
+
+    A line has the keys `id` and `text`; the text is without the EOS at its end. The id is the one in the files; if they
+    have no ids, it is FILE#NUMBER. A new file begins after `file_bytes` bytes. `progress` gets the bytes read and the
+    bytes to read.
+
+    Raises TokenFileError when a file does not have the format `format`, when another tokenizer seems to have made it,
+    or when there are no documents. Also raises it when a loss mask says that some tokens are no targets, which texts
+    cannot express. `out` then stays as it was."""
     done = total = 0
 
     def read(size: int) -> None:
@@ -98,7 +106,7 @@ def lines_of(source: ImportSource, blocks: Iterator[ImportedDocuments],
              decode: Callable[[np.ndarray], str], first: FirstTexts) -> Iterator[tuple[bytes, int, bool]]:
     """Yield for each document: its line of JSON, its number of tokens, and whether the text seems damaged. That is so
     if it holds U+FFFD, which the tokenizer writes in place of bytes that are not valid UTF-8. `first` checks the texts
-    of the first documents."""
+    of the first documents. Raises TokenFileError when a loss mask says that some tokens are no targets."""
     for documents in blocks:
         if documents.targets is not None and not documents.targets.all():
             raise TokenFileError(f"{source.folder / documents.file}: has a loss mask, which texts cannot carry; remove "

@@ -1,8 +1,8 @@
 """Reads files of datatrove and nanotron; `tokenizer.export.ds` gives their layout.
 
-An import needs the files .ds and .ds.index. Both together give the size of a token in bytes: the last end in the index
-is the number of tokens in the .ds file. A file .ds.metadata may be missing; if it is there, its size of a token must be
-the same. Either all files have a loss mask or none.
+An import needs the files .ds and .ds.index. Both together give the size of a token in bytes, because the last end in
+the index is the number of tokens in the .ds file. A file .ds.metadata may be missing. If it exists, the size of a token
+in it must agree. Either all files have a loss mask or none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenizer.shards.layout import ENDS
 
 
 class DsReader:
-    """Reads .ds files in the order of their names."""
+    """Reads files in the format of datatrove and nanotron, in the order of their names."""
 
     continues = False
     keeps_rows = True
@@ -57,15 +57,15 @@ def first_line(source: ImportSource, name: str) -> bytes:
 
 
 def width_in(source: ImportSource, name: str) -> int | None:
-    """Return the size of a token in bytes that the metadata of a file give, or None if they give none or do not
-    exist."""
+    """Return the size of a token in bytes according to the .ds.metadata file of the file `name`. Returns None if the
+    metadata do not exist or do not give the size."""
     width = first_line(source, name).rpartition(b"|")[2]
     return int(width) if width in (b"2", b"4") else None
 
 
 def check_tokenizer(source: ImportSource, name: str) -> None:
-    """Raise WrongTokenizer if the metadata of a file name a tokenizer by its sha256, as an export does, and it is
-    another one. A name on a hub says nothing about the file of the tokenizer."""
+    """Raise WrongTokenizer if the metadata of a file name another tokenizer than the given one, by the beginning of its
+    sha256, as an export of ours writes it. Metadata that name a tokenizer on a hub are not checked."""
     match = re.match(rb"tokenizer-([0-9a-f]{12})\|", first_line(source, name))
     if match and match[1].decode() != source.coding.sha256[:12]:
         raise WrongTokenizer(f"{source.folder / name}: the tokens are of the tokenizer whose sha256 begins with "
@@ -87,7 +87,7 @@ def dtype_of(body: TokenFile, index: TokenFile, width: int | None) -> np.dtype:
 
 
 def ends_of(index: TokenFile, block: int) -> Iterator[Ends]:
-    """Yield the ends in an index, up to `block` at a time."""
+    """Yield the document ends in a .ds.index file, up to `block` at a time."""
     documents = index.count(ENDS)
     for first in range(0, documents, block):
         ends = index.array(first * ENDS.itemsize, min(block, documents - first), ENDS)

@@ -13,13 +13,13 @@ import xxhash
 from pipeline.base.parquet import open_parquet
 from tokenizer.imports.source import TokenFileError
 
-#: hashes that are compared at a time
+#: number of hashes that are compared at a time
 BLOCK = 1 << 20
 
 
 class IdHashes:
-    """The hashes of all ids of an import, 8 bytes each. They are in the file `path`, so memory does not grow with their
-    number."""
+    """The hashes of the ids of all documents of an import, 8 bytes each. They are in the file `path`, so memory does
+    not grow with their number."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.count = path, 0
@@ -31,7 +31,7 @@ class IdHashes:
         self.count += len(ids)
 
     def add_file(self, path: Path) -> None:
-        """Add the hashes of another import."""
+        """Add the hashes in the file of another IdHashes."""
         with open(path, "rb") as other, open(self.path, "ab") as file:
             shutil.copyfileobj(other, file, BLOCK)
         self.count += path.stat().st_size // 8

@@ -33,7 +33,7 @@ from tokenizer.shards.layout import MANIFEST, SHARD_BYTES, Manifest
 from tokenizer.shards.packed import MANIFEST as PACKED
 from tokenizer.shards.packed import Packing
 
-#: most characters of a document's id. The table of a shard holds many ids in memory while it is written
+#: largest number of characters in a document's id. Many ids are in memory while the table of a shard is written
 LONGEST_ID = 1 << 12
 FORMATS: Mapping[str, ImportFormat] = {
     "ds": DsReader(), "megatron": MegatronReader(), "olmo": OlmoReader(), "nanogpt": NanoGptReader(),
@@ -56,17 +56,21 @@ def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str,
                   progress: Callable[[int, int], None] = lambda done, total: None, shard_bytes: int = SHARD_BYTES,
                   is_held_out: Callable[[str], bool] | None = None, sequence: int = 0, limits: ImportLimits = LIMITS,
                   stored: StoredFiles | None = None, place: OpenTarget | None = None) -> Imported:
-    """Write the documents in a file or folder `path` as the set split=train of the stream `name` in the new folder
-    `out`. With `stored`, the files are read from object storage, and with `place`, the set is written where this opens;
-    `path` and `out` then only say where that is. What `place` gets identifies all arguments but `make_id` and
-    `is_held_out`.
+    """Write the documents in a file or folder `path` as the shard set split=train of the stream `name` in the new
+    folder `out`. Returns counts of what was written.
 
-    For files without ids, `make_id` returns the id of a document from the name of its file and its number in it.
+    With `stored`, the files are read from object storage, and `path` only names them in messages. With `place`, the set
+    is written to the place that it opens, and `out` only names it. `place` gets a hash that identifies all arguments
+    except `make_id` and `is_held_out`.
+
+    For files without ids, `make_id` makes the id of a document from the name of its file and its number in the file.
     Documents for whose ids `is_held_out` is true go to the set split=val instead. `progress` gets the bytes read and
-    the bytes to read. With `sequence` = L, the files have rows of L + 1 tokens instead of documents; they become packed
-    rows of the set, and none is held out. Raises TokenFileError when a file is not as the format wants it, when two
-    documents have the same id, or when there are no documents for training, and ExportError when `out` exists and is
-    not an empty folder; then nothing is left."""
+    the bytes to read. With `sequence` = L, the files have rows (training samples) of L + 1 tokens instead of documents.
+    The rows become packed rows of the set, and none is held out.
+
+    Raises TokenFileError when a file does not fit the format, when two documents have the same id, or when there are no
+    documents for training. Raises ExportError when `out` exists and is not an empty folder. After an error, nothing is
+    left in `out`."""
     done = total = 0
 
     def read(size: int) -> None:
@@ -114,7 +118,8 @@ def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str,
 
 
 def states_of(source: ImportSource, reader: ImportFormat, names: list[str]) -> list[tuple[str, str]]:
-    """Return the files that are read, with values that change when a file is written again."""
+    """Return the files that an import reads, as (name, state). The state is a value that changes when the file is
+    written again."""
     return [(file, source.state(file)) for name in names for file in (name, *reader.beside(source, name))]
 
 
@@ -123,8 +128,8 @@ def moved(target: Target, folder: str, local: Path, name: str) -> None:
 
 
 def write_manifests(target: Target, manifests: Mapping[str, Manifest], packing: Packing | None) -> None:
-    """Write the manifests of sets whose other files are complete. That of the set split=train, which others look for,
-    is the last."""
+    """Write the manifests of shard sets whose other files are complete. The manifest of the set split=train is written
+    last, because other programs take its existence for the end of the import."""
     texts = [] if packing is None else [(f"split=train/{file}", packing.dumps()) for file in (packing.name, PACKED)]
     for split, manifest in reversed([*manifests.items()]):
         texts += [(f"split={split}/{file}", manifest.dumps())
@@ -135,15 +140,16 @@ def write_manifests(target: Target, manifests: Mapping[str, Manifest], packing: 
 
 
 class RowCounts:
-    """What the manifest of an import of rows says about them, under `source`. With it, an export can write the same
-    files again."""
+    """Collects what the manifest (shards.json) of an import of rows (training samples) records about them, under
+    `source`. With this, an export can write the same files again."""
 
     def __init__(self, sequence: int) -> None:
         self.sequence, self.masked, self.with_ids = sequence, False, False
         self.counts: list[int] = []               # rows of each file
 
     def add(self, part: int, rows: RowPieces) -> None:
-        """Count rows of file number `part`, and note whether they have loss masks and ids."""
+        """Count rows (training samples) of file number `part`, and note whether they have ids and loss masks (which say
+        which tokens count in the loss)."""
         self.counts += [0] * (part + 1 - len(self.counts))
         self.counts[part] += len(rows.counts)
         self.masked, self.with_ids = self.masked or rows.masked, rows.documents.ids is not None
@@ -154,7 +160,8 @@ class RowCounts:
 
 
 def check_keeps_rows(name: str, path: Path) -> None:
-    """Raise TokenFileError if files of the format `name` cannot hold whole rows."""
+    """Raise TokenFileError if files of the format `name` do not hold whole rows, that is, training samples of L + 1
+    tokens."""
     if not FORMATS[name].keeps_rows:
         keeping = ", ".join(other for other in FORMATS if FORMATS[other].keeps_rows)
         raise TokenFileError(f"{path}: --format {name} has the first L tokens of a row of L + 1, so the last target of "
@@ -162,8 +169,8 @@ def check_keeps_rows(name: str, path: Path) -> None:
 
 
 def ids_of(source: ImportSource, documents: ImportedDocuments, make_id: Callable[[str, int], str]) -> list[str]:
-    """Return the ids of documents: those that their file gives, or made ones. Raises TokenFileError if one is too
-    long."""
+    """Return the ids of documents: those in their file or, if the file has none, ids that `make_id` makes. Raises
+    TokenFileError if an id is too long."""
     file, first = documents.file, documents.first
     ids = documents.ids or [make_id(file, number) for number in range(first, first + len(documents.lengths))]
     if max(map(len, ids)) > LONGEST_ID:

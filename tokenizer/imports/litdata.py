@@ -21,7 +21,7 @@ TYPES = {"no_header_numpy:1": "<i2", "no_header_numpy:2": "<i4", "no_header_nump
 
 
 class LitDataReader:
-    """Reads the files that index.json names, in its order."""
+    """Reads files in the format of litdata, in the order in which index.json lists them."""
 
     continues = False
     keeps_rows = True
@@ -60,6 +60,6 @@ class LitDataReader:
 
 
 def chunks(source: ImportSource, index: dict[str, Any]) -> list[tuple[str, int]]:
-    """Return the name and the number of items of each file."""
+    """Return the name and the number of items (documents or samples) of each file that index.json lists."""
     return [(field(source, chunk, "filename", str), field(source, chunk, "chunk_size", int))
             for chunk in field(source, index, "chunks", list)]

@@ -26,7 +26,7 @@ TYPES = {f"ndarray:{name}": np.dtype(name).newbyteorder("<")
 
 
 class MdsFile(NamedTuple):
-    """The entry of a file in the index."""
+    """What index.json says about one .mds file."""
 
     name: str
     samples: int
@@ -36,7 +36,7 @@ class MdsFile(NamedTuple):
 
 
 class MdsReader:
-    """Reads the files that index.json names, in its order."""
+    """Reads files in the format of MosaicML streaming, in the order in which index.json lists them."""
 
     continues = False
     keeps_rows = True
@@ -66,7 +66,8 @@ class MdsReader:
 
 
 def shards_of(source: ImportSource) -> list[MdsFile]:
-    """Return the entries of index.json. Raises TokenFileError when a value in it is wrong or not supported."""
+    """Return what index.json says about each .mds file. Raises TokenFileError when a value in it is wrong or not
+    supported."""
     index = read_index(source)
     if index.get("version") != 2:
         raise TokenFileError(f"{source.folder / INDEX}: version is {str(index.get('version'))[:80]}; this Tokenmill "
@@ -102,8 +103,9 @@ def shard_of(source: ImportSource, entry: Any) -> MdsFile:
 
 
 def of_rows(source: ImportSource, columns: dict[str, str], sizes: list[int | None]) -> dict[str, str]:
-    """Return the columns of samples that are rows, with encodings without lengths. Raises TokenFileError when a column
-    has another encoding than a row of this length needs."""
+    """Return {column: encoding} for files whose samples are rows of L = `source.sequence` targets. Lengths are removed
+    from the encodings (ndarray:uint16:N gives ndarray:uint16). Raises TokenFileError when a column has another encoding
+    or length than such rows need. `sizes` are the sizes of the columns in bytes, or None."""
     where, result = source.folder / INDEX, {}
     lengths = {"tokens": source.sequence + 1, "loss": source.sequence}
     for (name, encoding), size in zip(columns.items(), sizes):
@@ -123,7 +125,8 @@ def of_rows(source: ImportSource, columns: dict[str, str], sizes: list[int | Non
 
 
 def decoded_rows(source: ImportSource, file: TokenFile, shard: MdsFile, samples: Samples) -> ImportedDocuments:
-    """Return the pieces of documents in consecutive samples of a file that are rows."""
+    """Return the pieces of documents in consecutive MDS samples of a file. Each of these samples is a row, that is, a
+    training sample."""
     dtype, width, begin = TYPES[shard.columns["tokens"]], source.sequence + 1, 0
     fixed = {name for name, size in zip(shard.columns, shard.sizes) if size is not None}
     values: dict[str, list[np.ndarray]] = {name: [] for name in ("tokens", "loss", "ends")}
@@ -166,7 +169,7 @@ def decoded_rows(source: ImportSource, file: TokenFile, shard: MdsFile, samples:
 
 
 def decoded(source: ImportSource, file: TokenFile, shard: MdsFile, samples: Samples) -> ImportedDocuments:
-    """Return the documents in consecutive samples of a file."""
+    """Return the documents in consecutive MDS samples of a file. Each of these samples is a document."""
     dtype = TYPES[shard.columns["tokens"]]
     tokens: list[np.ndarray] = []
     targets: list[np.ndarray] = []
@@ -221,7 +224,8 @@ def columns_in(shard: MdsFile, sample: bytes) -> dict[str, tuple[int, int]]:
 
 
 def array(data: bytes, dtype: np.dtype) -> np.ndarray:
-    """Decode an array of one dimension with at least one value. Raises ValueError when `data` is no such array."""
+    """Decode an array of one dimension with at least one value from the bytes of an MDS column `ndarray`. Raises
+    ValueError when `data` is no such array."""
     code = data[0] - (1 << 2) if data else -1
     if not 0 <= code <= 3:
         raise ValueError("an array has not one dimension")

@@ -23,7 +23,7 @@ LENGTH, NUMBER = np.dtype("<i4"), np.dtype("<i8")
 
 
 class MegatronReader:
-    """Reads pairs of .bin and .idx files in the order of their names."""
+    """Reads files in the format of Megatron-LM, as pairs of a .bin and an .idx file, in the order of their names."""
 
     continues = False
     keeps_rows = True
@@ -50,7 +50,7 @@ def index_of(name: str) -> str:
 
 
 def header(index: TokenFile) -> tuple[np.dtype, int, int]:
-    """Return from an .idx file: the dtype of tokens, the number of sequences and the number of documents."""
+    """Read the header of an .idx file. Returns (dtype of tokens, number of sequences, number of documents)."""
     data = index.read(0, HEAD)
     if data[:9] != MAGIC:
         raise TokenFileError(f"{index.path}: byte 0: {data[:9]!r} is not Megatron's {MAGIC!r}; see that the format is "
@@ -70,8 +70,8 @@ def header(index: TokenFile) -> tuple[np.dtype, int, int]:
 
 
 def ends_of(index: TokenFile, sequences: int, documents: int, width: int, block: int) -> Iterator[Ends]:
-    """Yield the ends of the documents of an index, block by block, counted in tokens of `width` bytes. A block
-    has up to `block` entries of the index."""
+    """Yield the ends of the documents that an .idx file lists, counted in tokens of `width` bytes. Up to `block`
+    entries of the file are read at a time."""
     pointers = HEAD + sequences * LENGTH.itemsize
     firsts = pointers + sequences * NUMBER.itemsize
     waiting = index.array(firsts, 1, NUMBER)      # ends of documents, in sequences, that are still to come

@@ -4,8 +4,9 @@ In these files EOS begins each document, and a document may go on in the next fi
 So an import leaves out the first EOS of all files, and adds one at the end. A document that has an EOS inside becomes
 two documents, because only EOS separates documents in these files.
 
-Rows of a training are L = `ImportSource.sequence` tokens each, back to back. In them, each EOS ends a piece of a
-document, also an EOS that was written as the beginning of the next piece.
+With `ImportSource.sequence` = L, the files hold rows (training samples) of L tokens each, back to back. Each EOS in a
+row is then taken for the end of a piece of a document. That is so even if the EOS was written as the beginning of a
+document, because the two cannot be told apart.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ HEADER_BYTES = 1024
 
 
 class NanoGptReader:
-    """Reads .bin files in the order of their names."""
+    """Reads files in the format of llm.c and modded-nanogpt, in the order of their names."""
 
     continues = True
     keeps_rows = False
@@ -64,7 +65,7 @@ def rows(source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
 
 
 def header(file: TokenFile) -> tuple[np.dtype, int]:
-    """Return the type and the number of tokens of a file."""
+    """Read the header of a .bin file. Returns (dtype of tokens, number of tokens)."""
     fields = file.array(0, HEADER_BYTES // 4, np.dtype("<i4")).tolist()
     width = next((width for width, head in HEADS.items() if head[0] == fields[0]), 0)
     if not width:

@@ -23,9 +23,9 @@ import numpy as np
 from tokenizer.imports.documents import Ends, ImportedDocuments, TokenRange, cut_at_ends, cut_at_eos, cut_flat_rows
 from tokenizer.imports.source import AGAIN, ImportSource, TokenFile, TokenFileError
 
-#: how the files of NumPy begin. OLMo's have no such header
+#: the first bytes of a NumPy file. OLMo's .npy files have no such header
 NUMPY = b"\x93NUMPY"
-#: lines of a .csv.gz file that are read at a time, and the longest of them in bytes
+#: number of lines of a .csv.gz file that are read at a time, and largest size of a line in bytes
 LINES, LONGEST_LINE = 1 << 14, 1 << 16
 MASK = "labels_mask"
 #: number of tokens from which on it is no coincidence that every second token is 0
@@ -33,7 +33,7 @@ TELLING = 32
 
 
 class OlmoReader:
-    """Reads raw .npy files in the order of their names."""
+    """Reads files in the format of OLMo-core and dolma, in the order of their names."""
 
     continues = False
     keeps_rows = False
@@ -96,7 +96,7 @@ def table_of(name: str) -> str:
 
 
 def pieces(source: ImportSource, name: str, body: TokenFile, dtype: np.dtype) -> Iterator[TokenRange]:
-    """Yield the tokens of a file."""
+    """Yield the tokens of a file, block by block."""
     tokens = body.count(dtype)
     for start in range(0, tokens, source.limits.block_tokens):
         byte = start * dtype.itemsize

@@ -10,11 +10,8 @@ document.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import resource
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -22,18 +19,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.base.parquet import open_parquet
+from pipeline.base.process import limited_memory
 from tokenizer.imports.documents import ImportedDocuments, row_pieces
 from tokenizer.imports.rows import piece_ids
 from tokenizer.imports.source import AGAIN, ImportLimits, ImportSource, TokenFile, TokenFileError
 from tokenizer.shards.rows import RowOrigin
 
-#: columns of rows that say from where a row is, beside `stream`
+#: columns that say, together with `stream`, where a training read a row
 NUMBERS = ("sample", "epoch", "window")
 Lists: TypeAlias = "pa.ListArray | pa.LargeListArray"
 
 
 class ParquetReader:
-    """Reads .parquet files in the order of their names."""
+    """Reads Parquet files, in the order of their names."""
 
     continues = False
     keeps_rows = True
@@ -79,30 +77,10 @@ class ParquetReader:
                                          f"{AGAIN}") from e
 
 
-@contextlib.contextmanager
-def limited_memory(memory: int) -> Iterator[None]:
-    """A context manager within which this process can allocate at most `memory` further bytes; beyond that, MemoryError
-    is raised.
-
-    A hostile file may claim a small size in its metadata and unpack to far more. Only a limit of the operating system
-    protects against that. On systems without /proc there is no limit."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    except OSError:
-        yield
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = pages * resource.getpagesize() + memory
-    if soft == resource.RLIM_INFINITY or limit < soft:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
 def columns_of(file: TokenFile, schema: pa.Schema) -> list[str]:
-    """Return the columns to read. Raises TokenFileError when their types are not those of the format."""
+    """Return the columns to read from a file with a row per document: `input_ids`, and `loss` and `id` if they exist.
+    Raises TokenFileError when `input_ids` is missing, when one of the first two has another type than the format says,
+    or when two columns have the same name."""
     if "input_ids" not in schema.names:
         raise TokenFileError(f"{file.path}: has no column input_ids, but {', '.join(schema.names)}; rename that of the "
                              f"tokens")
@@ -138,7 +116,7 @@ def batches(table: pq.ParquetFile, columns: list[str], limits: ImportLimits) -> 
 
 def documents_of(source: ImportSource, file: TokenFile, name: str, row: int,
                  batch: pa.RecordBatch) -> ImportedDocuments:
-    """Return the documents of a batch, whose first row is `row` of the file."""
+    """Return the documents in a batch of rows. The first row of the batch is row number `row` of the file."""
     batch.validate(full=True)
     for column in batch.schema.names:
         values = batch.column(column)
@@ -171,7 +149,9 @@ def documents_of(source: ImportSource, file: TokenFile, name: str, row: int,
 
 
 def row_columns(file: TokenFile, schema: pa.Schema) -> list[str]:
-    """Return the columns of rows to read. Raises TokenFileError when their types are not those of rows."""
+    """Return the columns to read from a file with a row per training sample: those of `columns_of` without `id`, then
+    `ends` and the columns that say where a sample comes from. The latter are left out if they are missing or have other
+    types than the format says. Raises TokenFileError as `columns_of` does."""
     columns = [column for column in columns_of(file, schema) if column != "id"]
     is_positions = "ends" in schema.names and pa.types.is_list(schema.field("ends").type) and pa.types.is_integer(
         schema.field("ends").type.value_type)
@@ -181,7 +161,8 @@ def row_columns(file: TokenFile, schema: pa.Schema) -> list[str]:
 
 
 def rows_in(source: ImportSource, file: TokenFile, name: str, row: int, batch: pa.RecordBatch) -> ImportedDocuments:
-    """Return the pieces of documents in the rows of a batch, whose first row is `row` of the file."""
+    """Return the pieces of documents in a batch of rows, each of which is a training sample. The first row of the batch
+    is row number `row` of the file."""
     batch.validate(full=True)
     where, width, count = f"{file.path}: rows from {row:,} on", source.sequence + 1, len(batch)
     for column in batch.schema.names:
@@ -218,5 +199,5 @@ def rows_in(source: ImportSource, file: TokenFile, name: str, row: int, batch: p
 
 
 def flat(lists: Lists) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values of lists back to back, and the length of each list."""
+    """Return the values of an Arrow array of lists, those of all lists back to back, and the length of each list."""
     return lists.flatten().to_numpy(zero_copy_only=False), lists.value_lengths().to_numpy().astype(np.int64)

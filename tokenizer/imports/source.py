@@ -68,7 +68,8 @@ LIMITS = ImportLimits()
 
 
 class StoredFile(Protocol):
-    """A file of object storage, open for reading. It is a binary file, too, for readers of gzip and Parquet."""
+    """A file in object storage, open for reading. It can also be used as a binary file, as readers of gzip and Parquet
+    need it."""
 
     size: int
 
@@ -263,7 +264,8 @@ class ImportSource:
 
     def checked(self, tokens: np.ndarray, place: Callable[[int], str]) -> np.ndarray:
         """Return tokens in the dtype of the shard set. Raises TokenFileError when a token is outside the vocabulary,
-        and WrongTokenizer when many are. `place` returns the file and byte of a token, for the message."""
+        and WrongTokenizer when many tokens are outside it. `place` returns the file and byte of a token, for the
+        message."""
         if len(tokens) and (int(tokens.max()) >= self.coding.vocab_size or int(tokens.min()) < 0):
             outside = np.flatnonzero((tokens < 0) | (tokens >= self.coding.vocab_size))
             wrong = int(outside[0])
@@ -276,8 +278,9 @@ class ImportSource:
         return tokens.astype(self.dtype, copy=False)
 
     def check_ends(self, tokens: np.ndarray, ends: np.ndarray, place: Callable[[int], str]) -> None:
-        """Raise TokenFileError when a document does not end in EOS, and WrongTokenizer when most of several do not.
-        `ends` are the exclusive ends of the documents in `tokens`. Pieces of rows (`sequence`) are not checked."""
+        """Raise TokenFileError when a document does not end in EOS. If most of many documents do not, raise
+        WrongTokenizer instead. `ends` are the exclusive ends of the documents in `tokens`. `place` returns the file and
+        byte of a token, for the message. Pieces of rows (`sequence`) are not checked."""
         wrong = np.flatnonzero(tokens[ends - 1] != self.coding.eos)
         if len(wrong) and not self.sequence:
             last = int(ends[wrong[0]]) - 1

@@ -39,7 +39,7 @@ RATE_SHAPES = ("constant", "linear", "1-sqrt", "cosine", "exp")
 
 @dataclass(frozen=True)
 class TokenizerRef:
-    """The tokenizer that all streams were encoded with."""
+    """The tokenizer with which all streams (data sources) of a curriculum were encoded."""
 
     sha256: str                   # of its file
     vocab_size: int               # all ids are below it
@@ -65,8 +65,8 @@ class Curriculum:
 
     @property
     def splits(self) -> dict[str, list[str]]:
-        """Return for the split shards (streams made by labels, such as language) that a phase reads: {name of the
-        shards: names of the labels}."""
+        """Return the labels of those split shards (shards divided into streams by labels, such as language) that a
+        phase (stretch of the training) reads, as {name of the shards: names of the labels}."""
         return {name: entry["labels"] for phase in self.phases for name, entry in (phase.made or {}).items()}
 
     @property
@@ -153,8 +153,8 @@ class Curriculum:
         Path(path).write_text(self.dumps(), encoding="utf-8")
 
     def validate(self, where: str = "curriculum") -> None:
-        """Raise CurriculumError if something in the curriculum is wrong, for instance if a stream does not have enough
-        tokens. `where` names the curriculum in the message."""
+        """Raise CurriculumError if something in the curriculum is wrong, for instance if a stream (data source) does
+        not have enough tokens. `where` names the curriculum in the message."""
         def need(condition: bool, message: str) -> None:
             if not condition:
                 raise CurriculumError(f"{where}: {message}")
@@ -213,7 +213,8 @@ class Curriculum:
         self._check_exhaustion(where)
 
     def _check_kept(self, where: str) -> None:
-        """Raise CurriculumError if a phase reads a stream that `shards.NAME.from_phase` reserves for a later phase."""
+        """Raise CurriculumError if a phase (stretch of the training) reads a stream (data source) that
+        `shards.NAME.from_phase` reserves for a later phase."""
         for stream in self.streams:
             for phase in self.phases:
                 if stream.from_phase in (None, phase.name):
@@ -225,8 +226,8 @@ class Curriculum:
                         f"'{stream.from_phase}' come first")
 
     def _check_groups(self, phase: Phase, key: str) -> None:
-        """Raise CurriculumError if the groups of a phase are not lists of its streams, or if a stream is in two
-        groups."""
+        """Raise CurriculumError if the groups of a phase (stretch of the training) are not lists of its streams (data
+        sources), or if a stream is in two groups."""
         groups = {} if phase.groups is None else phase.groups
         if not isinstance(groups, Mapping) or not all(
                 isinstance(group, list) and group and all(isinstance(stream, str) for stream in group)

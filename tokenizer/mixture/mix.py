@@ -30,18 +30,20 @@ from tokenizer.mixture.split import divide, unimax_parts
 
 #: largest sum of the integer weights of the streams
 WEIGHT_SUM = 10**8
-#: keys of a group
+#: keys that a group of streams may have in a mix
 GROUP_KEYS = ("share", "streams", "alpha", "unimax")
 
 
 def read_mix(mix: Mapping[str, Any], key: str, sizes: Mapping[str, float], tokens: int, warnings: list[str],
              splits: Mapping[str, list[str]] = MappingProxyType({})
              ) -> tuple[dict[str, int], dict[str, list[str]] | None]:
-    """Convert the `mix` of a phase of `tokens` tokens into integer weights. Returns ({stream: weight}, {group: its
-    streams}). Streams of weight 0 are left out, and groups without other streams; the second is None if no group is
-    left. `sizes` has the number of tokens of every existing stream; the streams keep this order, and groups are sorted
-    by name. `splits` maps the names of split shards to the labels by which they are split; such shards are a group, and
-    those of their streams whose weight would be below one in WEIGHT_SUM are left out with a warning. Warnings are
+    """Convert the `mix` of a phase (stretch of the training) of `tokens` tokens into integer weights of streams (data
+    sources). Returns ({stream: weight}, {group: its streams}), without streams of weight 0 and without groups that have
+    no other streams. Without any group, the second value is None.
+
+    `sizes` has the number of tokens of every existing stream, and sets the order of the streams. Groups are sorted by
+    name. `splits` maps the names of split shards to the labels by which they are split into streams. Split shards are a
+    group. A stream of theirs is left out with a warning if its weight would be below one in WEIGHT_SUM. Warnings are
     appended to `warnings`. Raises CurriculumError if an entry is wrong; the message names `key`, the path of the mix in
     the recipe."""
     inside: dict[str, tuple[Fraction, dict[str, Fraction]]] = {}
@@ -84,17 +86,18 @@ def read_mix(mix: Mapping[str, Any], key: str, sizes: Mapping[str, float], token
 
 
 def streams_in(mix: Mapping[str, Any]) -> list[str]:
-    """Return the names of all streams that the `mix` of a phase names. An entry that is no mapping adds its own name,
-    also if that is the name of split shards. A mapping without a list or mapping `streams` adds none. The values need
-    not be valid."""
+    """Return the names of all streams (data sources) that the `mix` of a phase (stretch of the training) names. An
+    entry with a plain weight adds its own name, even if that is the name of split shards (which are divided into
+    streams by labels). An entry that is a mapping adds the names under its key `streams`, if it has this key. The
+    values need not be valid."""
     return [stream for name, value in mix.items() for stream in (
         [name] if not isinstance(value, Mapping)
         else value["streams"] if isinstance(value.get("streams"), (Mapping, list)) else ())]
 
 
 def _group(group: Mapping[str, Any], key: str, sizes: Mapping[str, float], budget: float) -> dict[str, Fraction]:
-    """Return how a group of streams divides its share: {stream: fraction}; the fractions sum to 1. `budget` is the
-    number of tokens that the phase reads from the group."""
+    """Return how a group of streams (data sources) divides its share: {stream: fraction}; the fractions sum to 1.
+    `budget` is the number of tokens that the phase (stretch of the training) reads from the group."""
     streams, alpha, unimax = (group.get(name) for name in ("streams", "alpha", "unimax"))
     unknown = sorted(set(group) - set(GROUP_KEYS))
     if unknown or not isinstance(streams, (Mapping, list)) or not streams:
@@ -126,8 +129,8 @@ def _is_above_0(value: Any) -> bool:
 
 
 def _known(name: str, key: str, sizes: Mapping[str, float]) -> str:
-    """Return `name` if `sizes` has a stream of this name. Raises CurriculumError if not; the message suggests a similar
-    name."""
+    """Return `name` if `sizes` has a stream (data source) of this name. Raises CurriculumError if not; the message
+    suggests a similar name."""
     if name not in sizes:
         near = difflib.get_close_matches(str(name), sizes, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"shards: has {', '.join(sizes)}"
@@ -149,9 +152,10 @@ def _share(value: Any, key: str) -> Fraction:
 
 def _integers(shares: Mapping[str, Fraction], groups: Sequence[Sequence[str]], key: str,
               optional: Set[str]) -> dict[str, int]:
-    """Return integer weights in the ratio of `shares`. If their sum would be above WEIGHT_SUM, they are rounded:
-    WEIGHT_SUM is divided between the groups and the streams in no group, then what a group gets between its streams.
-    Raises CurriculumError if a weight above 0 is rounded to 0, except for the streams in `optional`."""
+    """Return integer weights of streams (data sources), in the ratio of `shares`. If exact weights would sum to more
+    than WEIGHT_SUM, they are rounded. Then WEIGHT_SUM is first divided between the groups and the streams in no group,
+    and each group's part is divided between its streams. Raises CurriculumError if a weight above 0 is rounded to 0,
+    except for the streams in `optional`."""
     scale = math.lcm(*(share.denominator for share in shares.values()))
     weights = {name: int(share * scale) for name, share in shares.items()}
     divisor = math.gcd(*weights.values())

@@ -9,8 +9,8 @@ order) defines the order; it rests on three ideas:
   bounds), whatever the batch size and the number of ranks or workers.
 * **Which window** draw j of a stream reads is determined by a keyed permutation (`tokenizer.mixture.permutation`).
 * **The sequence length may change** between phases (stretches of the training) without reading a token twice. An epoch
-  of a stream is a permuted sequence of super-windows of `longest` tokens. A phase reserves the next super-windows that
-  it needs, and permutes windows of its own length inside its reservation.
+  of a stream is a permuted sequence of super-windows, i.e. blocks of `longest` tokens. A phase reserves the next
+  super-windows that it needs, and permutes windows of its own length inside its reservation.
 
 This module needs only the standard library and numpy, because the trainer imports it on machines where nothing else is
 installed.
@@ -32,8 +32,8 @@ from tokenizer.mixture.phases import Phase, Stream
 
 #: number of samples that the order hash covers (docs/contracts.md: Identity)
 HASHED = 10**6
-#: most epochs of a stream in a phase. An order keeps a few numbers for each epoch, so without this limit a typing error
-#: in a weight or a size could fill the memory
+#: largest number of epochs of a stream in a phase. An order keeps a few numbers for each epoch, so without this limit a
+#: typing error in a weight or a size could fill the memory
 MOST_EPOCHS = 10**5
 
 
@@ -54,9 +54,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Extent:
-    """A range of samples of one stream that read the windows of one piece (the blocks that a phase has reserved).
-    Samples are counted per stream and phase: samples [start, stop) that phase `phase` draws from the stream read the
-    windows at positions offset, offset + 1, … of the permuted piece."""
+    """A range of samples of one stream (data source) that read the windows of one piece (the blocks that a phase of the
+    training has reserved). Samples are counted per stream and phase: samples [start, stop) that phase `phase` draws
+    from the stream read the windows at positions offset, offset + 1, … of the permuted piece."""
 
     phase: int
     start: int
@@ -67,8 +67,8 @@ class Extent:
 
 class Located(NamedTuple):
     """What a range of samples reads: which window (range of consecutive tokens; in a packed stream, a packed row) of
-    which stream, in which phase and epoch. The fields are int64 arrays of equal length, with an entry per sample, in
-    the order of the samples."""
+    which stream, in which phase (stretch of the training) and epoch (reading of the stream). The fields are int64
+    arrays of equal length, with an entry per sample, in the order of the samples."""
 
     phase: np.ndarray
     stream: np.ndarray
@@ -166,9 +166,9 @@ class Order:
         return [_Reads(self, p) for p in range(len(self.curriculum.phases))]
 
     def locate(self, first_sample: int, stop_sample: int) -> Located:
-        """Return which data samples [first_sample, stop_sample) read: phase, stream, epoch and window (range of tokens)
-        of each. Time and memory are proportional to the number of these samples, whether they are early or late in the
-        run."""
+        """Return which data samples [first_sample, stop_sample) read: phase (stretch of the training), stream (data
+        source), epoch (reading of the stream) and window (range of tokens) of each. Time and memory are proportional to
+        the number of these samples, whether they are early or late in the run."""
         if not 0 <= first_sample <= stop_sample <= self.samples:
             raise CurriculumError(f"samples [{first_sample}, {stop_sample}) are outside the curriculum's "
                                   f"{self.samples} samples")
@@ -185,13 +185,13 @@ class Order:
 
     def samples_of(self, stream: int, first: int, stop: int,
                    phase: int | None = None) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Return the samples that read a given part of a stream: super-windows (blocks of `longest` tokens) [first,
-        stop), in one phase, or in all phases if `phase` is None. This is the inverse of `locate`.
+        """Return the samples that read a given part of a stream (data source): super-windows (blocks of `longest`
+        tokens) [first, stop), in one phase (stretch of the training), or in all phases if `phase` is None. This is the
+        inverse of `locate`.
 
         Returns {phase: (sample numbers, windows, epochs)}, int64 arrays sorted by window, then epoch. A window appears
         once for each epoch in which a sample reads it. A phase that reads none of the windows is left out.
-        `materialize` uses this to read each shard once, in file order, and to write each window to its sample's row.
-        """
+        `materialize` uses this to read each shard once, in file order, and to write each window to its sample's row."""
         seed, name = self.curriculum.seed, self.names[stream]
         pieces: dict[Piece, list[Extent]] = {}
         for p, row in enumerate(self.extents):
@@ -228,8 +228,8 @@ class Order:
         return out
 
     def hash(self) -> str:
-        """Return a hash of the order, in hex: blake2b over (stream, epoch, window) of the first 10⁶ samples, or of all
-        if there are fewer, as little-endian u64."""
+        """Return a hash of the order, in hex: blake2b over the numbers (stream, epoch, window) of the first 10⁶
+        samples, or of all if there are fewer, as little-endian u64."""
         digest = hashlib.blake2b(digest_size=16)
         for start in range(0, min(HASHED, self.samples), 1 << 16):
             located = self.locate(start, min(start + (1 << 16), HASHED, self.samples))
@@ -259,9 +259,10 @@ class _Reads:
             permutation_key(seed, names[piece.stream], piece.epoch, "super") for piece in pieces])
 
     def windows(self, streams: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return which windows some draws read, as (epochs, numbers of windows). Entry i is about draw number
-        `draws[i]` of stream number `streams[i]`; draws are counted from 0 in each phase and stream. Window w is tokens
-        [w·L, w·L + L] of the stream, where L is the sequence length of the phase. All arrays are int64 (N,)."""
+        """Return which windows (training samples) some draws read, as (epochs, numbers of windows). Entry i is about
+        draw number `draws[i]` of stream number `streams[i]`; draws are counted from 0 in each phase and stream. Window
+        w is tokens [w·L, w·L + L] of the stream, where L is the sequence length of the phase. All arrays are int64
+        (N,)."""
         drawn = self._before[streams] + draws
         extents = np.searchsorted(self._starts, drawn, side="right") - 1
         place = self._inside.permute(extents, drawn - self._starts[extents] + self._offsets[extents])

@@ -15,14 +15,14 @@ import numpy as np
 from tokenizer.mixture import kernels
 
 ROUNDS = 6
-#: numbers that are permuted at a time, so that they stay in the processor's cache
+#: how many numbers are permuted at a time, so that they stay in the processor's cache
 CHUNK = 1 << 14
 
 
 def permutation_key(seed: int, stream: str, epoch: int, reservation: int | str) -> str:
-    """Return the text that determines a permutation of an epoch's data. `reservation` is the index of the phase whose
-    reserved windows are permuted, or "super" for the permutation of all super-windows (blocks of `longest` tokens) of
-    the epoch."""
+    """Return the text that determines a permutation of an epoch's data. `reservation` is the index of the phase
+    (stretch of the training) whose reserved windows (samples) are permuted, or "super" for the permutation of all
+    super-windows (blocks of `longest` tokens) of the epoch."""
     return f"v1/{seed}/{stream}/{epoch}/{reservation}"
 
 
@@ -49,7 +49,7 @@ class KeyedPermutations:
         return self._walk(which, numbers, backward=False)
 
     def unpermute(self, which: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Map numbers back: the inverse of `permute`."""
+        """Map numbers back by several permutations: the inverse of `permute`."""
         return self._walk(which, numbers, backward=True)
 
     def _walk(self, which: np.ndarray, numbers: np.ndarray, backward: bool) -> np.ndarray:
@@ -67,8 +67,8 @@ class KeyedPermutations:
         return mapped
 
     def _walked(self, which: np.ndarray, numbers: np.ndarray, backward: bool) -> tuple[np.ndarray, int]:
-        """Do what `kernels.walk` does, with numpy: return the mapped numbers, and the index of the first one outside
-        its permutation, or -1."""
+        """Map numbers by keyed permutations, or back, with numpy, exactly as the compiled `kernels.walk` does. Returns
+        (mapped numbers, index of the first number outside its permutation, or -1)."""
         sizes, mapped = self._sizes.take(which), numbers.astype(np.uint64)
         if not (mapped < sizes).all():
             return numbers, int(np.argmin(mapped < sizes))

@@ -28,12 +28,13 @@ class Stream:
     replaces: tuple[str, ...] = ()
 
     def supers(self, longest: int) -> int:
-        """Return the number of super-windows (blocks of `longest` tokens, or packed rows) of the stream. A shorter
-        block at its end is never read."""
+        """Return the number of super-windows (blocks of `longest` tokens, or packed rows, which are samples) of the
+        stream. A shorter block at its end is never read."""
         return max(0, self.tokens - 1) // longest if self.packing is None else self.rows
 
     def padding(self, longest: int) -> float:
-        """Return the share of the stream's targets that are padding: 0 for a stream that is not packed."""
+        """Return the share of the stream's targets that are padding. It is 0 unless the stream is read as packed rows
+        (training samples of whole documents)."""
         return 0.0 if self.packing is None or not self.rows else 1 - self.filled / (self.rows * longest)
 
 
@@ -42,9 +43,9 @@ TOLERANCE = 0.01
 
 
 def epochs_allowed(limit: float) -> float:
-    """Return how often a stream may be read if `max_epochs` is `limit`. A limit above 1 may be exceeded by 1 %: rules
-    such as `unimax: 4` read a stream just as often as they may, but weights are integers, and samples whole windows.
-    With a limit of up to 1, no token is read twice."""
+    """Return how often a stream (data source) may be read if `max_epochs` is `limit`. A limit above 1 may be exceeded
+    by 1 %. The reason is that rules such as `unimax: 4` use up the limit, and that rounding to integer weights and
+    whole windows may then exceed it. With a limit of up to 1, no token is read twice."""
     return limit * (1 + TOLERANCE) if limit > 1 else limit
 
 
@@ -83,9 +84,9 @@ class Phase:
 
     @property
     def stretches(self) -> list[tuple[int, int, int]]:
-        """Return the ranges of the phase's samples that are read with one batch size: [(first, stop, batch), …].
-        Samples are counted from 0 at the start of the phase, and `batch` is the number of samples per step. There are
-        several ranges if the batch size grows within the phase, otherwise one."""
+        """Divide the samples of the phase into ranges that are read with one batch size, and return these: [(first,
+        stop, batch), …]. Samples are counted from 0 at the start of the phase, and `batch` is the number of samples per
+        step. There are several ranges if the batch size grows within the phase, otherwise one."""
         stretches, first = [], 0
         for stop, batch in [*(self.ramp or ()), (self.samples, self.batch)]:
             stop = min(stop, self.samples)           # an edit may have cut the phase before this stop
@@ -104,8 +105,8 @@ class Phase:
         return all((stop - first) % batch == 0 for first, stop, batch in self.stretches)
 
     def batch_at(self, sample: float) -> int:
-        """Return how many samples the step has that reads sample number `sample`, counted from the start of the
-        phase."""
+        """Return the batch size, in samples, of the step that reads sample number `sample`. Samples are counted from
+        the start of the phase (this stretch of the training)."""
         return next((batch for _, stop, batch in self.stretches if sample < stop), self.batch)
 
     @property

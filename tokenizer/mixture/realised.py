@@ -11,16 +11,19 @@ from tokenizer.mixture.order import Order, apportioned
 
 
 def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
-    """Return what a run will read. There is one row, a mapping, for each pair of phase and stream in which the stream
-    has a weight, in order.
+    """Return what a run will read: a row, as a mapping, for each phase (stretch of the training) and each stream (data
+    source) that has a weight in the phase, in the order of the curriculum.
 
-    The keys of a row: phase, stream, weight, share, windows (samples of the stream in the phase), tokens (targets),
-    epochs (readings of the stream from the start of the run to the end of the phase, by the blocks reserved), reserved
-    (blocks of `longest` tokens that the phase reserves in the stream), unread (windows in these blocks that no phase
-    reads), padding (how many of the targets are padding, if the stream is packed: expected, exact over whole epochs),
-    repeats_from (number of the first sample of the phase that reads data of the stream again, i.e. for at least the
-    second time, or None).
-    """
+        phase, stream  their names
+        weight, share  the stream's weight, as an integer and as a share of the phase's samples
+        windows        number of samples that the phase reads from the stream
+        tokens         number of their targets
+        epochs         how often the stream is read up to the end of the phase, counted by reserved blocks
+        reserved       number of blocks of `longest` tokens that the phase reserves in the stream
+        unread         number of windows in these blocks that no phase reads
+        padding        expected number of targets that are padding, if the stream is packed; exact over whole epochs
+        repeats_from   number of the first sample of the phase that reads data of the stream for at least the second
+                       time, or None"""
     order = Order(curriculum)
     unread = _unread(order)
     rows = []
@@ -45,9 +48,9 @@ def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
 
 
 def _unread(order: Order) -> dict[tuple[int, int], int]:
-    """Return how much reserved data stays unread, as {(phase, stream): number of windows}. A phase reserves whole
-    blocks of a stream. The windows (samples) in these blocks that no phase reads are counted for the phase that
-    reserved them. Phases and streams are given by index."""
+    """Return how much reserved data stays unread, as {(phase, stream): number of windows}. A phase (stretch of the
+    training) reserves whole blocks of a stream (data source). The windows (samples) in these blocks that no phase reads
+    are counted for the phase that reserved them. Phases and streams are given by index."""
     drawn: dict[Any, int] = {}
     for row in order.extents:
         for extents in row:
@@ -75,20 +78,21 @@ def plan_text(curriculum: Curriculum) -> str:
 
 
 def realised(curriculum: Curriculum, samples: int) -> list[dict[str, Any]]:
-    """Return `realised_in` for the first `samples` samples of a run. In each row, `planned` and `realised` differ by
-    less than one if the phase has up to three streams, by at most two if it has more, and by at most four if some of
-    its streams are in groups (`tokenizer.mixture.apportion`)."""
+    """Compare the planned mixture of streams (data sources) with what the first `samples` samples of a run have read.
+    Returns the rows of `realised_in`. In each row, `planned` and `realised` differ by less than one if the phase
+    (stretch of the training) has up to three streams, by at most two if it has more, and by at most four if some of its
+    streams are in groups (`tokenizer.mixture.apportion`)."""
     return realised_in(curriculum, [(0, samples)])
 
 
 def realised_in(curriculum: Curriculum, ranges: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
     """Compare the planned mixture with what the samples in `ranges` have read. `ranges` are disjoint: [(first, stop),
-    …]. Returns one row, a mapping, for each pair of phase and stream in which the stream has a weight.
+    …]. Returns one row, a mapping, for each pair of phase (stretch of the training) and stream (data source) in which
+    the stream has a weight.
 
     `planned` is the stream's share of those samples that belong to the phase, by its weight; it may be fractional.
     `realised` is the number of samples that are read from the stream, and `tokens` is their number of targets. The
-    counts are exact, and computing them takes no time per sample.
-    """
+    counts are exact, and computing them takes no time per sample."""
     rows = []
     for phase in curriculum.phases:
         streams_of = apportioned(phase, [stream.name for stream in curriculum.streams])

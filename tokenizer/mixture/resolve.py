@@ -92,8 +92,9 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
 
 
 def stream_sizes(streams: Sequence[Stream], splits: Mapping[str, list[str]], longest: int) -> dict[str, int]:
-    """Return the number of tokens of each stream. A stream of split shards (`splits`) with at most `longest` tokens
-    counts as empty: it does not fill a super-window, so no sample can read it."""
+    """Return the number of tokens of each stream (data source). A stream of split shards (`splits`: shards that are
+    divided into streams by labels) with at most `longest` tokens counts as empty. It does not fill one of the blocks of
+    `longest` tokens that phases reserve, so no sample can read it."""
     return {s.name: 0 if s.tokens <= longest and any(s.name.startswith(f"{name}.") for name in splits) else s.tokens
             for s in streams}
 
@@ -164,14 +165,14 @@ def resolve_phases(entries: Sequence[Mapping[str, Any]], total: int, sizes: Mapp
 
 def _batches(value: Any, sequence: int, tokens: int, key: str,
              warnings: list[str]) -> tuple[list[list[int]] | None, int]:
-    """Convert the `batch` of a phase in a recipe into the fields `ramp` and `batch` of `Phase`. The phase has `tokens`
-    tokens.
+    """Convert the `batch` of a phase (stretch of the training) in a recipe into the fields `ramp` and `batch` of
+    `Phase`. The phase has `tokens` tokens.
 
     `value` is a number of tokens per step such as '0.5M'. If the batch size grows within the phase, it is a mapping
     such as {0: 64k, 100M: 128k, 1B: 0.5M}; a key says after how many tokens of the phase the batch size applies. This
-    point is rounded to whole steps. If each batch size is a multiple of the one before it, the larger batches start at
-    a sample number of the phase that is a multiple of their size. The number of samples in the phase is then a multiple
-    of its last batch size, as with this size from the beginning, and none is left over."""
+    point is rounded to whole steps. If each batch size is a multiple of the one before it, the point is rounded so that
+    every batch size starts at a sample number of the phase that is a multiple of this size. The number of samples in
+    the phase is then a multiple of the last batch size, as it would be with this size from the beginning."""
     table = value if isinstance(value, Mapping) else {0: value}
     try:
         rows = sorted((quantities.parse_count(begin, least=0), begin) for begin in table)
@@ -206,18 +207,19 @@ def split_labels(by: Sequence[Any]) -> list[str]:
 
 
 def _made(mix: Mapping[str, Any], splits: Mapping[str, list[str]]) -> dict[str, Any] | None:
-    """Return the field `made` of `Phase`: {split shards: {labels, and their entry in the `mix` of the phase}}, or None
-    if the mix has no split shards. The field records from which rules the weights of streams were computed."""
+    """Return the field `made` of a `Phase` (stretch of the training): {split shards: {labels, and their entry in the
+    `mix` of the phase}}, or None if the mix has no split shards (which are divided into streams by labels). The field
+    records from which rules the weights of streams were computed."""
     return {name: {"labels": splits[name], **(entry if isinstance(entry, Mapping) else {"share": entry})}
             for name, entry in sorted(mix.items()) if name in splits} or None
 
 
 def _epochs(value: Any, key: str, sizes: Mapping[str, float],
             splits: Mapping[str, list[str]]) -> dict[str, float]:
-    """Parse the key `max_epochs` of a phase in a recipe. Returns {stream: how many epochs (readings) of the stream are
-    allowed from the start of the run to the end of the phase}. `splits` names the shard sets that are split by labels
-    into several streams, which are called NAME.LABEL. A limit for such a NAME applies to each of its streams that has
-    no limit of its own."""
+    """Parse the key `max_epochs` of a phase (stretch of the training) in a recipe. Returns {stream: how many epochs
+    (readings) of the stream are allowed from the start of the run to the end of the phase}. `splits` names the shard
+    sets that are split by labels into several streams, which are called NAME.LABEL. A limit for such a NAME applies to
+    each of its streams that has no limit of its own."""
     epochs = {stream: _float(limit) for stream, limit in value.items()} if isinstance(value, Mapping) else {}
     if not isinstance(value, Mapping) or not all(is_number(limit) and limit >= 0 for limit in epochs.values()):
         raise CurriculumError(f"{key}: epochs by stream, e.g. {{code: 2}}, not {value!r}")
@@ -236,9 +238,10 @@ def _float(value: Any) -> Any:
 
 
 def own_rate(value: Any, tokens: int, key: str) -> Any:
-    """Convert the recipe's `lr` of a phase with `tokens` tokens into the field `lr` of `Phase`. In a mapping, missing
-    keys other than `peak` get their defaults (no warm-up, a cosine that falls to 0), and the warm-up becomes a number
-    of tokens. A word such as 'stable' stays as it is. Raises CurriculumError if a value of the mapping is wrong."""
+    """Convert the recipe's `lr` of a phase (stretch of the training) with `tokens` tokens into the field `lr` of
+    `Phase`. In a mapping, missing keys other than `peak` get their defaults (no warm-up, a cosine that falls to 0), and
+    the warm-up becomes a number of tokens. A word such as 'stable' stays as it is. Raises CurriculumError if a value of
+    the mapping is wrong."""
     if not isinstance(value, Mapping):
         return value
     rate = {"warmup": 0, "shape": "cosine", "floor": 0.0, **value}
@@ -282,8 +285,8 @@ def _until(value: Any, total: int, key: str) -> int:
 
 def _longest(shards: Mapping[str, Any], names: list[str], default: int) -> int:
     """Return how many tokens a super-window (the block in which phases reserve data) has: the value `longest` of the
-    recipe's `shards`, or `default` if no stream has one. Raises CurriculumError if the streams `names` have different
-    values."""
+    recipe's `shards`, or `default` if no stream (data source) has one. Raises CurriculumError if the streams `names`
+    have different values."""
     lengths = {name: parse_count(shards[name]["longest"], f"shards.{name}.longest") for name in names
                if (shards.get(name) or {}).get("longest") is not None}
     if len(set(lengths.values())) > 1:

@@ -1,4 +1,4 @@
-"""Finds documents in a shard set: by their id or number, or by the window that reads them."""
+"""Finds documents in a shard set: by id, by number, or by the window (training sample) that reads them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from tokenizer.shards.index import ShardIndex
 from tokenizer.shards.layout import TABLE_ROWS
 from tokenizer.shards.packed import PackedRows
 
-#: rows of a document table that are compared at a time
+#: number of rows of a document table that are compared at a time
 ROWS = 1 << 16
 
 
 def places(shard_set: ShardIndex, id: str) -> Iterator[dict[str, Any]]:
-    """Find the documents whose id begins with `id`. Yields a mapping for each document: its id, the range of its tokens
-    (`start` and exclusive `stop`, counted over all shards of the set) and the name of the token file."""
+    """Find the documents of a shard set whose id begins with `id`. Yields a mapping for each document: its `id`, the
+    range of its tokens (`start` and exclusive `stop`, counted over all shards of the set), and `file`, the name of the
+    token file."""
     for shard, (offset, info) in enumerate(zip(shard_set.offsets, shard_set.manifest.shards)):
         with shard_set.table(shard) as table:
             for name, start, stop in ranges(table, id):
@@ -29,9 +30,9 @@ def places(shard_set: ShardIndex, id: str) -> Iterator[dict[str, Any]]:
 
 
 def places_of(shard_set: ShardIndex, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """Yield the places, as `places` does, of the documents with the given numbers. Documents are numbered from 0 over
-    all shards of the set. Two columns of a row group are read from the document table; consecutive numbers in the same
-    row group share this read."""
+    """Yield, for the documents with the given numbers, the mappings that `places` yields. Documents are numbered from 0
+    over all shards of the set. Numbers that are next to each other in `numbers`, and in the same row group of a
+    document table, are read together."""
     firsts = [0, *accumulate(info.documents for info in shard_set.manifest.shards)]
 
     def group_of(number: int) -> tuple[int, int]:
@@ -66,12 +67,18 @@ def ranges(table: pq.ParquetFile, id: str) -> Iterator[tuple[str, int, int]]:
 
 def window_documents(shard_set: ShardIndex, window: int, length: int) -> list[dict[str, Any]]:
     """Return the documents in window number `window` of a stream, those with the most tokens in it first. A window is
-    the `length` + 1 consecutive tokens of one sample. Each document is a mapping with its `id`. Its `tokens` are the
-    range [first, stop) of its positions in the window; `begins` is the number of its tokens before the window, `of` the
-    number of all its tokens, and `bytes` the size of its text in UTF-8. `key` (a part of a published dataset; None if
-    the set was not made from one) and `at` (a row of this part) say from where it was encoded. The last position of a
-    window is only a target, so a document that begins there is left out. If the set is read by packed rows, `window` is
-    the number of a row; `length` is then the length of these rows."""
+    the `length` + 1 consecutive tokens of one training sample. If the set is read by packed rows instead of windows,
+    `window` is the number of a row, and `length` the number of targets in a row. Each document is a mapping:
+
+        id      the document's id
+        tokens  the range [first, stop) of its positions in the window
+        begins  how many of its tokens are before the window
+        of      the number of all its tokens
+        bytes   the size of its text in UTF-8
+        key     the part (file of a published dataset) from which it was encoded; None if the set was not made from one
+        at      the number of its row in that part
+
+    The last position of a window is only a target, so a document that begins there is left out."""
     if shard_set.packed is not None:
         return _row_documents(shard_set, shard_set.packed, window)
     start, parts = window * length, shard_set.manifest.parts
@@ -86,7 +93,8 @@ def window_documents(shard_set: ShardIndex, window: int, length: int) -> list[di
 
 
 def _row_documents(shard_set: ShardIndex, packed: PackedRows, row: int) -> list[dict[str, Any]]:
-    """Return the documents in a packed row, as `window_documents` does."""
+    """Return the documents in row number `row` of the packed rows (training samples of whole documents), as mappings
+    like those of `window_documents`."""
     pieces, keys = packed.row(row), shard_set.manifest.parts
     result, first = [], 0
     for span, (start, stop) in zip(shard_set.documents_at([start for start, _ in pieces]), pieces):

@@ -15,7 +15,8 @@ from tokenizer.shards.packed import PackedRows
 
 
 class DocumentSpan(NamedTuple):
-    """One document of a stream: the range of its tokens, and the row and file from which it was encoded."""
+    """One document of a stream (data source): the range of its tokens, and the row and file from which it was
+    encoded."""
 
     id: str
     start: int                    # first token, counted over all shards of the stream
@@ -70,8 +71,8 @@ class ShardIndex:
         return documents
 
     def documents_at(self, positions: list[int]) -> list[DocumentSpan]:
-        """Return the document of each of the tokens `positions`, of which there is at least one, and which are all of
-        one shard. Every row group of the document table is read at most once."""
+        """Return for each of the tokens `positions` the document that it belongs to. There must be at least one
+        position, and all must be in the same shard. Every row group of the document table is read at most once."""
         shard = bisect.bisect_right(self.offsets, min(positions)) - 1
         offset, begin, spans = self.offsets[shard], 0, {}
         with self.table(shard) as table:

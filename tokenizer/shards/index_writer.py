@@ -1,6 +1,7 @@
-"""Writes the lookup index of a shard set (`tokenizer.shards.lookup`). Memory hardly grows with the number of documents:
-keys are sorted in runs of a fixed size, the runs are merged from a temporary file, and of each page of the index only
-an entry is kept."""
+"""Writes the lookup index of a shard set (`tokenizer.shards.lookup`). Memory hardly grows with the number of documents.
+Keys are sorted in runs of a fixed size, and the runs are merged from a temporary file. Of each page of the index that
+is written, only its first key and its checksum stay in memory.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +43,10 @@ _DIGITS[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
 def write_index(shards: ShardIndex, folder: Path, datasets: Iterable[tuple[str, Mapping[str, str]]],
                 open_part: OpenPart, run: int = RUN, page: int = PAGE) -> Path:
     """Write the lookup index of a shard set to the folder `folder`, and return its path. The URLs of the documents are
-    read from the published datasets `datasets`, pairs (name, {key of a part: its path}); `open_part` opens a part. The
-    index of a set whose documents have no texts in the store (such as an imported one) has no URLs. About `run` entries
-    of each column are sorted in memory at a time, and a page of the index has `page` entries. Raises ShardError when
-    documents of the set are no longer in the part of a dataset from which they were encoded."""
+    read from published datasets. `datasets` yields these as (name, {key of a part: its path}), where a part is a file
+    of a dataset, and `open_part` opens a part. The index has no URLs if the documents have no texts in the store, as
+    those of an imported set. About `run` entries of each column are sorted in memory at a time, and a page of the index
+    has `page` entries. Raises ShardError when a part no longer has the documents that were encoded from it."""
     with ExitStack() as stack:
         columns = {name: EntrySorter(folder, run) for name in (COLUMNS if shards.manifest.has_texts else COLUMNS[:1])}
         for sorter in columns.values():
@@ -83,10 +84,10 @@ def hex_keys(ids: Sequence[str]) -> np.ndarray | None:
 
 
 def write_tree(file: BinaryIO, blocks: Iterator[np.ndarray], size: int) -> dict[str, object]:
-    """Write the tree of a column to `file`, from its position on. `blocks` are its sorted entries, arrays [n, 2]; a
-    page has `size` entries, the last of a level perhaps fewer. Returns {levels: the [offset, number of entries] of each
-    level, leaves first; root: checksum of the page of the last level}. A column without entries has no levels, and the
-    root 0."""
+    """Append the tree of a column of the lookup index to `file`, which is at its end. `blocks` are the column's sorted
+    entries, arrays [n, 2]. A page has `size` entries; the last page of a level may have fewer. Returns {"levels":
+    [offset, number of entries] of each level, leaves first; "root": checksum of the page of the last level}. A column
+    without entries has no levels, and the root 0."""
     levels: list[list[int]] = []
     while True:
         above: list[tuple[int, int]] = []
@@ -104,7 +105,7 @@ def write_tree(file: BinaryIO, blocks: Iterator[np.ndarray], size: int) -> dict[
 
 
 def _pages(blocks: Iterator[np.ndarray], size: int) -> Iterator[np.ndarray]:
-    """Cut arrays of entries into pages. Only the last page may have fewer than `size` entries."""
+    """Cut arrays of entries into pages of `size` entries. The last page may have fewer."""
     rest = np.empty((0, 2), U64)
     for block in blocks:
         rest = np.concatenate([rest, block])
@@ -122,7 +123,7 @@ class EntrySorter:
 
     def __init__(self, folder: Path, run: int) -> None:
         self._file, self._run = tempfile.TemporaryFile(dir=folder), run    # noqa: SIM115  closed by `__exit__`
-        self._ends = [0]                                          # of the runs in the file, in entries
+        self._ends = [0]                                          # where the runs in the file end, in entries
         self._pending: list[np.ndarray] = []
         self._waiting = 0
 
@@ -164,7 +165,8 @@ def _by_key(blocks: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class _IndexRun:
-    """A sorted run of entries in a file. `block` has the next entries, at most `size`; it is empty at the end."""
+    """A sorted run of entries in a file, which is read from front to back. `block` has the next entries, at most
+    `size`; it is empty at the end of the run."""
 
     def __init__(self, descriptor: int, first: int, stop: int, size: int) -> None:
         self._descriptor, self._next, self._stop, self._size = descriptor, first, stop, size
@@ -184,10 +186,11 @@ class _IndexRun:
         return taken
 
     def below(self, key: np.uint64) -> np.ndarray:
-        """Take the entries with smaller keys, all of which are in the block."""
+        """Remove the entries with keys below `key` from the front of the run, and return them. They must all be in
+        `block`."""
         return self._take(int(np.searchsorted(self.block[:, 0], key, "left")))
 
     def equal(self, key: np.uint64) -> Iterator[np.ndarray]:
-        """Take the entries with this key, a block at a time."""
+        """Remove the entries with the key `key` from the front of the run. Yields them a block at a time."""
         while count := int(np.searchsorted(self.block[:, 0], key, "right")):
             yield self._take(count)

@@ -1,4 +1,4 @@
-"""The inner loops of reading many windows of a shard, compiled with numba where it is installed."""
+"""The inner loops of reading many windows (training samples) of a shard, compiled with numba where it is installed."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from pipeline.base.compiled import njit
 from tokenizer.shards.layout import ENDS
 from tokenizer.shards.sums import BLOCK
 
-#: numbers that `gather` needs of each shard
+#: how many numbers `gather` needs for each shard
 PLACES = 4
-#: document ends in a block of their file
+#: number of document ends in a block of their file
 ENDS_PER_BLOCK = BLOCK // ENDS.itemsize
 
 
 @njit(cache=True, nogil=True)
 def gather(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: np.ndarray, rows: np.ndarray,
            tokens: np.ndarray, like: np.ndarray, ranges: np.ndarray) -> None:
-    """Copy windows of a shard set: the one that begins at token firsts[i] of shard shards[i] to tokens[rows[i]].
-    `tokens` has L + 1 columns. `memory` are the bytes of this process, and `places` has for each of the shards
-    (PLACES): where in `memory` its tokens, document ends and `known` (`tokenizer.shards.sums`) begin, and the number of
-    ends. Tokens are of the type of `like`. So one call serves any number of shards.
+    """Copy windows (training samples of L + 1 tokens) of a shard set to `tokens`, which has L + 1 columns. Window i
+    begins at token firsts[i] of shard shards[i], and goes to tokens[rows[i]]. `memory` are the bytes of this process.
+    `places` has four numbers (PLACES) for each shard, so that one call can read from any number of shards: where in
+    `memory` its tokens, its document ends, and its `known` (`tokenizer.shards.sums`) begin, and how many document ends
+    it has. Tokens are of the type of `like`.
 
-    Find the document ends e with firsts[i] < e <= firsts[i] + L, and write the range [low, high) of their numbers in
-    `ends` to ranges[i]. The range is (-1, -1) if these ends and the two next to them do not increase, or if one of them
-    is in a block of `ends` whose entry in `known` is 0 (not compared with its checksum yet)."""
+    Also find the documents that end in window i, and write the range [low, high) of their numbers in the shard to
+    ranges[i]. These are the ends e with firsts[i] < e <= firsts[i] + L. The range is (-1, -1) if it is not proved
+    right. That is so if the ends in the range and their two neighbours do not increase, or if one of them is in a block
+    of the file whose entry in `known` is 0 (not compared with its checksum yet)."""
     width, size = tokens.shape[1], like.itemsize
     for i in range(firsts.size):
         first, place = firsts[i], places[shards[i]]
@@ -50,7 +52,7 @@ def gather(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: n
             sound &= known[block] != 0
         for number in range(begin + 1, stop):
             sound &= ends[number - 1] < ends[number]
-        # neighbours of the range prove it right
+        # the ends next to the range prove it right
         sound &= (low == 0 or ends[low - 1] <= first) and (low == ends.size or ends[low] > first)
         sound &= (high == low or ends[high - 1] < first + width) and (high == ends.size or ends[high] >= first + width)
         ranges[i, 0], ranges[i, 1] = (low, high) if sound else (-1, -1)
@@ -59,8 +61,8 @@ def gather(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: n
 @njit(cache=True, nogil=True)
 def positions(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: np.ndarray, ranges: np.ndarray,
               bounds: np.ndarray) -> None:
-    """Write the document ends that `gather` has found to `bounds`, those of one window after those of another, as
-    positions in their window, 1 to L."""
+    """Write the document ends in the ranges that `gather` has found to `bounds`, as positions 1 to L in their windows
+    (training samples). The ends of one window follow those of another."""
     number = 0
     for i in range(firsts.size):
         place = places[shards[i]]

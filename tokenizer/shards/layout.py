@@ -38,7 +38,7 @@ from pipeline.base.errors import TokenmillError
 MAGIC = "tokenmill-shards"
 VERSION = 1
 MANIFEST = "shards.json"
-#: most characters of the name of a stream, which is the name of a folder
+#: largest number of characters in the name of a stream, which is also the name of a folder
 STREAM_CHARS = 200
 #: bytes of a full shard's body: 2**29 two-byte tokens are 1 GiB (docs/contracts.md: Shards and order)
 SHARD_BYTES = 1 << 30
@@ -179,8 +179,8 @@ class Manifest:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any], where: str) -> Manifest:
-        """Build a manifest from parsed JSON, and check it. `where` is the file that error messages name. Raises a
-        ShardError that says what is wrong."""
+        """Build the manifest of a shard set from parsed JSON, and check it. `where` is the file that error messages
+        name. Raises a ShardError that says what is wrong."""
         if not isinstance(doc, Mapping) or doc.get("magic") != MAGIC:
             raise ShardError(f"{where}: not a shard set of Tokenmill (magic {MAGIC!r} is missing)")
         if doc.get("version") != VERSION:
@@ -214,7 +214,7 @@ class Manifest:
 
 
 def is_count(value: object) -> bool:
-    """Return whether a value from a JSON file is a whole number that int64 holds, and not negative."""
+    """Return whether a value from a JSON file is a whole number from 0 to the largest int64."""
     return type(value) is int and 0 <= value < 1 << 63
 
 
@@ -232,17 +232,17 @@ _FITS: dict[object, Callable[[Any], bool]] = {
 
 
 def wrong_type(kind: type[Any], doc: Mapping[str, Any], key: str = "") -> str:
-    """Return which value of the JSON object `doc` has another type than the field of the dataclass `kind`, as "KEY is
-    VALUE", or "" if none has. `key` stands before the name of the field. A sha256 proves no types, because whoever
-    writes a manifest can compute it, too."""
+    """Return the first value of the JSON object `doc` that has another type than the field of the dataclass `kind`, as
+    "KEY is VALUE"; "" if there is none. `key` is put before the name of the field. Types must be checked even if a
+    manifest has the right sha256, because anyone who writes one can compute its sha256."""
     return next((f"{key}{spec.name} is {str(doc[spec.name])[:80]!r}" for spec in fields(kind)
                  if spec.name in doc and not _FITS[spec.type](doc[spec.name])), "")
 
 
 def _check_fields(kind: type[Manifest | Shard], doc: Mapping[str, Any], where: str, key: str = "") -> None:
-    """Raise ShardError when the mapping `doc`, a manifest or the entry of a shard in it, does not have the fields that
-    this version of the format defines, or when a value has another type. `key` stands before the name of a field in
-    the message."""
+    """Raise ShardError when the mapping `doc` does not have exactly the fields of the dataclass `kind`, or when a value
+    has another type. `doc` is a manifest, or the entry of a shard in it. In the message, `where` names the file, and
+    `key` is put before the name of a field."""
     required = {spec.name: spec.default is MISSING and spec.default_factory is MISSING for spec in fields(kind)}
     differences = [f"lacks {name!r}" for name, needed in required.items() if needed and name not in doc]
     differences += [f"has {name!r}" for name in doc if name not in required]

@@ -36,9 +36,9 @@ from tokenizer.shards.layout import Manifest, ShardError
 MAGIC = "tokenmill-lookup"
 VERSION = 1
 HEADER = 4096
-#: entries of a page, unless a test asks for fewer
+#: number of entries in a page, unless a test asks for fewer
 PAGE = 1 << 14
-#: bytes of an entry
+#: size of an entry in bytes
 ENTRY = 16
 U64 = np.dtype("<u8")
 COLUMNS = ("id", "url", "domain")
@@ -48,28 +48,30 @@ _HEX = re.compile(r"[0-9a-f]{0,32}")
 
 
 def name_of(sha256: str) -> str:
-    """Return the name of the lookup index of the shard set with this sha256."""
+    """Return the file name of the lookup index of the shard set with this sha256."""
     return f"lookup-{sha256[:16]}.index"
 
 
 def key_of(text: str) -> int:
-    """Return the key of a URL or domain."""
+    """Return the key of a URL or domain in the lookup index: a hash of 8 bytes."""
     data = text.encode("utf-8", "surrogateescape")             # bytes of a command line that are no UTF-8
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 def key_of_id(id: str) -> int:
-    """Return the key of a document's id."""
+    """Return the key of a document's id in the lookup index: the first 16 hex digits as a number if the id is 32 hex
+    digits, else a hash."""
     return int(id[:16], 16) if _HEX_ID.fullmatch(id) else key_of(id)
 
 
 def checksum(page: bytes) -> int:
-    """Return the checksum of a page."""
+    """Return the checksum of a page of the lookup index."""
     return int.from_bytes(hashlib.blake2b(page, digest_size=8).digest(), "little")
 
 
 def sealed(header: dict[str, Any]) -> bytes:
-    """Return the bytes of a header: its sha256, a newline and its JSON, filled up with spaces to HEADER bytes."""
+    """Return the bytes of the header of a lookup index: its sha256, a newline and its JSON, filled up with spaces to
+    HEADER bytes."""
     body = json.dumps(header, sort_keys=True).encode().ljust(HEADER - 65)
     if len(body) > HEADER - 65:
         raise ValueError(f"a header of {len(body)} bytes is too long")
@@ -109,8 +111,8 @@ class Lookup:
         return column in self._columns
 
     def numbers(self, column: str, low: int, high: int) -> Iterator[int]:
-        """Yield the numbers of the documents whose key in `column` (id, url or domain) is in [low, high], in the order
-        of (key, number)."""
+        """Yield the numbers of the documents whose key in `column` (id, url or domain) is in [low, high]. They are
+        sorted by key, and documents with equal keys by number."""
         tree = self._columns[column]
         if tree["levels"]:
             yield from self._below(tree["levels"], len(tree["levels"]) - 1, 0, tree["root"], low, high)
@@ -129,7 +131,8 @@ class Lookup:
             yield from self._below(levels, level - 1, page * self._entries + child, int(entries[child, 1]), low, high)
 
     def _page(self, level: list[int], page: int, sum: int) -> np.ndarray:
-        """Read a page of a level as an array [entries, 2], and compare it with its checksum."""
+        """Read page number `page` of a level of the index as an array [entries, 2], and compare it with its checksum
+        `sum`."""
         offset, entries = level
         start = offset + page * self._entries * ENTRY
         size = min(self._entries, entries - page * self._entries) * ENTRY
@@ -141,9 +144,9 @@ class Lookup:
 
 
 def _fits(levels: list[list[int]], page: int, size: int) -> bool:
-    """Return whether a file of `size` bytes can hold the levels of a column. Checksums do not protect against a hostile
-    index, because its author can compute them, too. Without this check, absurd sizes in it would make a search allocate
-    any amount of memory."""
+    """Return whether a file of `size` bytes can hold the levels of a column that the header of a lookup index names.
+    Without this check, absurd sizes in a hostile index would make a search allocate any amount of memory. Its checksums
+    do not prevent that, because its author can compute them, too."""
     wanted = None                                 # entries of a level: one for each page of the level below it
     for offset, entries in levels:
         fits = offset >= HEADER and entries > 0 and offset + entries * ENTRY <= size
@@ -154,9 +157,9 @@ def _fits(levels: list[list[int]], page: int, size: int) -> bool:
 
 
 def by_id(shards: ShardIndex, lookup: Lookup, id: str) -> Iterator[dict[str, Any]] | None:
-    """Find the documents whose id begins with `id`, like `find.places`. If some ids of the set are not 32 hex digits,
-    the index can only find whole ids. If it then finds none, None is returned: documents whose id begins with `id` may
-    exist nevertheless."""
+    """Find the documents whose id begins with `id` by the lookup index. Yields what `find.places` yields. Returns None
+    if the index finds none but cannot exclude that there are such documents: if some ids of the set are not 32 hex
+    digits, the index finds only whole ids."""
     if not lookup.has_hex_ids:
         places = [place for place in places_of(shards, lookup.numbers("id", key_of_id(id), key_of_id(id)))
                  if place["id"] == id]
@@ -168,5 +171,6 @@ def by_id(shards: ShardIndex, lookup: Lookup, id: str) -> Iterator[dict[str, Any
 
 
 def by_text(shards: ShardIndex, lookup: Lookup, column: str, text: str) -> Iterator[dict[str, Any]]:
-    """Find the documents with a URL or domain, like `find.places`. `column` is url or domain."""
+    """Find the documents with the URL or domain `text` by the lookup index. `column` is url or domain. Yields what
+    `find.places` yields."""
     return places_of(shards, lookup.numbers(column, key_of(text), key_of(text)))

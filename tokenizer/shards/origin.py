@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 #: columns that are looked up of every document, and those of a document that is shown with its text
 LIGHT = ("url", "locator", "source", "language")
 WHOLE = (*LIGHT, "signals", "meta", "text")
-#: characters of a document's text that are shown
+#: number of characters of a document's text that are shown
 EXCERPT = 400
 #: control characters that a terminal would execute instead of showing
 CONTROL = dict.fromkeys((*range(32), *range(127, 160), *range(0x200B, 0x2010), *range(0x2028, 0x202F),
@@ -25,11 +25,11 @@ OpenPart = Callable[[str], AbstractContextManager[pq.ParquetFile]]
 
 def add_origins(documents: Sequence[dict[str, Any]], datasets: Iterable[tuple[str, dict[str, str]]],
                 open_part: OpenPart, columns: Sequence[str], chars: int, pool: Executor) -> int:
-    """Add to each document (a mapping from `window_documents`) what the published datasets say about it: `dataset`, the
-    given columns, and `verdict` = kept. Of the text, at most `chars` characters are added; they begin at about the
-    first token in the window. `datasets` yields (name, {key of a part: its path}), where a part is a file of a dataset.
-    The threads of `pool` read the parts. Returns how many documents were found in no dataset; nothing is added to
-    these."""
+    """Add to each document of a window (a training sample), which is a mapping from `window_documents`, what the
+    published datasets say about it: `dataset`, the given columns, and `verdict` = kept. Of the text, at most `chars`
+    characters are added; they begin at about the first token in the window. `datasets` yields (name, {key of a part:
+    its path}), where a part is a file of a dataset. The threads of `pool` read the parts. Returns how many documents
+    were found in no dataset; nothing is added to these."""
     by_key: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for d in documents:
         by_key[d["key"]].append(d)
@@ -76,8 +76,8 @@ def _read(open_part: OpenPart, part: str, dataset: str, wanted: list[dict[str, A
 
 
 def document_lines(document: dict[str, Any]) -> list[str]:
-    """Format a document of a window as lines of text for a terminal. `document` is a mapping from `window_documents`,
-    with what `add_origins` has added."""
+    """Format a document of a window (a training sample) as lines of text for a terminal. `document` is a mapping from
+    `window_documents`, with what `add_origins` has added."""
     first, stop = document["tokens"]
     of_total = "" if stop - first >= document["of"] else f" of {document['of']:,}"
     place = document.get("url") or (document.get("locator") or {}).get("file")     # documents from files have no URL

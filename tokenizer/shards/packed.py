@@ -40,26 +40,28 @@ NUMBERS = ENDS
 
 @dataclass(frozen=True)
 class PackedShard:
-    """The counts and the file of the packed rows of one shard. A row has documents of one shard only."""
+    """Counts of the packed rows (training samples of whole documents) of one shard, and the file that lists them. A row
+    has documents of one shard only."""
 
-    index: int                    # of the shard in its set
+    index: int                    # number of the shard in its set
     rows: int
     pieces: int
-    tokens: int                   # in all rows, without padding
-    documents: int                # of the shard, also those of one token, which are in no row
-    longer: int                   # documents that do not fit into a row, and are cut
+    tokens: int                   # number of tokens in all rows, without padding
+    documents: int                # number of documents of the shard, including those of one token, which are in no row
+    longer: int                   # number of documents that do not fit into a row, and are cut
     file: str
     sha256: str                   # of the file
 
     @property
     def numbers(self) -> int:
-        """How many numbers the file holds."""
+        """How many integers are in the file that lists the shard's packed rows (see the docstring of this module)."""
         return 2 * self.pieces + self.rows + 1
 
 
 @dataclass(frozen=True)
 class Packing:
-    """The contents of a manifest of packed rows."""
+    """The contents of a manifest of packed rows (training samples of whole documents), which says how the documents of
+    a shard set are packed into rows."""
 
     shards: str                   # sha256 of the shard set
     longest: int                  # L, targets per row
@@ -71,7 +73,7 @@ class Packing:
 
     @property
     def filled(self) -> int:
-        """Number of target positions (there are `longest` in each row) that are not padding."""
+        """Number of target positions (there are `longest` in each packed row) that are not padding."""
         return sum(file.tokens - file.rows for file in self.files)
 
     @property
@@ -80,7 +82,8 @@ class Packing:
         return 1 - self.filled / (self.rows * self.longest) if self.rows else 0.0
 
     def facts(self) -> dict[str, Any]:
-        """Return what a curriculum needs to know of the packed rows."""
+        """Return what a curriculum records about the packed rows (training samples of whole documents) of a stream:
+        their sha256, targets per row, number of rows, and number of targets that are not padding."""
         return {"sha256": self.sha256, "longest": self.longest, "rows": self.rows, "filled": self.filled}
 
     @property
@@ -89,20 +92,22 @@ class Packing:
 
     @property
     def name(self) -> str:
-        """Name of the file that holds this manifest."""
+        """Name of the file of this manifest of packed rows (training samples)."""
         return f"packed-{self.sha256[:16]}.json"
 
     def dumps(self) -> str:
         return json.dumps({"magic": MAGIC, "version": VERSION, **asdict(self)}, indent=1, sort_keys=True) + "\n"
 
     def check_set(self, manifest: Manifest, where: str) -> None:
-        """Raise ShardError, with `where` in the message, if these are rows of another shard set than `manifest`."""
+        """Raise ShardError if these packed rows (training samples) are of another shard set than the one that
+        `manifest` describes. The message begins with `where`."""
         if self.shards != manifest.sha256 or [f.index for f in self.files] != [s.index for s in manifest.shards]:
             raise ShardError(f"{where}: these packed rows are of another shard set; run the recipe again")
 
     @classmethod
     def loads(cls, text: bytes, where: str) -> Packing:
-        """Parse a manifest of packed rows. Raises a ShardError that names the file `where` if it is not one."""
+        """Parse a manifest of packed rows (training samples of whole documents). Raises a ShardError that names the
+        file `where` if it is not one."""
         try:
             doc = json.loads(text)
             if (doc.pop("magic", None), doc.pop("version", None)) != (MAGIC, VERSION):
@@ -131,10 +136,10 @@ def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest) ->
 
 def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest,
                  sha256: str | None = None) -> Packing | None:
-    """Read a manifest of packed rows, which lies in `folder` beside the shard set `manifest`: the one whose own sha256
-    is `sha256`; without `sha256`, the one published last, or None if none was published. Raises ShardError if the
-    manifest with this `sha256` is missing, or if the manifest cannot be read, is damaged, or belongs to another shard
-    set."""
+    """Read a manifest of packed rows (training samples) of the shard set `manifest` from the set's folder, `folder`. Of
+    several manifests, it is the one with the sha256 `sha256`. If `sha256` is None, it is the one published last, and
+    None is returned if none was published. Raises ShardError if the manifest with this `sha256` is missing, or if the
+    manifest cannot be read, is damaged, or belongs to another shard set."""
     path = folder / (MANIFEST if sha256 is None else f"packed-{sha256[:16]}.json")
     try:
         with filesystem.open_input_stream(str(path)) as file:
@@ -151,8 +156,8 @@ def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest,
 
 
 def read_numbers(filesystem: fs.FileSystem, path: Path, first: int, stop: int) -> np.ndarray:
-    """Read numbers [first, stop) of a file of packed rows in object storage. Raises ShardError if it is missing or too
-    short."""
+    """Read integers [first, stop) of a file of packed rows (training samples of whole documents) in object storage.
+    Raises ShardError if the file is missing or too short."""
     size = (stop - first) * NUMBERS.itemsize
     try:
         with filesystem.open_input_file(str(path)) as file:
@@ -169,8 +174,9 @@ ReadNumbers = Callable[[PackedShard, int, int], np.ndarray]
 
 
 class PackedRows:
-    """The packed rows of a shard set. `offsets` are the starts of the set's shards in the stream, and the end of the
-    last (`ShardIndex.offsets`). `read` reads the files, and `where` is their folder."""
+    """The packed rows (training samples of whole documents) of a shard set. `offsets` are the starts of the set's
+    shards in the stream, and the end of the last (`ShardIndex.offsets`). `read` reads the files, and `where` is their
+    folder."""
 
     def __init__(self, packing: Packing, offsets: list[int], read: ReadNumbers, where: str) -> None:
         self.packing, self.longest, self.where = packing, packing.longest, where
@@ -186,16 +192,16 @@ class PackedRows:
         return self.firsts[-1]
 
     def shard_of(self, row: int) -> int:
-        """Return the index in the set of the shard that holds row number `row`. Raises IndexError when there is no such
-        row."""
+        """Return the index in the set of the shard that holds packed row (training sample) number `row`. Raises
+        IndexError when there is no such row."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)} packed rows")
         return bisect.bisect_right(self.firsts, row) - 1
 
     def row(self, row: int) -> list[tuple[int, int]]:
-        """Return the pieces of row number `row`, in order: the first token and the exclusive end of each, counted over
-        all shards. Raises ShardError if they are impossible, and IndexError if there is no such row. It is
-        `pieces` for one row, in a fraction of the time."""
+        """Return the pieces of documents in packed row number `row` (a training sample of whole documents), in order,
+        as (first token, exclusive end), counted over all shards. Raises ShardError if the pieces are impossible, and
+        IndexError if there is no such row. For a single row, this is much faster than `pieces`."""
         shard = self.shard_of(row)
         file, offset = self.packing.files[shard], self._offsets[shard]
         index = 2 * file.pieces + row - self.firsts[shard]
@@ -209,10 +215,11 @@ class PackedRows:
         return [(start + offset, stop + offset) for start, stop in pieces]
 
     def pieces(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (pieces, counts) for the rows [first, stop), which must all be of one shard. `pieces` is int64 (n, 2):
-        the first token and the exclusive end of each piece, counted over all shards, in the order of the rows. `counts`
-        has the number of pieces of each row. Raises ShardError if the file is damaged (a row without pieces, an empty
-        piece, tokens outside the shard, a row that is too long), and IndexError if the rows are of several shards."""
+        """Return (pieces, counts) for the packed rows [first, stop), which are training samples of whole documents. The
+        rows must all be of one shard. `pieces` is int64 (n, 2): the first token and the exclusive end of each piece,
+        counted over all shards, in the order of the rows. `counts` has the number of pieces of each row. Raises
+        ShardError if the file is damaged (a row without pieces, an empty piece, tokens outside the shard, a row that is
+        too long), and IndexError if the rows are of several shards."""
         shard = self.shard_of(first)
         file, before = self.packing.files[shard], self.firsts[shard]
         if stop - before > file.rows:
@@ -236,8 +243,9 @@ class PackedRows:
                           f"{REMEDY}")
 
     def rows_with(self, start: int, stop: int) -> np.ndarray:
-        """Return the numbers of the rows that hold one of the tokens [start, stop), int64, increasing. The pieces of
-        the shard that was asked for last are kept, because documents are often looked up shard by shard."""
+        """Return the numbers of the packed rows (training samples of whole documents) that hold one of the tokens
+        [start, stop), int64, increasing. The sorted pieces of one shard are kept in memory for the next call, because
+        documents are often looked up shard by shard."""
         found = [np.empty(0, np.int64)]
         for shard, file in enumerate(self.packing.files):
             if file.rows and self._offsets[shard] < stop and self._offsets[shard + 1] > start:

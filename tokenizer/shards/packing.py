@@ -26,18 +26,19 @@ from tokenizer.shards.packed import NUMBERS
 #: these are more; a longer document is a block of its own. The last rows of a block are partly empty, which is
 #: noticeable only if a block makes few rows
 BLOCK_TOKENS, BLOCK_ROWS = 1 << 22, 256
-#: most documents that are packed together, which bounds memory where documents are very short
+#: largest number of documents that are packed together; it bounds memory where documents are very short
 BLOCK_DOCUMENTS = 1 << 20
 
 
 def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
-    """Assign pieces of the given `sizes` to bins of `capacity` by best-fit decreasing. Returns the number of the bin of
-    each piece, int64. Among bins with equal room, the one into which a piece was put last is taken.
+    """Assign pieces of documents, of the given `sizes`, to bins of `capacity` by best-fit decreasing. Returns the
+    number of the bin of each piece, int64. Among bins with equally much room left, the one into which a piece was put
+    last is taken.
 
-    Pieces of equal size are placed together, as many into one bin as fit. This gives the same result as one by one:
-    after the first of them, the bin has less room than before and still enough, so it is the best fit for the next.
-    Room is an integer, so a bit mask can say for which amounts of room there are bins, and its lowest set bit from
-    `size` on is the best fit."""
+    Pieces of equal size are placed together, as many into one bin as fit. Placing them one by one would give the same
+    result: after the first piece, the bin has less room than before and still enough, so it is the best fit for the
+    next. Room is an integer, so a bit mask can say for which amounts of room there are bins. The lowest set bit of the
+    mask from `size` on is the best fit."""
     bins = np.empty(len(sizes), np.int64)
     order = np.argsort(-sizes, kind="stable")
     firsts = np.flatnonzero(np.diff(sizes[order], prepend=0))
@@ -70,8 +71,9 @@ def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
 
 
 def pieces_of(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pieces, as (first tokens, exclusive ends), of documents that have the tokens [start, end). A document
-    of one token has no piece, and one of 2 to `longest` + 1 tokens is one piece."""
+    """Cut documents into pieces that fit into rows (training samples) of `longest` targets. Document i has the tokens
+    [starts[i], ends[i]). Returns the pieces as (first tokens, exclusive ends). A document of one token has no piece,
+    and one of 2 to `longest` + 1 tokens is one piece."""
     whole, rest = np.divmod(ends - starts - 1, longest)
     counts = whole + (rest > 0)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -80,9 +82,9 @@ def pieces_of(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.nd
 
 
 def rows_of_block(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pack the documents [start, end) of a block into rows. Returns the pieces of all rows, one row after the other, as
-    int64 (pieces, 2), and the number of pieces of each row. Pieces of a row are in the order of the stream, and rows
-    are in the order of their first pieces."""
+    """Pack the documents of a block into rows (training samples). Document i has the tokens [starts[i], ends[i]).
+    Returns the pieces of all rows, one row after the other, as int64 (pieces, 2), and the number of pieces of each row.
+    The pieces of a row are in the order of the stream, and rows are in the order of their first pieces."""
     begins, stops = pieces_of(starts, ends, longest)
     bins = best_fit(stops - begins, longest + 1)
     _, firsts, bins, counts = np.unique(bins, return_index=True, return_inverse=True, return_counts=True)
@@ -91,7 +93,8 @@ def rows_of_block(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[n
 
 
 class PackedWriter:
-    """Writes the packed rows of one shard to the file `path` (`tokenizer.shards.packed` describes it)."""
+    """Writes the packed rows of one shard to the file `path`. `tokenizer.shards.packed` describes the file. A row is a
+    training sample of whole documents."""
 
     def __init__(self, path: str) -> None:
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115  closed by `close`
@@ -100,8 +103,8 @@ class PackedWriter:
         self.pieces = self.rows = self.tokens = 0
 
     def add(self, pieces: np.ndarray, counts: np.ndarray) -> None:
-        """Append rows. `pieces`, int64 (pieces, 2), has the first token and the exclusive end of each piece, one row
-        after the other, and `counts` the number of pieces of each row."""
+        """Append packed rows (training samples). `pieces`, int64 (pieces, 2), has the first token and the exclusive end
+        of each piece, one row after the other, and `counts` the number of pieces of each row."""
         self._write(pieces)
         self._counts.append(counts)
         self.pieces, self.rows = self.pieces + len(pieces), self.rows + len(counts)
@@ -113,17 +116,18 @@ class PackedWriter:
         self._digest.update(data)
 
     def close(self) -> dict[str, Any]:
-        """Finish the file. Returns the fields of `PackedShard` that it determines."""
+        """Finish the file. Returns those fields of its `PackedShard` that are known here: numbers of pieces, rows and
+        tokens, and sha256."""
         self._write(np.cumsum(np.concatenate(self._counts)))
         self._file.close()
         return {"pieces": self.pieces, "rows": self.rows, "tokens": self.tokens, "sha256": self._digest.hexdigest()}
 
 
 def pack(path: str, ends: np.ndarray, longest: int) -> dict[str, Any]:
-    """Pack the documents of one shard into rows of `longest` targets, and write the rows to the file `path`
-    (`tokenizer.shards.packed` describes it). `ends` are the ends of the documents, counted from the start of the shard.
-    Memory is proportional to the documents of a block and to the number of rows. Returns the fields of `PackedShard`,
-    but without `index` and `file`."""
+    """Pack the documents of one shard into rows (training samples) of `longest` targets, and write the rows to the file
+    `path` (`tokenizer.shards.packed` describes it). `ends` are the ends of the documents, counted from the start of the
+    shard. Memory is proportional to the documents of a block and to the number of rows. Returns the fields of
+    `PackedShard`, but without `index` and `file`."""
     documents = longer = 0
     block, writer = max(BLOCK_TOKENS, BLOCK_ROWS * longest), PackedWriter(path)
     first = begin = 0

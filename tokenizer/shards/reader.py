@@ -22,7 +22,7 @@ from tokenizer.shards.layout import ENDS, REMEDY, ShardError
 from tokenizer.shards.packed import NUMBERS, PackedRows, PackedShard, Packing, read_numbers, read_packing
 from tokenizer.shards.set_files import SetFiles
 
-#: fewest windows that are read together: for fewer, the calls take longer than reading one by one
+#: smallest number of windows that are read together; fewer are read faster one by one
 TOGETHER = 8
 #: the addresses of this process, from its second page on (no processor gives a process more than 2^56 bytes). One call
 #: of `gather` reads any number of mapped files through it, while numba takes one array for each
@@ -39,7 +39,7 @@ def loss_mask(bounds: np.ndarray, length: int) -> np.ndarray:
 
 
 class WindowBounds(NamedTuple):
-    """The bounds of some windows."""
+    """The positions in some windows (training samples) at which documents begin."""
 
     rows: np.ndarray              # row of each window in the array with the tokens
     counts: np.ndarray            # number of positions of each window
@@ -66,7 +66,7 @@ class ShardSet(SetFiles):
     def __init__(self, path: str | Path, sha256: str | None = None, filesystem: fs.FileSystem | None = None,
                  packing: str | None = None) -> None:
         super().__init__(path, sha256, filesystem)
-        #: what `gather` needs of the shards that were read with it; -1: of none
+        #: what `gather` needs to know of each shard; -1 if the shard has not been read with it yet
         self._at = np.full((len(self.manifest.shards), PLACES), -1, np.int64)
         #: whether the set has tokens that are not targets. Computed once, because it is needed for every sample, and a
         #: set may have ten thousand shards
@@ -100,11 +100,11 @@ class ShardSet(SetFiles):
 
     def samples(self, windows: Sequence[int], length: int, tokens: np.ndarray, rows: np.ndarray,
                 compiled: bool = False) -> list[WindowBounds]:
-        """Read many windows of L = `length` targets into rows `rows` of the array `tokens`, which has L + 1 columns.
-        With `compiled`, which needs numba, TOGETHER or more windows are read together, in less time. Returns the bounds
-        of all windows; each window is in one of the WindowBounds. Raises IndexError when the set has no such window,
-        and ShardError when what is read is damaged."""
-        if not compiled or len(windows) < TOGETHER:
+        """Read many windows (samples) of L = `length` targets. Window windows[i] goes to row rows[i] of the array
+        `tokens`, which has L + 1 columns. With `compiled`, which needs numba, TOGETHER or more windows are read faster.
+        Returns the positions at which documents begin in the windows, in one or two WindowBounds; each window is in one
+        of these. Raises IndexError when the set has no such window, and ShardError when what is read is damaged."""
+        if not compiled or len(windows) < TOGETHER or not self.has_local_tokens:
             return [self._one_by_one(windows, length, tokens, rows)]
         starts = np.array(windows, np.int64) * length
         shards = np.searchsorted(self._starts[1:], starts, side="right")
@@ -118,14 +118,15 @@ class ShardSet(SetFiles):
         return [*parts, self._gathered(shards, starts - self._starts[shards], tokens, rows)]
 
     def _one_by_one(self, windows: Sequence[int], length: int, tokens: np.ndarray, rows: np.ndarray) -> WindowBounds:
-        """Read windows as `samples` does, but one at a time. A window may lie in several shards."""
+        """Read windows as `samples` does, but one at a time. A window may reach over the end of a shard."""
         last, size, offsets = self.windows(length) - 1, self.dtype.itemsize, self.offsets
+        is_remote = not self.has_local_tokens
         places: list[int] = []
         counts: list[int] = []
         for row, w in zip(rows.tolist(), windows):
             start = w * length
             shard = bisect.bisect_right(offsets, start) - 1
-            if not 0 <= w <= last or start + length >= offsets[shard + 1]:           # no window, or of several shards
+            if not 0 <= w <= last or start + length >= offsets[shard + 1] or is_remote:    # of no shard, or of several
                 tokens[row], ends = self.window(w, length), self.bounds(w, length).tolist()
             else:
                 first = start - offsets[shard]
@@ -140,8 +141,8 @@ class ShardSet(SetFiles):
         return WindowBounds(rows, np.array(counts, np.int64), np.array(places, np.int64))
 
     def _gathered(self, shards: np.ndarray, firsts: np.ndarray, tokens: np.ndarray, rows: np.ndarray) -> WindowBounds:
-        """Read windows with compiled loops. Window i must lie in one shard, number `shards[i]`, and begins at token
-        `firsts[i]` of that shard."""
+        """Read windows (training samples) with compiled loops. Window i must lie in one shard, number `shards[i]`, and
+        begins at token `firsts[i]` of that shard."""
         width, size = tokens.shape[1], self.dtype.itemsize
         for shard, begin in zip(shards.tolist(), (firsts * size).tolist()):
             _, file = self._tokens.get(shard) or self._open_tokens(shard)
@@ -158,16 +159,17 @@ class ShardSet(SetFiles):
         return WindowBounds(rows, counts, bounds)
 
     def _addresses(self, shard: int) -> tuple[int, int, int, int]:
-        """Map the files of a shard into memory, where they stay mapped, and return what `gather` needs: the addresses,
-        relative to MEMORY, of the tokens, of the document ends, and of the record of which parts were checked; and the
-        number of documents."""
+        """Map the files of a shard into memory, where they stay mapped, and return what `gather` needs: (address of the
+        tokens, address of the document ends, address of the record of which blocks of ends were checked, number of
+        documents). Addresses are relative to MEMORY."""
         ends = self._ends.get(shard) or self._open_ends(shard)
         arrays = (self._tokens.get(shard) or self._open_tokens(shard))[0], ends.array, ends.file.known
         body, of_ends, known = (int(array.ctypes.data) - int(MEMORY.ctypes.data) for array in arrays)
         return body, of_ends, known, len(ends.array)
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Read tokens [start, stop), counted over all shards of the set. Returns a copy."""
+        """Read tokens [start, stop), counted over all shards of the set. Returns a copy. Raises IndexError when the
+        range is not within the set."""
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens [{start}, {stop}) of {self.tokens}")
         tokens = np.empty(stop - start, self.dtype)
@@ -255,17 +257,18 @@ class ShardSet(SetFiles):
 
     # -- packed rows ---------------------------------------------------------------------------------------------
     def packed_rows(self, sha256: str) -> PackedRows:
-        """Open the packed rows of the set that have the given sha256. Raises ShardError if they are missing or
-        damaged."""
+        """Open the packed rows (training samples of whole documents) of the set that have the given sha256. Raises
+        ShardError if they are missing or damaged."""
         packing = read_packing(self.filesystem, self.folder, self.manifest, sha256)
         return PackedRows(packing, self.offsets, self._packed_numbers, str(self.folder))
 
     def packed_row(self, pieces: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Read the packed row that consists of `pieces` (`PackedRows.row`). Returns (tokens, bounds, targets). `tokens`
-        are the L + 1 tokens of the row; padding is EOS. `bounds` are the positions in [1, L] at which a piece of a
-        document or padding begins, int64. `targets` says which of the tokens at positions 1 to L are targets according
-        to the loss masks, bool (L,), or is None if all are; padding is no target. The masks do not exclude the first
-        token of a piece, which is no target either: the caller must exclude it by `bounds`."""
+        """Read a packed row, a training sample that consists of the given `pieces` of documents (`PackedRows.row`).
+        Returns (tokens, bounds, targets). `tokens` are the L + 1 tokens of the row; padding is EOS. `bounds` are the
+        positions in [1, L] at which a piece of a document or padding begins, int64. `targets` says which of the tokens
+        at positions 1 to L are targets according to the loss masks, bool (L,), or is None if all are; padding is no
+        target. The masks do not exclude the first token of a piece, which is no target either: the caller must exclude
+        it by `bounds`."""
         assert self.packed is not None
         length = self.packed.longest
         tokens, counts = np.full(length + 1, self.eos, self.dtype), np.zeros(length + 1, bool)
@@ -281,13 +284,14 @@ class ShardSet(SetFiles):
         return tokens, bounds, None if counts[1:].all() else counts[1:]
 
     def published_packing(self) -> Packing | None:
-        """Return the manifest of the packed rows that were published last with the set, or None without any. Raises
-        ShardError if they are of another set, or damaged."""
+        """Return the manifest of the packed rows (training samples of whole documents) that were published last with
+        the set, or None without any. Raises ShardError if they are of another set, or damaged."""
         return read_packing(self.filesystem, self.folder, self.manifest)
 
     def _packed_numbers(self, file: PackedShard, first: int, stop: int) -> np.ndarray:
-        """Return numbers [first, stop) of a file of packed rows. A local file is compared with its sha256 when it is
-        read for the first time. Raises ShardError if it is missing, or damaged."""
+        """Return integers [first, stop) of a file of packed rows (training samples of whole documents). A local file is
+        compared with its sha256 when it is read for the first time. Raises ShardError if the file is missing or
+        damaged."""
         if not isinstance(self.filesystem, fs.LocalFileSystem):
             return read_numbers(self.filesystem, self.folder / file.file, first, stop)
         is_checked = file.file in self._maps

@@ -41,7 +41,8 @@ ORIGIN = np.dtype([("stream", "<u2"), ("epoch", "<u4"), ("window", "<u8")])
 
 
 class Row(NamedTuple):
-    """One sample as the trainer reads it."""
+    """One sample of a training, of L + 1 tokens, as the trainer reads it. `stream`, `epoch` and `window` say where the
+    tokens come from."""
 
     tokens: np.ndarray            # (L + 1,)
     bounds: np.ndarray            # in the form of ShardSet.bounds, int64
@@ -52,8 +53,9 @@ class Row(NamedTuple):
 
 
 class RowOrigin(NamedTuple):
-    """From where a row of an import is: the number of its sample in a training, its stream, and its epoch and window in
-    this stream (None: the format does not say). The ids of the pieces of the row hold it."""
+    """Where an imported row (training sample) was read in the training that wrote it: the number of the sample, its
+    stream, and the epoch and window in this stream (None: the format of the files does not say). The ids of the row's
+    pieces of documents contain these values."""
 
     sample: int
     stream: str
@@ -61,19 +63,19 @@ class RowOrigin(NamedTuple):
     window: int | None
 
     def id(self, piece: int) -> str:
-        """Return the id of a piece of the row. `piece` is its number in the row, from 0."""
+        """Return the id of piece number `piece` (from 0) of the row. The id contains this origin."""
         place = "" if self.epoch is None else f"epoch={self.epoch}/window={self.window}/"
         return f"sample={self.sample}/{place}piece={piece}/stream={self.stream}"
 
     @classmethod
     def of_id(cls, id: str) -> RowOrigin | None:
-        """Return the origin that the id of a piece holds, or None if the id is not one that `id` makes."""
+        """Parse an id that the method `id` has made, and return the origin in it. Returns None for any other id."""
         match = ORIGIN_ID.fullmatch(id)
         return None if match is None else cls(int(match[1]), match[4], *(
             None if value is None else int(value) for value in match.group(2, 3)))
 
 
-#: what the names of files of rows look like
+#: pattern of the names of files of rows
 FILE_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]*", re.ASCII)
 ORIGIN_ID = re.compile(r"sample=(\d+)/(?:epoch=(\d+)/window=(\d+)/)?piece=\d+/stream=(.*)", re.ASCII | re.DOTALL)
 
@@ -135,8 +137,8 @@ def unpack_loss(bits: np.ndarray, length: int) -> np.ndarray:
 
 
 def read_manifest(data: bytes, where: object) -> RowManifest:
-    """Return the contents of `rows.json`; `where` names the file in error messages. Raises ShardError when it is not
-    the list of a set of rows."""
+    """Return the contents of `rows.json`; `where` names the file in error messages. Raises ShardError when they do not
+    describe a set of rows (samples in training order)."""
     try:
         doc = json.loads(data)
     except (ValueError, RecursionError) as e:

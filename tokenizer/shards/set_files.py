@@ -36,11 +36,11 @@ class DocumentEnds(NamedTuple):
 
 
 class SetFiles(ShardIndex):
-    """The files of a shard set: its manifest, and for each shard the tokens, the document ends, the loss mask, their
-    checksums, and the document table. The arguments are those of `tokenizer.shards.reader.ShardSet`.
+    """The files of a shard set: its manifest, and for each shard the tokens, the document ends, the loss mask (whether
+    each token counts in the loss), their checksums, and the document table. The arguments are those of
+    `tokenizer.shards.reader.ShardSet`.
 
-    Tokens, ends and masks are memory-mapped when they are first needed, and stay mapped.
-    """
+    Tokens, ends and masks are memory-mapped when they are first needed, and stay mapped."""
 
     def __init__(self, path: str | Path, sha256: str | None = None, filesystem: fs.FileSystem | None = None) -> None:
         path, self.filesystem = Path(path), filesystem or fs.LocalFileSystem()
@@ -114,8 +114,9 @@ class SetFiles(ShardIndex):
                     memory.madvise(willneed, first, end * size - first)
 
     def size_now(self, name: str) -> int:
-        """Return the present size of a file of the set. Raises OSError when it is gone. A file that is mapped is asked
-        by its descriptor, a quarter of the time of a look-up by its path; removed, it can be read on."""
+        """Return the present size of a file of the set. Raises OSError when the file is gone. The size of a file that
+        is mapped into memory is asked for by its descriptor. This is faster than by its path, and works even if the
+        file has been removed."""
         memory = self._maps[name][1] if name in self._maps else None
         if memory is not None and HAS_DESCRIPTOR:
             return memory.size()
@@ -151,7 +152,7 @@ class SetFiles(ShardIndex):
         _, end, file = self._ends.get(shard) or self._open_ends(shard)
         count, size = len(end), ENDS.itemsize
         first = bisect.bisect_left(end, low)
-        most = first + high - low                                                       # every document has a token
+        most = first + high - low                       # every document has at least one token
         last = bisect.bisect_left(end, high, first, most if most < count else count)
         file.check((first - 1) * size if first else 0, (last + 1 if last < count else count) * size)
         if (first > 0 and end[first - 1] >= low) or (first < count and end[first] < low) or (
@@ -160,9 +161,9 @@ class SetFiles(ShardIndex):
         return first, last
 
     def _file(self, shard: int, kind: str) -> CheckedFile:
-        """Return one of a shard's files with the checksums of its blocks; `kind` is body (tokens), ends (of documents)
-        or loss (mask). The file is mapped already. A block of ends serves hundreds of windows, so it is checked once;
-        the others are checked whenever they are read."""
+        """Return one of a shard's files with the checksums of its blocks. `kind` is body (tokens), ends (of documents)
+        or loss (mask). The file must already be mapped into memory. A block of ends serves hundreds of windows, so it
+        is checked only once. Blocks of the other files are checked whenever they are read."""
         if (shard, kind) not in self._with_sums:
             name = getattr(self.manifest.shards[shard], kind)
             self._with_sums[shard, kind] = CheckedFile(self.folder / name, memoryview(self._maps[name][1] or b""),
@@ -180,8 +181,8 @@ class SetFiles(ShardIndex):
 
     def _sums(self, shard: int) -> np.ndarray:
         """Return the checksums of all blocks of a shard's files: first those of the body (tokens), then of the document
-        ends, then of the loss mask. At the first call for a shard, the file with the checksums is compared with the
-        sha256 in the manifest."""
+        ends, then of the loss mask (whether each token counts in the loss). At the first call for a shard, the file
+        with the checksums is compared with the sha256 in the manifest."""
         info = self.manifest.shards[shard]
         is_checked = info.blocks in self._maps
         blocks = sum(map(blocks_of, (info.tokens * self.dtype.itemsize, info.documents * ENDS.itemsize,

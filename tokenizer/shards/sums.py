@@ -31,7 +31,7 @@ class BlockSummer:
         self._unfinished = b""                    # the bytes after the last full block
 
     def update(self, data: bytes) -> None:
-        """Continue with `data`, the next bytes of the file."""
+        """Take into account `data`, the next bytes of the file."""
         pending = self._unfinished + data
         view, stop = memoryview(pending), len(pending) // BLOCK * BLOCK
         self._sums.extend(zlib.crc32(view[begin:begin + BLOCK]) for begin in range(0, stop, BLOCK))

@@ -13,20 +13,21 @@ from tokenizer.shards.index import ShardIndex
 from tokenizer.shards.layout import GONE_ROW, ShardError
 from tokenizer.shards.origin import OpenPart
 
-#: documents that are read at a time
+#: number of documents that are read at a time
 BATCH = 1 << 14
 
 
 def paths_of(datasets: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str]:
-    """Return {key of a part: its path} for the parts of all published datasets. Datasets may share parts."""
+    """Return {key of a part: its path} for the parts (files) of all published datasets. A part may belong to several
+    datasets."""
     return {key: path for _, parts in datasets for key, path in parts.items()}
 
 
 def documents(shards: ShardIndex, paths: Mapping[str, str] | None,
               open_part: OpenPart) -> Iterator[tuple[list[str], list[str | None]]]:
-    """Yield the documents of a shard set in order, some at a time, as (ids, URLs). The URLs are read from the parts of
-    the published datasets; `paths` maps the key of a part to its path. If `paths` is None, all URLs are None. Raises
-    ShardError when a part is missing or no longer has the documents."""
+    """Yield the documents of a shard set in order, some at a time, as (ids, URLs). The URLs are read from the parts
+    (files) of the published datasets; `paths` maps the key of a part to its path. If `paths` is None, all URLs are
+    None. Raises ShardError when a part is missing or no longer has the documents."""
     with _PartReader(shards, paths or {}, open_part) as parts:
         for number in range(len(shards.manifest.shards)):
             with shards.table(number) as table:
@@ -36,8 +37,9 @@ def documents(shards: ShardIndex, paths: Mapping[str, str] | None,
 
 
 class _PartReader:
-    """Reads the URLs of documents from the parts (files) of published datasets. One row group is in memory. Documents
-    come in the order of parts and rows, so each row group is read once for each shard that has documents of it."""
+    """Reads the URLs of documents from the parts (files) of published datasets. Only one row group is in memory at a
+    time. Documents of a shard come in the order of parts and rows, so for each shard a row group is read at most
+    once."""
 
     def __init__(self, shards: ShardIndex, paths: Mapping[str, str], open_part: OpenPart) -> None:
         self._keys, self._paths, self._open = shards.manifest.parts, paths, open_part
@@ -74,7 +76,8 @@ class _PartReader:
         return urls
 
     def _row_group(self, part: int, row: int) -> pa.Table:
-        """Return the ids and URLs of the row group that has row number `row` of a part."""
+        """Return the ids and URLs of the row group that has row number `row` of a part (a file of a published
+        dataset)."""
         if part != self._part:
             self._stack.close()
             path = self._paths.get(self._keys[part]) if part < len(self._keys) else None

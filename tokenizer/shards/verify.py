@@ -40,8 +40,9 @@ def verify(path: str | Path, sha256: str | None = None) -> list[str]:
 
 
 def _packings(shards: ShardSet) -> list[str]:
-    """Return the faults of the packed rows of a shard set, one line each. Every manifest packed-*.json in the folder of
-    the set is checked; of those of other sets, only whether their bytes have the hash that is in their name."""
+    """Return the faults of the packed rows (training samples of whole documents) of a shard set, one line each. All
+    manifests packed-*.json in the folder of the set are read. A manifest that belongs to another set is only compared
+    with the hash in its name."""
     problems: list[str] = []
     for path in sorted(shards.folder.glob("packed-*.json")):
         try:
@@ -59,15 +60,16 @@ def _packings(shards: ShardSet) -> list[str]:
 
 
 def _rows(shards: ShardSet, packed: PackedRows, number: int) -> str | None:
-    """Return a message if the packed rows of shard number `number` do not consist of exactly the pieces into which the
-    documents of the shard are cut, and None if they do. Pieces that no packing can have (empty, outside the shard, or
-    more tokens in a row than fit) are not returned; for these, ShardError is raised."""
+    """Compare the packed rows (training samples of whole documents) of shard number `number` with the documents of the
+    shard. Returns a message if the rows do not consist of exactly the pieces into which the documents are cut, else
+    None. Raises ShardError for pieces that are impossible: empty, outside the shard, or more tokens in a row than
+    fit."""
     file, info = packed.packing.files[number], shards.manifest.shards[number]
     ends = np.fromfile(shards.folder / info.ends, ENDS).astype(np.int64)
     begins, stops = pieces_of(np.concatenate(([0], ends[:-1])), ends, packed.longest)
     pieces = packed.pieces(packed.firsts[number], packed.firsts[number + 1])[0] if file.rows else np.empty((0, 2))
     pieces = pieces[np.argsort(pieces[:, 0])] - shards.offsets[number]
-    if shards.manifest.has_rows:                        # a document is a piece, and EOS where its row cut it
+    if shards.manifest.has_rows:                        # a document is a piece, and an added EOS if its row cut it
         is_cut = pieces[:, 1] == ends - 1 if len(pieces) == len(ends) else 0
         begins, stops = np.concatenate(([0], ends[:-1])), ends - is_cut
     return None if np.array_equal(pieces, np.stack([begins, stops], 1)) else \

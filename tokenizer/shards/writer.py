@@ -81,9 +81,10 @@ class ShardWriter:
     def add(self, tokens: np.ndarray, lengths: np.ndarray, ids: list[str], part: int, rows: np.ndarray,
             n_bytes: np.ndarray, counts: np.ndarray | None = None) -> None:
         """Append n documents. `tokens` has their tokens back to back. `lengths` (in tokens), `ids`, `rows` and
-        `n_bytes` (UTF-8 bytes of the text) have n entries. `part` (index of a part of the dataset) and `rows` (rows in
-        it) say from where the documents were encoded. `counts` says for each token whether it is a target, u8; None
-        means that all are. Raises ShardError when a document has no tokens or does not end in EOS."""
+        `n_bytes` (UTF-8 bytes of the text) have n entries. `part` (index of a part, i.e. file, of the dataset) and
+        `rows` (rows in it) say from where the documents were encoded. `counts` says for each token whether it is a
+        target, u8; None means that all are. Raises ShardError when a document has no tokens or does not end in EOS, or
+        when `lengths` do not fit `tokens`."""
         lengths = np.asarray(lengths, np.int64)
         if not len(lengths):
             return
@@ -121,8 +122,8 @@ class ShardWriter:
         self._rows, self._waiting = ([rows] if len(rows) else []), len(rows)
 
     def close(self) -> dict[str, Any]:
-        """Finish the shard's files. Returns the shard's entry in the manifest, i.e. the fields of `Shard`, but without
-        `index`, the names of files and the sha256 of the table."""
+        """Finish the shard's files. Returns the shard's entry in the manifest (shards.json), i.e. the fields of
+        `Shard`, but without `index`, the names of files and the sha256 of the table."""
         self._flush(everything=True)
         self._table.close()
         self._body.close()

@@ -213,8 +213,9 @@ def keys_of(cls: type, path: str) -> dict[str, list[str]]:
 
 
 def shown(value: Any) -> str:
-    """Format a value for a message. Long texts are shortened in the middle, and of deep or long lists and mappings only
-    a few items are formatted, because a few lines of YAML with aliases can stand for more than fits into memory."""
+    """Format a value for an error message. Long texts are shortened in the middle. Of deep or long lists and mappings
+    only a few items are formatted, because a few lines of YAML with aliases can stand for more than fits into
+    memory."""
     return _SHORT.repr(value)
 
 

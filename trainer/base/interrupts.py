@@ -25,8 +25,8 @@ def stopping() -> list[signal.Signals]:
 
 
 def end_with_parent(number: int = signal.SIGTERM) -> None:
-    """Ask the system to send this process the signal `number` when its parent ends for any reason. A child calls it
-    before exec. It works only on Linux; elsewhere it does nothing."""
+    """Ask the system to send this process the signal `number` when its parent process ends for any reason. A child
+    process calls this before exec. It works only on Linux; elsewhere it does nothing."""
     if KERNEL is not None:
         KERNEL.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 

@@ -43,8 +43,8 @@ VERSION = 1
 STEP = "step_" + "[0-9]" * 8
 #: name to which COMPLETE is renamed when the checkpoint turns out to be damaged
 ASIDE = "DAMAGED"
-#: the most checkpoints that stay only because they are still to be scored on tasks: they must not fill the disk when
-#: scoring is slower than training
+#: largest number of checkpoints that stay only because they are still to be scored on tasks. They must not fill the
+#: disk when scoring is slower than training
 AWAITING = 4
 #: seconds that a rank waits until it sees a checkpoint: over NFS, listings are out of date for up to 60 s by default
 PATIENCE_S = 90
@@ -52,10 +52,10 @@ PATIENCE_S = 90
 
 @dataclass(frozen=True)
 class Checkpoint:
-    folder: Path                  # of the committed attempt
+    folder: Path                  # folder of the committed attempt
     meta: dict[str, Any]
-    files: dict[str, int] = field(default_factory=dict)      # name → bytes
-    sha256: dict[str, str] = field(default_factory=dict)     # name → sha256
+    files: dict[str, int] = field(default_factory=dict)      # name of a file → its bytes
+    sha256: dict[str, str] = field(default_factory=dict)     # name of a file → its sha256
 
     @property
     def step(self) -> int:
@@ -201,8 +201,8 @@ def materialise_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def steps_to_keep(checkpoints: Sequence[Checkpoint], config: CheckpointConfig) -> set[int]:
-    """Return the steps of those `checkpoints` (oldest first) that are to be kept: the latest `config.keep`, those at
-    the ends of phases, and those that `config.keep_every` and `config.keep_best` select."""
+    """Return the steps of those `checkpoints` (oldest first) that the settings `config` keep: the latest `keep`, those
+    at the ends of phases (stretches of the training), and those that `keep_every` and `keep_best` select."""
     steps = {c.step for c in checkpoints[-config.keep:]} | {c.step for c in checkpoints if c.meta.get("pinned")}
     if config.keep_every:
         first: dict[int, int] = {}
@@ -214,23 +214,27 @@ def steps_to_keep(checkpoints: Sequence[Checkpoint], config: CheckpointConfig) -
 
 
 def withdraw(checkpoint: Checkpoint) -> None:
-    """Delete the file that commits a checkpoint, before its other files, so that no reader sees only some of them."""
+    """Delete the file COMPLETE, which commits a checkpoint. Called before the checkpoint's other files are deleted, so
+    that no reader takes a partly deleted checkpoint for a complete one."""
     (checkpoint.folder.parent / "COMPLETE").unlink(missing_ok=True)              # another process may have deleted it
 
 
 def delete(checkpoint: Checkpoint) -> None:
-    """Delete a checkpoint. What another process reads or writes in its folder may stay; `retain` deletes it later."""
+    """Delete a checkpoint. Files in its folder that another process reads or writes may stay; `retain` deletes them
+    later."""
     withdraw(checkpoint)
     shutil.rmtree(checkpoint.folder.parent, ignore_errors=True)
 
 
 def retain(folder: Path, config: CheckpointConfig,
            awaits: Callable[[Checkpoint], bool] = lambda _checkpoint: False) -> list[int]:
-    """Delete the checkpoints of a run that the settings `config` do not keep (see `steps_to_keep`). Files that no
-    COMPLETE lists, because their checkpoint was never completed or was set aside as damaged, are deleted too, if their
-    step is not after that of the latest checkpoint. Other damaged checkpoints stay, and so do those that another
-    process reads (`trainer.checkpoint.in_use`). The latest AWAITING of the others for which `awaits` returns True stay,
-    too; returns the steps of those that are deleted although `awaits` returned True."""
+    """Delete those checkpoints of a run that are no longer needed. A checkpoint stays if the settings `config` keep it
+    (see `steps_to_keep`), or if another process reads it (`trainer.checkpoint.in_use`). Of the other checkpoints for
+    which `awaits` returns True, the latest AWAITING stay. Returns the steps of those that are deleted although `awaits`
+    returned True.
+
+    Also deletes files that no COMPLETE lists, because their checkpoint was never completed or was set aside as damaged,
+    unless their step is after that of the latest checkpoint. Other damaged checkpoints stay."""
     checkpoints, damaged = survey(folder)
     steps = steps_to_keep(checkpoints, config) | {c.step for c in checkpoints if in_use.in_use(c.folder.parent)}
     awaiting = [c.step for c in checkpoints if c.step not in steps and awaits(c)]

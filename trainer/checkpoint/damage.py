@@ -30,7 +30,7 @@ FAULTS = ("", "sha256 is not what COMPLETE says: damaged or replaced", "not as l
           "cannot be read (input/output error)", "missing")
 #: a code of STORAGE + errno means that the storage failed, which says nothing about the file's contents
 STORAGE = 1000
-#: files read at a time
+#: number of files that a rank reads at a time
 READERS = 4
 
 

@@ -104,8 +104,8 @@ def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
 
 def factor(name: str, factors: Mapping[str, float]) -> float:
     """Return the number by which to multiply the parameter `name` (1 for most parameters). `factors`, from `folded`,
-    maps endings of names to factors. The ending 'norm.weight' means the one norm before the output; every other ending
-    means a parameter in each block."""
+    maps endings of names to such numbers. The ending 'norm.weight' stands only for the norm before the output; every
+    other ending stands for a parameter of each block."""
     return factors.get(name.split(".", 2)[2] if name.startswith("blocks.") else name, 1.0)
 
 

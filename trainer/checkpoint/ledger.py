@@ -84,9 +84,10 @@ class Ledger:
         return [line for line in self.lines if line["event"] == "rewind"]
 
     def sound(self, meta: dict[str, Any]) -> bool:
-        """Return whether a checkpoint belongs to the history that the training follows now. When training goes back to
-        an earlier checkpoint, the checkpoints after it belong to an abandoned history. `meta` is the checkpoint's
-        metadata. Raises CheckpointError when the ledger has fewer lines than it had when the checkpoint was written."""
+        """Return whether a checkpoint belongs to the history that the training follows. It does not if training has
+        since gone back to an earlier checkpoint; the checkpoint then belongs to an abandoned history. `meta` is the
+        checkpoint's metadata. Raises CheckpointError when the ledger has fewer lines than it had when the checkpoint
+        was written."""
         line_count = meta["ledger"]
         if line_count > len(self.lines):
             raise CheckpointError(f"{self.path}: has {len(self.lines)} lines, the checkpoint of step "
@@ -94,8 +95,8 @@ class Ledger:
         return all(line["event"] != "rewind" or meta["step"] <= line["back"] for line in self.lines[line_count:])
 
     def digest(self, lines: int) -> str:
-        """Return the sha256 of the ledger's first `lines` lines. The times at which lines were written are left out of
-        the hash."""
+        """Return the sha256 of the first `lines` lines of the ledger (the list of skipped steps). The times at which
+        lines were written are left out of the hash."""
         entries = [{key: value for key, value in line.items() if key != "time"} for line in self.lines[:lines]]
         return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
@@ -124,8 +125,8 @@ class Ledger:
 
     # -- adding lines ------------------------------------------------------------------------------------------------
     def declare(self, ranges: Sequence[Range], step: int) -> None:
-        """Record a change of the setting `train.skip`, whose value now is `ranges` (of steps to skip). A line is
-        written only if the value differs for the steps after `step`, the last step of the training so far. Raises
+        """Record the value `ranges` of the setting `train.skip`, the ranges of steps to skip. A line is written only if
+        the value differs from the recorded one for steps after `step`, the last step of the training so far. Raises
         ConfigError when `ranges` names a step up to `step` that was not skipped."""
         for first, stop in ranges:
             late = next((s for s in range(first, min(stop, step + 1)) if self.why(s) is None), None)
@@ -144,8 +145,9 @@ class Ledger:
                       "why": why})
 
     def edited(self, step: int, changes: Sequence[str]) -> None:
-        """Record that training resumed after step `step` with a changed curriculum; `changes` has a line of text per
-        change. Nothing is written if there is no change, or if the ledger already has this line."""
+        """Record in the ledger (the list of skipped steps) that training resumed after step `step` with a changed
+        curriculum; `changes` has a line of text per change. Nothing is written if there is no change, or if the ledger
+        already has this line."""
         line = {"event": "edit", "step": step, "changes": list(changes)}
         if changes and not any(line.items() <= old.items() for old in self.lines):
             self._append(line)
@@ -175,7 +177,8 @@ class Ledger:
 
 
 def clipped(ranges: Sequence[Sequence[int]], least: int, before: int | None) -> Iterator[Range]:
-    """Yield the parts of `ranges` that lie in [least, before)."""
+    """Yield the parts of `ranges` (pairs of first and exclusive end) that lie in [least, before). Without `before`,
+    there is no upper limit."""
     for first, stop in ranges:
         first, stop = max(first, least), stop if before is None else min(stop, before)
         if first < stop:

@@ -1,10 +1,11 @@
 """Writes the checkpoints of a training (`trainer.checkpoint.checkpoints`).
 
 With the setting `async`, the state is first copied to the CPU (into pinned memory, on CUDA). A thread of each rank then
-writes the copy while training goes on. The files and the commit are those of a synchronous checkpoint. Only one
-checkpoint is written at a time: the next one waits until it is finished, and the wait is reported. No checkpoint is
-left out to avoid the wait, so that the set of checkpoints does not depend on the speed of a disk. When a checkpoint
-cannot be written, training ends with the error at the next step at which ranks communicate anyway.
+writes the copy while training goes on. The checkpoint has the same files as one that is written without `async`, and is
+committed in the same way. Only one checkpoint is written at a time: the next one waits until it is finished, and the
+wait is reported. No checkpoint is left out to avoid the wait, so that the set of checkpoints does not depend on the
+speed of a disk. When a checkpoint cannot be written, training ends with the error at the next step at which ranks
+communicate anyway.
 """
 
 from __future__ import annotations
@@ -46,17 +47,17 @@ from trainer.parallel.world import World, reshard
 
 @dataclass
 class Writing:
-    """A checkpoint that is being written."""
+    """A checkpoint that a rank is writing, perhaps in the background."""
 
     attempt: Path
     meta: dict[str, Any]
     began: float                  # time.perf_counter()
-    waited_s: float = 0.0         # time that training waited for it
+    waited_s: float = 0.0         # how long training waited for it
     thread: threading.Thread | None = None
     failed: BaseException | None = None
     parameters: int = 0
     size: int = 0                 # bytes; known on the first rank only
-    seconds: float = 0.0          # until it was committed
+    seconds: float = 0.0          # how long it took until it was committed
     lost: list[int] = field(default_factory=list)     # steps whose checkpoints were deleted before they were scored
 
     def describe(self) -> str:

@@ -73,8 +73,8 @@ class Batch:
         return self.tokens, self.targets, self.positions, self.stream
 
     def padded(self, rows: int) -> Batch:
-        """Return this batch with padding rows added, so that it has `rows` rows; a batch that has as many already is
-        returned as it is. The targets of padding rows do not count in the loss."""
+        """Return this batch with padding rows added, so that it has `rows` rows. A batch that already has so many rows
+        is returned unchanged. The targets of padding rows do not count in the loss."""
         if self.rows >= rows:
             return self
         blank = padding(rows - self.rows, self.tokens.shape[1])
@@ -91,8 +91,8 @@ class Batch:
         return int((self.targets != IGNORE).sum())
 
     def micro(self, rows: int, device: torch.device) -> Iterator[Batch]:
-        """Cut this batch into micro-batches of `rows` consecutive rows, and yield them on `device`. If rows are missing
-        in the last one, it is filled with padding rows, whose targets do not count in the loss."""
+        """Cut this batch into micro-batches of `rows` consecutive rows, and yield these on `device`. The last
+        micro-batch is filled up with padding rows, whose targets do not count in the loss."""
         for start in range(0, self.rows, rows):
             part = self.each(operator.itemgetter(slice(start, start + rows))).padded(rows)
             if device.type != "cuda":
@@ -124,14 +124,13 @@ def padding(rows: int, length: int) -> Batch:
 
 
 def collate(rows: Sequence[Row], length: int) -> Batch:
-    """Make a batch from samples; each becomes a row of `length` tokens.
+    """Make a batch from samples; each sample becomes a row of `length` tokens. A sample is a tuple (tokens, bounds,
+    index of the stream, i.e. data source), perhaps followed by an array that says which targets count in the loss.
 
-    A sample is a tuple (tokens, bounds, index of the stream, optionally which targets count in the loss). It has one
-    token more than inputs; if it has fewer than `length` inputs, its row is filled up with padding, which does not
-    count in the loss. `bounds` are the positions at which documents begin inside the sample (see `ShardSet.bounds`).
-    Positions restart at each bound. The first token of a document does not count as a target, because it would be
-    predicted from the end of an unrelated document.
-    """
+    The last token of a sample is only a target. A sample with fewer than `length` other tokens is filled up with
+    padding, which does not count in the loss. `bounds` are the positions at which documents begin inside the sample
+    (see `ShardSet.bounds`). Positions restart at each bound. The first token of a document does not count as a target,
+    because it would be predicted from the end of an unrelated document."""
     # one piece of memory, because the system hands out a large piece faster than small ones
     tokens, targets, positions = np.empty((3, len(rows), length), np.int64)
     attended = 0
@@ -148,7 +147,7 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
 
 
 def _fill_compiled(rows: SampleRows, tokens: np.ndarray, targets: np.ndarray, positions: np.ndarray) -> int:
-    """Do what `_fill` does, with the compiled loop of `trainer.data.kernels`."""
+    """Write samples into the arrays of a batch, as `_fill` does, with the compiled loop of `trainer.data.kernels`."""
     attended = kernels.fill(rows.tokens, rows.bounds, rows.counts, tokens, targets, positions)
     for target, mask in zip(targets, rows.masks):
         if mask is not None:
@@ -157,8 +156,8 @@ def _fill_compiled(rows: SampleRows, tokens: np.ndarray, targets: np.ndarray, po
 
 
 def _fill(rows: Sequence[Row], tokens: np.ndarray, targets: np.ndarray, positions: np.ndarray) -> int:
-    """Fill rows of a batch from samples, an array row for each. Returns the batch's `attended`, summed over the
-    rows."""
+    """Write samples into the arrays of a batch, [rows, length] each, one row per sample. Returns the sum of length²
+    over all pieces of documents (`Batch.attended`)."""
     length = tokens.shape[1]
     sizes = np.array([len(window) - 1 for window, *_ in rows])
     for row, (window, _, _, *masks) in enumerate(rows):
@@ -183,10 +182,10 @@ def _fill(rows: Sequence[Row], tokens: np.ndarray, targets: np.ndarray, position
 
 class Data:
     """Reads the training data and the held-out data that a curriculum names. The paths of shards in the curriculum are
-    relative to the folder `store`. If this is a copy of a store in object storage, `source` is that store's URL: tokens
-    that have not been copied are read from there. If `repeats` is given, targets inside repetitions do not count in the
-    loss of training batches (method `step`). They count in batches made by `samples` and in held-out data. Raises
-    ConfigError when shards have another tokenizer or other packed rows than the curriculum says."""
+    relative to the folder `store`. If `store` is a local copy of a store in object storage, `source` is the URL of the
+    original, from which tokens that are not in the copy are read. If `repeats` is given, targets inside repetitions do
+    not count in the loss of training batches (method `step`). They count in batches made by `samples` and in held-out
+    data. Raises ConfigError when shards have another tokenizer or other packed rows than the curriculum says."""
 
     def __init__(self, curriculum: Curriculum, store: Path, repeats: RepeatsConfig | None = None,
                  source: str | None = None) -> None:
@@ -231,12 +230,12 @@ class Data:
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether tokens are read from object storage, so that they should be requested in advance."""
+        """Whether tokens are read from object storage, so that `request` should be called in advance."""
         return not all(shards.has_local_tokens for shards in self.train)
 
     def request(self, first: int, batch: int, data_rank: int, data_size: int) -> None:
-        """Request the tokens that `step` with the same arguments will read from object storage, without waiting for
-        them."""
+        """Request from object storage the tokens that `step` will read when it is called with the same arguments. Does
+        not wait for them."""
         at = self.order.locate(first, first + batch)
         wanted: dict[int, list[tuple[int, int]]] = {}
         for stream, window, length in zip(*(column[data_rank::data_size].tolist()
@@ -247,15 +246,15 @@ class Data:
             self.train[stream].prefetch(ranges)
 
     def forget_requests(self) -> None:
-        """Forget all requested tokens that have not been read."""
+        """Forget all tokens that were requested from object storage but not yet read."""
         for shards in self.train:
             if isinstance(shards, RemoteShardSet):
                 shards.forget()
 
     def located(self, first: int, stop: int) -> Located:
-        """Return what the samples [first, stop) read. A whole stretch of samples from `first` on is located in one
-        call, and the result is kept for the next steps, because locating few samples costs almost as much as locating
-        many."""
+        """Return which stream (data source), epoch and window each of the samples [first, stop) reads. Locating few
+        samples costs almost as much as locating many. So AHEAD samples from `first` on are located in one call, and the
+        result is kept for the next calls."""
         start, at = self._ahead
         if not start <= first <= stop <= start + len(at.stream):
             start, at = first, self.order.locate(first, max(stop, min(first + AHEAD, self.order.samples)))
@@ -334,7 +333,8 @@ class Prefetch:
                 yield waiting[0], self._take(waiting[1])
 
     def _requested(self, pool: ThreadPoolExecutor) -> Iterator[TrainingStep]:
-        """Yield the steps. Before a step is yielded, its samples and those of the next STEPS steps are requested."""
+        """Yield the steps in order. Before a step is yielded, the tokens of its samples and of those of the next STEPS
+        steps are requested from object storage."""
         requested: deque[TrainingStep] = deque()
         for step in self.steps:
             if not self.skipped(step.number + 1):

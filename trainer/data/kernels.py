@@ -11,9 +11,10 @@ from trainer.model.loss import IGNORE
 @njit(cache=True, nogil=True)
 def fill(windows: np.ndarray, bounds: np.ndarray, counts: np.ndarray, tokens: np.ndarray, targets: np.ndarray,
          positions: np.ndarray) -> int:
-    """Fill rows of L tokens from `windows` of L + 1 tokens, one for each row. `bounds` has the positions in [1, L] at
-    which documents begin: the increasing positions of the first row, then those of the next. `counts` says how many
-    positions each row has. Returns the sum of length² over the pieces of documents."""
+    """Fill the rows of a batch, L tokens each, from `windows`, an array of L + 1 tokens for each row. `bounds` has the
+    positions in [1, L] at which documents begin: the increasing positions of the first row, then those of the next.
+    `counts` says how many positions each row has. Writes `tokens`, `targets` and `positions`, and returns the sum of
+    length² over all pieces of documents."""
     length, attended, place = tokens.shape[1], 0, 0
     for row in range(tokens.shape[0]):
         # one array at a time, so that the processor copies many numbers at once

@@ -1,9 +1,10 @@
-"""Finds the passages among what a training has read that share the most n-grams of tokens with given texts.
+"""Finds, in what a training has read, the passages that share the most n-grams of tokens with given texts.
 
-Nothing is indexed: the tokens that the training read are scanned in its order, twice. The first scan counts how often
-each n-gram of the texts occurs; the second ranks passages by the sum of the weights of their n-grams, log(1 + tokens
-read / occurrences), so that a rare n-gram weighs more than a common phrase. A passage is the part of a document that
-lies in one sample. Memory depends on the texts, not on how much was read.
+There is no index: the tokens that the training read are scanned twice, in the order of the training. The first scan
+counts how often each n-gram of the texts occurs. The second scan ranks passages by the sum of the weights of the
+n-grams that they share with a text. The weight of an n-gram is log(1 + tokens read / occurrences), so that a rare
+n-gram weighs more than a common phrase. A passage is the part of a document that lies in one sample. Memory depends on
+the texts, not on how much was read.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from trainer.data.rows import Row, windows
 #: tokens of an n-gram: three or four words of English. Fewer are mostly grammar; more are seldom shared by a question
 #: of a benchmark and a text that is not a copy of it
 LENGTH = 5
-#: an n-gram belongs to the template of a task if more than this many items have it, or more than a tenth of them (and
-#: at least two)
+#: an n-gram belongs to the template of a task if more than this many of the task's items have it, or more than a tenth
+#: of them, but at least two
 COMMON = 10
 #: tokens that are hashed at a time, and samples that are located at a time
 TOKENS, SAMPLES = 1 << 20, 1 << 12
@@ -34,9 +35,14 @@ _BORDER = (1 << 63) - 1
 
 
 class SharedPassage(NamedTuple):
-    """A passage that shares n-grams with a text. The fields are the sum of the weights of the shared n-grams, their
-    number, the sample and the step (from 1) that read the passage, the index of its stream, the window and its length
-    in tokens, and where in the window the first and the last shared n-gram begin."""
+    """A passage (the part of a document in one sample) that shares n-grams with a text.
+
+        score          sum of the weights of the shared n-grams
+        shared         number of the shared n-grams
+        sample, step   the sample and the step (from 1) that read the passage
+        stream         index of the stream
+        window         the window that the sample reads, and `length`, the number of its tokens
+        first, last    where in the window the first and the last shared n-gram begin"""
 
     score: float
     shared: int
@@ -50,7 +56,7 @@ class SharedPassage(NamedTuple):
 
 
 class ReadSamples(NamedTuple):
-    """A part of what a training reads, all of the same sequence length: the samples' numbers, steps and windows."""
+    """Samples that a training reads, all of the same sequence length: their numbers, steps, windows and rows."""
 
     samples: np.ndarray
     steps: np.ndarray
@@ -69,7 +75,8 @@ def hashes(tokens: np.ndarray) -> np.ndarray:
 
 
 def distinctive(texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Return the hashes of the different n-grams of each text, without those of the template that many texts share."""
+    """Return the hashes of the different n-grams of each text. n-grams that many of the texts have, such as those of a
+    template, are left out."""
     own = [np.unique(hashes(np.asarray(text, np.int64))) for text in texts]
     most = max(1, min(COMMON, len(texts) // 10))
     values, counts = np.unique(np.concatenate([np.empty(0, np.uint64), *own]), return_counts=True)
@@ -80,11 +87,13 @@ def distinctive(texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
 def nearest(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tuple[int, int],
             skipped: Callable[[int], object], texts: Sequence[np.ndarray], keep: int,
             progress: Callable[[str], None] = lambda _text: None) -> list[list[SharedPassage]]:
-    """Return for each of `texts` (hashes of n-grams) the `keep` passages with the highest score among those in
-    `samples` ([first, stop)). Of passages with equal scores, those that were read first are returned. `sets` are the
-    shard sets of the curriculum's streams. Steps for which `skipped` returns something true were not learnt from, and
-    are left out. So are later epochs of a stream, which repeat the passages of the first; a passage whose step in the
-    first epoch was skipped is therefore not found."""
+    """Return for each of `texts` (hashes of n-grams) the `keep` passages with the highest score, best first. Only
+    passages that the samples [first, stop) of `samples` read are considered. Of passages with equal scores, those that
+    were read first are returned. `sets` are the shard sets of the curriculum's streams.
+
+    Steps for which `skipped` returns something true are left out, because the model did not learn from them. Later
+    epochs of a stream are left out, because they repeat the passages of the first. So a passage is not found if its
+    step in the first epoch was skipped."""
     keys = np.unique(np.concatenate([np.empty(0, np.uint64), *texts]))
     if not len(keys):
         return [[] for _ in texts]
@@ -113,8 +122,8 @@ def nearest(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tuple[int
 
 def read_samples(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tuple[int, int],
                  skipped: Callable[[int], object]) -> Iterator[ReadSamples]:
-    """Yield what a training reads with the samples [first, stop), except in skipped steps and in later epochs of a
-    stream; at most about TOKENS tokens at a time."""
+    """Yield the samples [first, stop) that a training reads, at most about TOKENS tokens at a time. Skipped steps and
+    later epochs of a stream (data source) are left out."""
     order = Order(curriculum)
     for first, stop, numbers in spans(curriculum, samples, skipped):
         at = order.locate(first, stop)
@@ -129,7 +138,8 @@ def read_samples(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tupl
 
 def spans(curriculum: Curriculum, samples: tuple[int, int],
           skipped: Callable[[int], object]) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yield ranges of samples [first, stop) without skipped steps, with the number (from 1) of each sample's step."""
+    """Yield ranges [first, stop) of samples that have no skipped steps, each with an array of the steps (numbered from
+    1) that read its samples."""
     first = stop = samples[0]
     numbers: list[np.ndarray] = []
     for step in steps(curriculum, samples[0]):
@@ -149,17 +159,17 @@ def spans(curriculum: Curriculum, samples: tuple[int, int],
 
 
 def joined(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (the tokens of all samples one after the other, with a border after each sample; the positions at which
-    the samples begin)."""
+    """Put the tokens of all samples one after the other, with a border token after each sample. Returns (tokens, the
+    positions at which the samples begin)."""
     parts = [part for row in rows for part in (row[0].astype(np.int64), np.array([_BORDER]))]
     sizes = np.array([len(row[0]) + 1 for row in rows])
     return np.concatenate(parts), np.concatenate([[0], np.cumsum(sizes)[:-1]])
 
 
 def occurrences(tokens: np.ndarray, keys: np.ndarray, filled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find the n-grams of `tokens` whose hashes are in `keys`, which are sorted. Returns (position at which each
-    begins, index of its hash in `keys`). `filled` says for each value of the upper 16 bits whether a key has it, which
-    rules out most other n-grams at once."""
+    """Find the n-grams of `tokens` whose hashes are in `keys`, which are sorted. Returns (positions at which these
+    n-grams begin, index of the hash of each in `keys`). `filled` says for each value of the upper 16 bits whether a key
+    has this value. It quickly rules out most of the other n-grams."""
     values = hashes(tokens)
     at = np.flatnonzero(filled[values >> np.uint64(48)])
     key = np.searchsorted(keys, values[at])
@@ -168,8 +178,9 @@ def occurrences(tokens: np.ndarray, keys: np.ndarray, filled: np.ndarray) -> tup
 
 
 def passages(rows: Sequence[Row], starts: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return, for each of the positions `at` in the joined tokens, (number of the passage, index of the sample in
-    `rows`, position within the sample). Two documents of a sample are different passages."""
+    """Return to which passages some positions belong, as (number of the passage, index of the sample in `rows`,
+    position within the sample), an entry for each of `at`. `at` are positions in the tokens that `joined` returned, and
+    `starts` those at which samples begin. Each document in a sample is a passage of its own."""
     row = np.searchsorted(starts, at, "right") - 1
     begins = np.concatenate([np.concatenate([[start], start + np.asarray(of[1])]) for start, of in zip(starts, rows)])
     return np.searchsorted(begins, at, "right") - 1, row, at - starts[row]
@@ -177,10 +188,11 @@ def passages(rows: Sequence[Row], starts: np.ndarray, at: np.ndarray) -> tuple[n
 
 def rank(heap: list[tuple[float, int, int, SharedPassage]], own: np.ndarray, reads: ReadSamples,
          hits: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], weights: np.ndarray, keep: int) -> None:
-    """Put the passages of `reads` that share the most with one text into `heap`, which belongs to the text and holds at
-    most `keep` passages. `own` are the indexes of the text's n-grams in the sorted list of all n-grams. `hits` are four
-    arrays with an entry for each occurrence of an n-gram: number of the passage, index of the n-gram, index of the
-    sample in `reads`, and position within the sample."""
+    """Update `heap`, the best passages for one text, with the passages of `reads`. The heap keeps the `keep` passages
+    that share the most with the text. `own` are the indices of the text's n-grams in the sorted list of the n-grams of
+    all texts, and `weights` are the weights of the n-grams in that list. `hits` are four arrays with an entry for each
+    occurrence of an n-gram in `reads`: number of the passage, index of the n-gram, index of the sample in `reads`, and
+    position within the sample."""
     pieces, key, row, place = hits
     shared_grams = np.flatnonzero(np.isin(key, own))
     shared_grams = shared_grams[np.lexsort((place[shared_grams], pieces[shared_grams]))]

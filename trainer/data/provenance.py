@@ -31,9 +31,10 @@ CHUNK = 1 << 16
 
 def chain(order: Order, steps: Iterable[TrainingStep], before: bytes = GENESIS,
           passed: Callable[[int], str | None] = lambda _number: None) -> bytes:
-    """Extend a hash chain (a hash over all data that a training has read, in order) by the consecutive `steps`. Returns
-    its value after them, 16 bytes; `before` is its value before them. `passed` is called with a step's number, from 1,
-    and returns why the step was skipped, or None. Skipped steps do not change the chain."""
+    """Extend a hash chain, a hash over all data that a training has read, in order, by the consecutive `steps`.
+    `before` is the value of the chain before these steps; returns its value after them, 16 bytes. `passed` is called
+    with a step's number, from 1, and returns why the step was skipped, or None. Skipped steps do not change the
+    chain."""
     waiting: list[TrainingStep] = []
     for step in steps:
         waiting.append(step)

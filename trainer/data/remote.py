@@ -176,7 +176,7 @@ def reading(run: Stored) -> Iterator[None]:
 
 
 def sha256(remote: fs.FileSystem, path: str) -> str:
-    """Return the sha256 of a file, read in blocks. Raises FileNotFoundError."""
+    """Return the sha256 of a file in object storage. The file is read in blocks. Raises FileNotFoundError."""
     digest = hashlib.sha256()
     with remote.open_input_stream(path, buffer_size=0) as source:
         while block := source.read(BLOCK):
@@ -249,8 +249,8 @@ def _pinned(remote: fs.FileSystem, top: str, store: Path, curriculum: Curriculum
 
 
 def _packed(remote: fs.FileSystem, top: str, store: Path, folder: str, sha256: str) -> Iterator[ShardFile]:
-    """Yield the files of the packed rows `sha256` of the shard set in `folder`. Their manifest is fetched if it is not
-    in the local copy `store`."""
+    """Yield the files of the packed rows (training samples of whole documents) with the given sha256 of the shard set
+    in `folder`. Their manifest is fetched if it is not in the local copy `store`."""
     folder = folder.rpartition("/")[0] if folder.endswith(".json") else folder
     path = f"{folder}/packed-{sha256[:16]}.json"
     if not _inside(store, path).exists():
@@ -279,7 +279,8 @@ def _complete(file: Path, size: int | None) -> bool:
 
 
 def _fetch(remote: fs.FileSystem, path: str, to: Path, sha256: str | None) -> None:
-    """Copy one file, whole or not at all. If `sha256` is given, raise ConfigError unless it is that of the file."""
+    """Copy one file from object storage to the path `to`, whole or not at all. Raises ConfigError if the file has
+    another sha256 than `sha256` (None: not checked)."""
     digest = hashlib.sha256()
     to.parent.mkdir(parents=True, exist_ok=True)
     with replacing(to) as part:

@@ -21,8 +21,8 @@ Row = tuple[np.ndarray, np.ndarray, int] | tuple[np.ndarray, np.ndarray, int, np
 
 
 class SampleRows(Sequence[Row]):
-    """Samples of L tokens each, in arrays for all of them, from which batches are made faster than from single rows. As
-    a sequence, it has a Row for each."""
+    """Samples of L tokens each, stored together in a few arrays. A batch is made faster from these than from single
+    rows. The object is also a sequence with a Row for each sample."""
 
     def __init__(self, tokens: np.ndarray, bounds: np.ndarray, counts: np.ndarray, streams: Sequence[int],
                  masks: Sequence[np.ndarray | None]) -> None:
@@ -46,16 +46,16 @@ class SampleRows(Sequence[Row]):
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> SampleRows:
-        """Return single rows, which all have the same number of tokens, in arrays."""
+        """Return a SampleRows with the given rows, which must all have the same number of tokens."""
         return cls(np.stack([row[0] for row in rows]), np.concatenate([row[1] for row in rows]),
                    np.array([len(row[1]) for row in rows]), [row[2] for row in rows],
                    [mask for row in rows for mask in (row[3:] or (None,))])
 
 
 def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length: int) -> Sequence[Row]:
-    """Read samples of `length` tokens, as input of `collate`. Each of `places` is (index into `sets`, number of the
-    sample's window of tokens in that set). Raises ShardError for a truncated shard, or for impossible tokens or
-    document ends."""
+    """Read samples of `length` tokens, each of which is a window of consecutive tokens, as input of `collate`. Each of
+    `places` is (index into `sets`, number of the window in that set). Raises ShardError for a truncated shard, or for
+    impossible tokens or document ends."""
     places = list(places)
     if any(sets[stream].packed is not None for stream in {stream for stream, _ in places}):
         packed = iter(packed_rows(sets, [place for place in places if sets[place[0]].packed is not None]))
@@ -88,7 +88,9 @@ def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length:
 
 
 def in_order(found: Sequence[WindowBounds]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of all windows of a batch in the order of its rows: (positions, number of them in each row)."""
+    """Return the positions at which documents begin in the windows (samples) of a batch, in the order of the batch's
+    rows: (positions of all rows one after the other, number of positions of each row). Each item of `found` has the
+    positions in some of the windows."""
     if not found:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     rows, counts, positions = (np.concatenate(column) for column in zip(*found))
@@ -99,11 +101,11 @@ def in_order(found: Sequence[WindowBounds]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def masks_of(shards: ShardSet, numbers: Sequence[int], length: int) -> list[np.ndarray | None]:
-    """Return for each of these windows which of its L = `length` targets count in the loss, as bool (L,). If the shard
-    set has no loss masks, all targets count, and each item is None."""
+    """Return for each of the windows (samples) `numbers` which of its L = `length` targets count in the loss, as bool
+    (L,). If the shard set has no loss masks, all targets count, and every item is None."""
     if shards.counts(0, 0) is None:                           # no window has a mask
         return [None] * len(numbers)
-    # of the same tokens that were prefetched: another range may consist of other blocks of a file in a bucket
+    # exactly the tokens that were prefetched are read, because others may be in further blocks of a file in a bucket
     found = (shards.counts(window * length, window * length + length + 1) for window in numbers)
     return [None if counts is None else counts[1:] for counts in found]
 
@@ -121,7 +123,8 @@ def are_possible(sets: Sequence[ShardSet], rows: SampleRows, length: int) -> boo
 
 
 def packed_rows(sets: Sequence[ShardSet], places: Sequence[tuple[int, int]]) -> list[Row]:
-    """Read packed rows, as `windows` reads windows. Each of `places` is (index into `sets`, number of the row)."""
+    """Read packed rows (training samples of whole documents), as input of `collate`. Each of `places` is (index into
+    `sets`, number of the row in that set). Raises ShardError as `windows` does."""
     found: list[tuple[int, list[tuple[int, int]]]] = []
     checked: set[tuple[int, int]] = set()
     for stream, row in places:
@@ -144,8 +147,9 @@ def packed_rows(sets: Sequence[ShardSet], places: Sequence[tuple[int, int]]) -> 
 
 
 def token_ranges(shards: ShardSet, sample: int, length: int) -> list[tuple[int, int]]:
-    """Return the ranges [first, stop) of tokens that make up a sample of `length` tokens: the pieces of packed row
-    number `sample`, or window number `sample`."""
+    """Return the ranges [first, stop) of tokens that make up sample number `sample` of `length` tokens. If the set is
+    read by packed rows (samples of whole documents), they are the pieces of that row, otherwise the one range of that
+    window."""
     return [(sample * length, sample * length + length + 1)] if shards.packed is None else shards.packed.row(sample)
 
 
@@ -155,9 +159,9 @@ def touched(shards: ShardSet, start: int, count: int) -> range:
 
 
 def refuse_short(shards: ShardSet, shard: int) -> None:
-    """Raise ShardError when a file of shard number `shard` (tokens, loss mask, document ends or packed rows) is gone or
-    shorter than the manifest says. Reading a memory map of a file that has become shorter would kill the process with
-    SIGBUS, without a message."""
+    """Raise ShardError when a file of shard number `shard` (tokens, loss mask, document ends, or the list of packed
+    rows) is gone or shorter than the manifest says. Reading a memory map of a file that has become shorter would kill
+    the process with SIGBUS, without a message."""
     info = shards.manifest.shards[shard]
     files = [(info.ends, info.documents * ENDS.itemsize)]
     if shards.has_local_tokens:

@@ -1,6 +1,6 @@
-"""Evaluates a model on tasks: reads their data, checks everything that can be checked without the model, and scores.
-
-`prepare` needs only the tokenizer. `score` needs the model; a training may call it with the model that it trains.
+"""Evaluates a model on benchmark tasks, in two steps. `prepare` reads the data of a task, tokenises its prompts, and
+checks everything that can be checked without the model; it needs only the tokenizer. `score` computes the task's scores
+with the model, which may be one that is being trained.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ _TOGETHER = 1024
 
 
 class ContextTooShort(ConfigError):
-    """Raised if an answer of a task, or the tokens that it generates, do not fit into the model's context."""
+    """Raised if an answer of a task, or the number of tokens that the task generates, does not fit into the model's
+    context."""
 
 
 @dataclass(frozen=True)
 class PromptReader:
-    """What reads prompts: a tokenizer with its EOS token and the token `start` that stands for an empty context, the
-    number of tokens that the model knows and its longest context, and the largest number of tokens in a batch."""
+    """The tokenizer of a model, with the limits that its prompts must respect. `start` is the token that stands for an
+    empty context, `vocab` the number of tokens that the model knows, `context` the longest sequence of the model, and
+    `batch` the largest number of tokens in a batch."""
 
     coder: TextCoder
     eos: int
@@ -46,25 +48,29 @@ class PromptReader:
 
     @property
     def row(self) -> int:
-        """The largest number of tokens in a row that combines queries with a common beginning. It is at least 1.25
-        times the model's context. So the longest question, too, is computed only once for all its answers, if they
-        have together no more than a quarter of the context's tokens."""
+        """The largest number of tokens in a row that combines queries (question and answer, as tokens) with a common
+        beginning. It is at least 1.25 times the model's context. So even the longest question is read only once for all
+        its answers, if these have together no more than a quarter of the context's tokens."""
         return max(self.batch, self.context + self.context // 4)
 
 
 @dataclass(frozen=True)
 class PreparedTask:
-    """A task that is ready to be scored. `files` has the sha256 of each file of its data, by path. `sizes` has for each
-    item (bytes, characters) of those answers whose likelihood is asked for. `rows` are the rows of tokens with the
-    queries of all items, and `owners` has for each query (number of its item, kind of prompt: cloze, letters or prior,
-    number of the answer). `prompts` are the prompts that are continued, with the right answers whose likelihood is not
-    asked for by `rows`; it is empty if the task generates nothing. `programs` are the beginnings of the programs that
-    are to be continued, with their tests; it is empty if the task has not the form code. `truncated` is the number of
-    items of which a prompt was cut at its beginning, because it is longer than the model's context."""
+    """A task whose prompts are tokenised, so that a model can be scored on it.
+
+        files      {path of a file of the task's data: its sha256}
+        sizes      for each item, (bytes, characters) of each answer whose likelihood in the cloze form is computed
+        rows       the rows of tokens to read; each combines queries (a context with an answer) that begin alike
+        owners     for each query: (number of its item, kind of prompt: cloze, letters or prior, number of the answer)
+        prompts    the prompts for which the model generates text; empty if the task needs no generated text. If only
+                   the likelihood of an item's right answer is computed, too, the answer is in the prompt and in no row
+        programs   the beginnings of the programs that the model completes, with tests; empty without the form code
+        truncated  how many items have a prompt whose beginning was cut off to fit into the model's context"""
 
     task: EvalTask
     files: Mapping[str, str]
     shots: int
+    seed: int
     items: Sequence[Item]
     sizes: Sequence[Sequence[tuple[int, int]]]
     rows: Sequence[SharedRow]
@@ -74,16 +80,24 @@ class PreparedTask:
     truncated: int
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """What a result says about the task, of which its origin is made (`score_rows.origin_of`)."""
+        return {"task": self.task.name, "version": self.task.file.version, "sha256": self.task.sha256,
+                "data": dict(self.files), "shots": self.shots, "seed": self.seed}
+
+    @property
     def work(self) -> int:
-        """The number of rows and prompts to compute, and of programs to run, for showing progress."""
+        """The total number of rows to read, prompts to continue and programs to run. Progress is shown as a share of
+        this number."""
         return len(self.rows) + len(self.prompts) + len(self.programs)
 
 
 @dataclass(frozen=True)
 class TaskScores:
-    """The result of a task: its measures, those of its groups, and the result of every item. If items are known to be
-    in the training data, `apart` has the measures of these items (`contaminated`) and of the others (`clean`), without
-    a part that has no items, and `counts` the number of items in both parts; else both are empty."""
+    """The result of a task: its measures, the measures of its groups of items, and the result of every item. If some
+    items are known to be in the training data, `apart` has the measures of these items (`contaminated`) and of the
+    other items (`clean`), and `counts` has the number of items of both kinds. `apart` leaves out a kind without items.
+    If no items are known to be in the training data, `apart` and `counts` are empty."""
 
     prepared: PreparedTask
     measures: Mapping[str, Measure]
@@ -93,11 +107,9 @@ class TaskScores:
     items: Sequence[ItemResult]
 
     def to_json(self) -> dict[str, Any]:
-        file = self.prepared.task.file
         result: dict[str, Any] = {
-            "task": self.prepared.task.name, "version": file.version, "sha256": self.prepared.task.sha256,
-            "data": dict(self.prepared.files), "shots": self.prepared.shots, "items": len(self.items),
-            "truncated": self.prepared.truncated, "main": file.main, "measures": _plain(self.measures)}
+            **self.prepared.identity, "items": len(self.items), "truncated": self.prepared.truncated,
+            "main": self.prepared.task.file.main, "measures": _plain(self.measures)}
         if self.groups:
             result["groups"] = {name: _plain(group) for name, group in self.groups.items()}
         if self.apart:
@@ -111,11 +123,12 @@ def _plain(named: Mapping[str, Measure]) -> dict[str, Any]:
 
 
 def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: PromptReader) -> PreparedTask:
-    """Read the data of a task from the folder `data`, and tokenise its prompts with `shots` examples each (None: as the
-    task file says). Raises ConfigError when the data is missing or does not fit, when there are too few rows for the
-    examples, when an answer is empty, when the tokenizer merges a context with its answer, and when it gives an id that
-    the model does not know; ContextTooShort when an answer, or what is to be generated, does not fit into the model's
-    context."""
+    """Read the data of a task from the folder `data`, and tokenise its prompts with `shots` examples each (None: the
+    number in the task file). `seed` determines which examples are chosen. Raises ConfigError when the data is missing
+    or does not fit the task, when there are too few rows for the examples, or when an answer is empty. Also raises it
+    when the tokenizer makes one token of the end of a context and the beginning of its answer, or gives an id that the
+    model does not know. Raises ContextTooShort when an answer, or the number of tokens to generate, does not fit into
+    the model's context."""
     file = task.file
     shots = file.shots if shots is None else shots
     paths = find_files(data, task.name, file.files)
@@ -126,14 +139,12 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
     if not items:
         raise ConfigError(f"{paths[0]}: no rows, so the task {task.name} cannot be scored; fetch the file again")
     pool = items
-    sources = [*paths]
     if shots and file.examples:
         example_paths = example_files(data, task, shots)
         if not example_paths:
             raise ConfigError(f"{data}: no examples for the task {task.name}; put {task.name}_examples.jsonl there, or "
                               f"give --shots 0")
         pool = make_items(task, read_rows(example_paths))
-        sources += example_paths
     chooser = ExamplePool(task, pool, seed)
     examples = [chooser.examples(item, shots) for item in items]
     prompts, cut = _prompts(task, items, examples, reader)
@@ -144,25 +155,26 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
     if highest >= reader.vocab:
         raise ConfigError(f"the tokenizer gives the id {highest:,}, but the model knows {reader.vocab:,} tokens; give "
                           f"it the tokenizer with which it was trained")
-    return PreparedTask(task, sums(data, sources), shots, items, sizes_of(task, items), rows, owners, prompts, programs,
-                        len(cut | also_cut))
+    return PreparedTask(task, sums(data, task, shots), shots, seed, items, sizes_of(task, items), rows, owners, prompts,
+                        programs, len(cut | also_cut))
 
 
 def sizes_of(task: EvalTask, items: Sequence[Item]) -> list[list[tuple[int, int]]]:
-    """Return for each item (bytes, characters) of those answers whose likelihood is asked for in the cloze form."""
+    """Return, for each item, the (bytes, characters) of each answer whose likelihood in the cloze form is computed."""
     return [[_size(p.continuation) for p in _asked_cloze(task, item, [])] for item in items]
 
 
 def _asked_cloze(task: EvalTask, item: Item, examples: Sequence[Item]) -> list[Prompt]:
-    """Return the prompts of the cloze form that the forms of the task need: of all answers, or of the right one."""
+    """Return the cloze prompts (question, then answer) of an item whose likelihoods the forms of the task need. If a
+    form compares answers, these are the prompts of all answers, otherwise only that of the right one."""
     prompts = cloze(task, item, examples)
     return prompts if {"cf", "pairs"} & set(task.file.forms) else [prompts[item.gold]]
 
 
 def _prompts(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Item]],
              reader: PromptReader) -> tuple[list[OpenPrompt], set[int]]:
-    """Tokenise the prompts that are to be continued, if any. Returns (prompts, the numbers of those that had to be
-    cut)."""
+    """Tokenise the prompts for which the task generates text. Returns (a prompt for each item, the numbers of the items
+    whose prompt was cut to fit into the model's context). Both are empty if the task generates no text."""
     config = task.file.generate
     if config is None or not {"fg", "code"} & set(task.file.forms):
         return [], set()
@@ -190,9 +202,10 @@ def _size(text: str) -> tuple[int, int]:
 
 def _rows(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Item]],
           reader: PromptReader, prompts: list[OpenPrompt]) -> tuple[list[SharedRow], list[Owner], set[int]]:
-    """Tokenise the queries of all items. Returns (rows of tokens, owners of the queries, the numbers of the items whose
-    context had to be cut). If only the right answer to a prompt in `prompts` is asked for, it becomes the prompt's
-    answer instead, so that the model reads the prompt once."""
+    """Tokenise the queries of all items, that is, the contexts with answers whose likelihood is computed. Returns (rows
+    of tokens, the owner of each query, the numbers of the items whose context was cut to fit). If only the likelihood
+    of an item's right answer is needed, and the model also continues the item's prompt, the answer is added to that
+    prompt in `prompts` instead of to a row. So the model reads the prompt once."""
     forms = set(task.file.forms)
     kinds: dict[str, Iterable[list[Prompt]]] = {}
     if forms - {"mcf", "fg", "code"}:
@@ -233,9 +246,9 @@ def _rows(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Ite
 
 
 def _fitting(query: Query, task: EvalTask, item: Item, reader: PromptReader) -> Query:
-    """Cut the beginning of a query's context if the query is longer than the model's context, as
-    lm-evaluation-harness does. Raises ConfigError for an empty answer, and ContextTooShort for one that alone is longer
-    than the model's context."""
+    """Cut the beginning of a query's context, if context and answer together are longer than the model can read.
+    lm-evaluation-harness cuts in the same way. Raises ConfigError for an empty answer, and ContextTooShort for an
+    answer that alone is longer than the model can read."""
     if query.start == len(query.tokens):
         raise ConfigError(f"{item.where}: an answer is empty (task {task.name}); mend the row, or the template of its "
                           f"answers")
@@ -250,10 +263,10 @@ def _fitting(query: Query, task: EvalTask, item: Item, reader: PromptReader) -> 
 
 def score(model: Transformer, prepared: PreparedTask, reader: PromptReader, contaminated: frozenset[int] = frozenset(),
           progress: Callable[[int], None] = lambda _rows: None) -> TaskScores:
-    """Score a task. If it has the form code, the programs that the model writes are run. `contaminated` are the numbers
-    of rows of the benchmark that are known to be in the training data. `progress` is called with the number of rows of
-    tokens, or of generated answers, of every finished batch, and for every program that was run. Raises NotFinite when
-    a log-likelihood is NaN or infinite."""
+    """Score a model on a prepared task. If the task has the form code, the programs that the model writes are run.
+    `contaminated` are the numbers of the benchmark's rows that are known to be in the training data. `progress` is
+    called after every batch with the number of rows or prompts in it, and with 1 after every program. Raises NotFinite
+    when a log-likelihood is NaN or infinite."""
     task = prepared.task
     likelihoods_of: list[dict[str, dict[int, Likelihood]]] = [{} for _ in prepared.items]
     scored = likelihoods(model, prepared.rows, reader.batch, progress)
@@ -280,8 +293,9 @@ def score(model: Transformer, prepared: PreparedTask, reader: PromptReader, cont
 def _generated(model: Transformer, prepared: PreparedTask, reader: PromptReader,
                likelihoods_of: Sequence[dict[str, dict[int, Likelihood]]],
                progress: Callable[[int], None]) -> list[tuple[str | None, str | None, Outcome | None]]:
-    """Return for each item what was generated, what was expected, and what became of a program's tests, each None if it
-    was not asked for. Likelihoods of the prompts' answers are put into `likelihoods_of`."""
+    """Generate the texts that the task asks for. Returns for each item (generated text, right answer, result of the
+    program's tests); a value is None if the task does not ask for it. If the likelihood of a prompt's answer was
+    computed, it is put into the item's entry of `likelihoods_of`."""
     config = prepared.task.file.generate
     if not prepared.prompts or config is None:
         return [(None, None, None)] * len(prepared.items)

@@ -1,6 +1,7 @@
 """Generates greedy continuations of many prompts at once. Keys and values of earlier tokens are kept, so every new
-token costs one pass over a single token per prompt. The likelihood of the right answer after the same prompt costs only
-a pass over the answer."""
+token costs a pass over only one token per prompt. The likelihood of the right answer after the same prompt costs a pass
+over only the answer.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from trainer.model.transformer import Transformer
 
 @dataclass(frozen=True)
 class OpenPrompt:
-    """Tokens that are to be continued. `answer` are tokens whose likelihood after the prompt is asked for, too; it is
-    empty if none is."""
+    """A prompt, as tokens, for which the model generates text. `answer` are tokens whose likelihood after the prompt is
+    to be computed, too; it is empty if none is."""
 
     tokens: Sequence[int]
     answer: Sequence[int] = ()
@@ -29,7 +30,8 @@ class OpenPrompt:
 
 @dataclass(frozen=True)
 class Continuation:
-    """The generated text, and the likelihood of the prompt's `answer` (None if it has none)."""
+    """The text generated after a prompt, and the likelihood of the prompt's `answer` (None if the prompt has no
+    answer)."""
 
     text: str
     answer: Likelihood | None
@@ -38,10 +40,10 @@ class Continuation:
 @torch.no_grad()
 def continuations(model: Transformer, prompts: Sequence[OpenPrompt], config: GenerateConfig, coder: TextCoder,
                   eos: int, most: int, progress: Callable[[int], None] = lambda _rows: None) -> list[Continuation]:
-    """Return the greedy continuation of each prompt, which ends before EOS, before a stop text, or after the largest
-    number of tokens. A batch has at most `most` tokens, or is a single prompt; for each prompt, the tokens to be
-    generated or those of its answer are counted, too, whichever are more. `progress` is called with the number of
-    prompts of every finished batch. Raises NotFinite when the likelihood of an answer is NaN or infinite."""
+    """Generate the greedy continuation of each prompt. A text ends before EOS, before a stop text, or after
+    `config.tokens` tokens. A batch has at most `most` tokens, or is a single prompt. A prompt counts with its own
+    tokens and the tokens to be generated, or those of its answer if these are more. `progress` is called after every
+    batch with the number of its prompts. Raises NotFinite when the likelihood of an answer is NaN or infinite."""
     results: dict[int, Continuation] = {}
     for batch in batches([len(p.tokens) + max(config.tokens, len(p.answer)) for p in prompts], most):
         results |= zip(batch, _batch(model, [prompts[i] for i in batch], config, coder, eos))
@@ -67,8 +69,8 @@ def _batch(model: Transformer, prompts: Sequence[OpenPrompt], config: GenerateCo
 
 
 def _hidden_padding(lengths: Tensor, longest: int, more: int, dtype: torch.dtype) -> Tensor:
-    """Return a mask [B, 1, 1, longest + more] that hides the padding between prompts of these lengths and the `more`
-    tokens that follow the longest of them."""
+    """Return an additive attention mask [B, 1, 1, longest + more] that hides padding. The B prompts have the given
+    lengths, and are padded to `longest`; `more` tokens follow each. The mask is -inf at the padding, else 0."""
     mask = torch.zeros(len(lengths), 1, 1, longest + more, dtype=dtype, device=lengths.device)
     padding = torch.arange(longest, device=lengths.device) >= lengths[:, None]
     mask[..., :longest].masked_fill_(padding[:, None, None], float("-inf"))
@@ -77,8 +79,9 @@ def _hidden_padding(lengths: Tensor, longest: int, more: int, dtype: torch.dtype
 
 def _answers(model: Transformer, answers: Sequence[Sequence[int]], last: Tensor, lengths: Tensor,
              seen: Sequence[KeyValues]) -> list[Likelihood | None]:
-    """Return the likelihood of each answer. `last` [B, d] are the vectors at the last tokens of the prompts, which
-    predict the first tokens of the answers."""
+    """Return the likelihood of each answer after its prompt; None for an empty answer. `last` [B, d] are the vectors at
+    the last tokens of the prompts, which predict the first tokens of the answers. `lengths` are the lengths of the
+    prompts, and `seen` the keys and values of their tokens."""
     more = max(map(len, answers)) - 1                            # the last token of an answer predicts nothing
     if more < 0:
         return [None] * len(answers)
@@ -102,7 +105,8 @@ def _answers(model: Transformer, answers: Sequence[Sequence[int]], last: Tensor,
 
 def _decoded(model: Transformer, last: Tensor, lengths: Tensor, seen: Sequence[KeyValues], config: GenerateConfig,
              coder: TextCoder, eos: int) -> list[str]:
-    """Return the generated texts. A row leaves the batch when its text has ended."""
+    """Generate texts greedily after a batch of prompts, and return them. A prompt leaves the batch when its text has
+    ended. The tensors are those of `_answers`."""
     longest, count = seen[0].length, len(lengths)
     mask = _hidden_padding(lengths, longest, config.tokens, last.dtype)
     ids: list[list[int]] = [[] for _ in range(count)]
@@ -127,7 +131,8 @@ def _decoded(model: Transformer, last: Tensor, lengths: Tensor, seen: Sequence[K
 
 
 def _extended(ids: list[int], token: int, config: GenerateConfig, coder: TextCoder, eos: int) -> str | None:
-    """Append `token` to `ids`. Returns the text if it ends here, at EOS or before a stop text; else None."""
+    """Append the generated `token` to `ids`, the tokens generated so far for a prompt. If the text ends here, at EOS or
+    at a stop text, returns the text before that, else None."""
     if token == eos:
         return coder.decode(ids)
     ids.append(token)

@@ -1,7 +1,8 @@
-"""Compares the results of two models on the items of a task: which items has one of them won or lost?
+"""Compares the results of two models on the items (questions) of a benchmark task: which items did the second model win
+or lose?
 
-The results are files of an evaluation, TASK.json and TASK.items.jsonl. The texts of items are not in them; they are
-read again from the data of the task, which must be the same as in both evaluations.
+The results are files of an evaluation, TASK.json and TASK.items.jsonl. These do not contain the texts of items, which
+are read again from the data of the task. The data must be the same as in both evaluations.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ from trainer.evaluation.evaluate import sizes_of
 from trainer.evaluation.items import Item, make_items
 from trainer.evaluation.measures import ItemResult
 from trainer.evaluation.rows import find_files, read_rows, sums
+from trainer.evaluation.score_rows import origin_of
 from trainer.evaluation.scoring import Likelihood
 from trainer.evaluation.task_file import EvalTask
 
 
 @dataclass(frozen=True)
 class ItemOutcome:
-    """What a model did with an item. `right` is whether it was right by the main measure of the results (None if that
-    is bpb), and `answer` the answer that it gave, if the measure has one. `score` is larger for a better model: minus
-    the bits per byte of the right answer if its likelihood is known; in the form pairs, the difference of the
-    log-likelihoods; else the log-likelihood of the right letter, or whether what was generated is right."""
+    """How a model did on an item of a benchmark. `right` is whether it was right by the main measure (None if that is
+    bpb). `answer` is the answer that it chose or generated, if the measure has one. `score` is larger for a better
+    model. In the form pairs, it is the log-likelihood of the right sentence minus that of the other one. Otherwise it
+    is minus the bits per byte of the right answer. If this is unknown, it is the log-likelihood of the right letter, or
+    1 if the generated text is right, else 0."""
 
     right: bool | None
     score: float
@@ -36,7 +39,9 @@ class ItemOutcome:
 
 @dataclass(frozen=True)
 class ItemChange:
-    """An item with the outcomes of two models, and by how much the second scores better."""
+    """An item of a benchmark with the outcomes of two models, `before` and `after`. `gain` is by how much the second
+    model scores better. `won` and `lost` say whether only the second or only the first model is right. If the main
+    measure is bpb, which has no right or wrong, they say whether the score is higher or lower."""
 
     item: Item
     before: ItemOutcome
@@ -56,15 +61,16 @@ class ItemChange:
 
 
 def read_result(folder: Path, task: EvalTask) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read the result of a task in the folder of a step, and its lines of items. Raises ConfigError when it is missing,
-    damaged, or of another version of the task."""
+    """Read the result of a task from `folder`, the results of a checkpoint. Returns (content of TASK.json, lines of
+    TASK.items.jsonl). Raises ConfigError when a file is missing or damaged, or when the result is of another version of
+    the task."""
     path = folder / f"{task.name}.json"
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
         text = (folder / f"{task.name}.items.jsonl").read_text(encoding="utf-8")
         lines = [json.loads(line) for line in text.splitlines()]
-        sha256, items = result["sha256"], result["items"]
-        result["data"], result["shots"], result["seed"], result["main"], result["measures"], result["model"]["step"]
+        sha256, items = origin_of(result).sha256, result["items"]
+        result["main"], result["measures"], result["model"]["step"]
     except FileNotFoundError:
         scored = sorted(int(other.parent.name.removeprefix("step_"))
                         for other in folder.parent.glob(f"step_*/{task.name}.json"))
@@ -83,19 +89,20 @@ def read_result(folder: Path, task: EvalTask) -> tuple[dict[str, Any], list[dict
 
 
 def read_items(task: EvalTask, data: Path, results: Sequence[Mapping[str, Any]]) -> list[Item]:
-    """Read the items of a task from the folder `data`. Raises ConfigError when there is no data, and when the results
-    are not of these items with the same examples before them, or have different main measures."""
+    """Read the items of a task from the folder `data`, to compare two `results` on them. Raises ConfigError when there
+    is no data, when a result is of other data, or when the results differ in the examples before questions or in their
+    main measure."""
     paths = find_files(data, task.name, task.file.files)
     if not paths:
         raise ConfigError(f"{data}: no data of the task {task.name}; give the folder of the evaluation as --data")
-    here = sums(data, paths)
+    here = sums(data, task, 0)
     for result in results:
         if any(result["data"].get(name) != sha256 for name, sha256 in here.items()):
             raise ConfigError(f"{data}: the data of the task {task.name} is not what step {result['model']['step']} "
                               f"was scored on; give the folder of then as --data, or score it again")
-    if len({(result["shots"], result["seed"]) for result in results}) > 1:
+    if len(set(map(origin_of, results))) > 1:
         raise ConfigError(f"{task.name}: the two results have different examples before the questions (--shots, "
-                          f"--seed); score one of them again")
+                          f"--seed, or other data); score one of them again")
     if len({result["main"] for result in results}) > 1:
         raise ConfigError(f"{task.name}: programs were run for one of the two results only; score the other one with "
                           f"--allow-code, too")
@@ -104,8 +111,9 @@ def read_items(task: EvalTask, data: Path, results: Sequence[Mapping[str, Any]])
 
 def changes(task: EvalTask, main: str, items: Sequence[Item], before: Sequence[Mapping[str, Any]],
             after: Sequence[Mapping[str, Any]]) -> list[ItemChange]:
-    """Return how each item changed between two results, whose lines of items and main measure are given. Raises
-    ConfigError when a line does not fit its item."""
+    """Return how each item (question) of a task changed between two results. `main` is the name of their main measure;
+    `before` and `after` are their lines of TASK.items.jsonl, one for each item. Raises ConfigError when a line does not
+    fit its item."""
     sizes = sizes_of(task, items)
     changed = []
     for number, item in enumerate(items):

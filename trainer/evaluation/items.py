@@ -26,9 +26,9 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True)
 class Item:
-    """A question of a benchmark with its answers. `row` is the number of its row, and `where` its place for error
-    messages. `group` is the name of its group, or "" if the task has no groups. `values` are the fields of the row.
-    `choices` are the answers in the order in which they are shown, and `choices[gold]` is the right one."""
+    """A question of a benchmark with its answers. `row` is the number of its row, and `where` says for error messages
+    where the row is. `group` is the name of its group, or "" if the task has no groups. `values` are the fields of the
+    row. `choices` are the answers in the order in which they are shown, and `choices[gold]` is the right one."""
 
     id: str
     row: int
@@ -41,7 +41,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A context, and a continuation whose likelihood is asked for."""
+    """A text (`context`), and a text that may follow it and whose likelihood is to be computed (`continuation`)."""
 
     context: str
     continuation: str
@@ -97,16 +97,15 @@ def _list(task: EvalTask, row: DataRow, values: Mapping[str, Any], path: str) ->
 
 
 def question_key(task: EvalTask, item: Item) -> str:
-    """Return a hash of an item's question and right answer: copies of an item have the same, wherever their rows
-    stand."""
+    """Return a hash of an item's question and right answer. Copies of an item in other rows have the same hash."""
     right = item.choices[item.gold]
     question = task.render(task.file.context, {**item.values, "choice": right}, item.where)
     return hashlib.blake2b(json.dumps([question.strip(), right.strip()]).encode(), digest_size=16).hexdigest()
 
 
 class ExamplePool:
-    """The items from which the examples before a question are chosen. An item is never an example for itself or for a
-    copy of it, which has the same question and right answer."""
+    """The items among which the examples before a question are chosen. An item never becomes an example before itself,
+    or before a copy of it (an item with the same question and right answer)."""
 
     def __init__(self, task: EvalTask, items: Sequence[Item], seed: int) -> None:
         self.task, self.seed = task, seed
@@ -118,8 +117,9 @@ class ExamplePool:
         self.copies = Counter((group, key) for group, pool in self.groups.items() for key, _ in pool)
 
     def examples(self, item: Item, shots: int) -> list[Item]:
-        """Return `shots` examples for `item`, of the same group. They depend on the task, the item, the seed and the
-        items of the pool, but not on the order of rows. Raises ConfigError when there are not enough."""
+        """Return `shots` items of the same group to show as examples before `item`. The choice depends on the task, the
+        item, the seed and the items of the pool, but not on the order of rows. Raises ConfigError when there are not
+        enough items."""
         if not shots:
             return []
         pool, key = self.groups.get(item.group, []), question_key(self.task, item)
@@ -139,7 +139,8 @@ class ExamplePool:
 
 
 def cloze(task: EvalTask, item: Item, examples: Sequence[Item]) -> list[Prompt]:
-    """Return the prompt of each answer in the cloze form, in which the model reads the answer itself."""
+    """Return the prompts of an item in the cloze form, one for each answer. The context is the question after the
+    examples, and the continuation is the text of the answer."""
     def part(template: str, of: Item, choice: int) -> str:
         return task.render(template, {**of.values, "choice": of.choices[choice]}, of.where)
 
@@ -149,7 +150,8 @@ def cloze(task: EvalTask, item: Item, examples: Sequence[Item]) -> list[Prompt]:
 
 
 def lettered(task: EvalTask, item: Item, examples: Sequence[Item]) -> list[Prompt]:
-    """Return the prompt of each letter in the multiple-choice form: all answers are shown, and the model names one."""
+    """Return the prompts of an item in the multiple-choice form, one for each answer. The context shows all answers
+    with letters, after the examples, and the continuation is the letter of the answer."""
     def question(of: Item) -> str:
         options = "\n".join(f" {letter}. {choice}" for letter, choice in zip(LETTERS, of.choices))
         return task.render(task.file.lettered, {**of.values, "options": options}, of.where)
@@ -159,6 +161,7 @@ def lettered(task: EvalTask, item: Item, examples: Sequence[Item]) -> list[Promp
 
 
 def unconditional(task: EvalTask, item: Item) -> list[Prompt]:
-    """Return the prompt of each answer after the task's `prior` alone, without the question."""
+    """Return prompts by which the likelihoods of an item's answers without the question are computed, one for each
+    answer. The context is only the task's text `prior`."""
     prompts = cloze(task, item, [])
     return [Prompt(task.file.prior or "", prompt.continuation) for prompt in prompts]

@@ -1,9 +1,9 @@
 """Turns the results of items into the measures of a task.
 
-An accuracy has three baselines beside it: `chance` (the mean of one over the number of answers), `constant` (the share
-of the most frequent position of the right answer, which a model gets that always names this position), and `permuted`
-(the mean accuracy when the labels of the answers are permuted at random). A `permuted` far from `chance` would mean
-that the scoring itself is wrong.
+An accuracy has three baselines beside it. `chance` is the mean of one over the number of answers. `constant` is the
+share of the most frequent position of the right answer: the accuracy of a model that always names this position.
+`permuted` is the mean accuracy when the labels of the answers are permuted at random. A `permuted` far from `chance`
+would mean that the scoring itself is wrong.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ _NUMBER = re.compile(r"(?:(?<![\w.)])-)?\d[\d,]*(?:\.\d+)?")
 
 @dataclass(frozen=True)
 class ItemResult:
-    """What was computed for an item. `cloze` has for each answer its likelihood after the question, `prior` that after
-    the task's prior, and `letters` that of its letter; each is empty if it was not asked for. If only the right answer
-    was scored, `cloze` has only this one. `sizes` has (bytes, characters) of each answer in `cloze`, without whitespace
-    around it. `generated` is the generated answer, and `expected` the right one, both normalised. If a program was
-    generated, `generated` is the generated text, and `outcome` what became of its tests. Those of the three that were
-    not asked for are None."""
+    """What was computed for an item (a question of a benchmark). `cloze` has the likelihood of each answer after the
+    question, `prior` that of each answer after the task's text `prior` alone, and `letters` that of each answer's
+    letter. They are empty if the task does not need them. If only the right answer was scored, `cloze` has only this
+    one. `sizes` has (bytes, characters) of each answer in `cloze`, without whitespace around it.
+
+    If the model generated an answer, `generated` is this answer, and `expected` the right one, both normalised. If it
+    generated the rest of a program, `generated` is that text, and `outcome` the result of the program's tests.
+    Otherwise these are None."""
 
     item: Item
     cloze: Sequence[Likelihood] = ()
@@ -53,11 +55,12 @@ class ItemResult:
 
     @property
     def gold(self) -> int:
-        """The place of the right answer in `cloze`."""
+        """The index of the right answer in `cloze`."""
         return self.item.gold if len(self.cloze) == len(self.item.choices) else 0
 
     def scores(self, norm: Norm) -> list[float]:
-        """Return the score of each answer in the cloze form; the model's choice is the answer with the highest."""
+        """Return the score of each answer in the cloze form: its log-likelihood, divided by its length or corrected as
+        `norm` says. The model's choice is the answer with the highest score."""
         if norm == "prior":
             return [own.nats - prior.nats for own, prior in zip(self.cloze, self.prior)]
         return [own.nats / {"raw": 1, "per_byte": size, "per_char": chars, "per_token": own.tokens}[norm]
@@ -66,8 +69,8 @@ class ItemResult:
 
 @dataclass(frozen=True)
 class Measure:
-    """One measure of a task: its mean over items, the standard error of this mean (None for a single item), and
-    baselines if it is an accuracy."""
+    """One measure of a task: its mean over items (questions), the standard error of this mean (None for a single item),
+    and baselines if it is an accuracy."""
 
     value: float
     stderr: float | None
@@ -83,9 +86,9 @@ def mean(values: Sequence[float]) -> Measure:
 
 
 def accuracy(scores: Sequence[Sequence[float]], gold: Sequence[int]) -> Measure:
-    """Return the share of items in which the highest score is that of the right answer, with its baselines. Of equal
-    scores, the first counts as the highest. `scores` has a list for each item, and `gold` the place of the right answer
-    in it."""
+    """Return the share of items in which the right answer has the highest score, with its baselines. Of equal scores,
+    the first counts as the highest. `scores` has a list for each item, and `gold` the index of the right answer in each
+    list."""
     chosen = np.array([int(np.argmax(s)) for s in scores])
     result = mean([float(c) for c in chosen == np.array(gold)])
     sizes = np.array([len(s) for s in scores])
@@ -97,7 +100,8 @@ def accuracy(scores: Sequence[Sequence[float]], gold: Sequence[int]) -> Measure:
 
 
 def measures(task: EvalTask, results: Sequence[ItemResult]) -> dict[str, Measure]:
-    """Return the measures of a task by name. `results` must not be empty."""
+    """Return the measures of a task, by name, from the results of its items (questions). `results` must not be
+    empty."""
     out: dict[str, Measure] = {}
     forms, gold = task.file.forms, [r.item.gold for r in results]
     if "bpb" in forms:
@@ -121,10 +125,10 @@ def measures(task: EvalTask, results: Sequence[ItemResult]) -> dict[str, Measure
 
 
 def normalised(text: str, config: GenerateConfig) -> str:
-    """Return the answer that `text` gives, in a form in which equal answers are equal texts. With `extract: number`,
-    this is the last number in the text, without separators of thousands and without zeros at the end of its decimals,
-    or "" if there is none. With `extract: text`, it is the text in lower case without articles, punctuation and
-    superfluous spaces (as in SQuAD's evaluation)."""
+    """Return the answer that the generated `text` gives, in a form that is the same for equal answers. With `extract:
+    number`, it is the last number in the text, without separators of thousands and without zeros at the end of its
+    decimals, or "" if there is none. With `extract: text`, it is the text in lower case without articles, punctuation
+    and superfluous spaces (as in SQuAD's evaluation)."""
     if config.extract == "number":
         numbers = _NUMBER.findall(text)
         if not numbers:

@@ -1,5 +1,6 @@
-"""Opens models for evaluation: checkpoints of a training, and exported models in Hugging Face's layout. What is known
-about a model without its weights is read first, so that everything else can be checked before the weights are read."""
+"""Opens models for evaluation: checkpoints of a training, and exported models in Hugging Face's layout. First,
+everything about a model except its weights is read. The caller can check it before the weights are read.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ from trainer.model.transformer import Transformer, phase_rope
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model that can be loaded. `about` says which model it is, for the results; `step` is None for an exported
-    model. `context` is the number of tokens in the longest sequence that it was trained on (of an exported model: its
-    `max_position_embeddings`). `start` is the token that is put before a text without context: EOS, or BOS if it is an
-    exported model that has one. `tokenizer_sha256` is what the tokenizer's file must have (None: any). `load` reads the
-    weights, in float32 on the CPU."""
+    """A model that can be loaded: a checkpoint or an exported model. `about` identifies the model in results; `step` is
+    None for an exported model. `context` is the number of tokens in the longest sequence that it was trained on, or its
+    `max_position_embeddings` if it is an exported model. `start` is the token that is put before a text without
+    context. It is EOS, or BOS if it is an exported model that has one. `tokenizer_sha256` is the sha256 that the
+    tokenizer's file must have (None: any). `load` reads the weights, in float32 on the CPU."""
 
     about: dict[str, Any]
     step: int | None
@@ -49,8 +50,8 @@ class StoredModel:
 
 
 def load_coder(path: Path, sha256: str | None) -> TextCoder:
-    """Load the tokenizer of an evaluation, whose file must have this `sha256` (None: any). Raises ConfigError when it
-    has another, or cannot be loaded."""
+    """Load the tokenizer in the file `path` for an evaluation. Raises ConfigError when it cannot be loaded, or when the
+    file has another sha256 than `sha256` (None: any)."""
     coder, why = load_tokenizer(path)
     if coder is None:
         raise ConfigError(f"{path}: an evaluation needs the tokenizer ({why})")
@@ -61,8 +62,9 @@ def load_coder(path: Path, sha256: str | None) -> TextCoder:
 
 
 def of_checkpoint(checkpoint: Checkpoint, store: Path) -> StoredModel:
-    """Return the model of a checkpoint. `store` is the folder that the curriculum's path of the tokenizer is relative
-    to. Its `load` raises CheckpointError when files of the checkpoint are damaged."""
+    """Return the model of a checkpoint, without reading its weights. `store` is the folder to which the curriculum's
+    path of the tokenizer is relative. The model's `load` raises CheckpointError when files of the checkpoint are
+    damaged."""
     meta, where = checkpoint.meta, checkpoint.folder / "meta.json"
     curriculum = Curriculum.from_json(meta["curriculum"], f"{where}: curriculum")
     config = build(ModelConfig, meta["config"]["model"], f"{where}: model")
@@ -84,8 +86,9 @@ def of_checkpoint(checkpoint: Checkpoint, store: Path) -> StoredModel:
 
 
 def of_export(folder: Path) -> StoredModel:
-    """Return the model in a folder in Hugging Face's layout. Raises ConfigError when the folder holds none, when the
-    model has features that this trainer lacks, or when its config.json has no `eos_token_id`."""
+    """Return the model in a folder in Hugging Face's layout, without reading its weights. Raises ConfigError when the
+    folder has no model, when the model has features that this trainer lacks, or when its config.json has no
+    `eos_token_id`."""
     config, vocab = read_config(folder)
     hf.check(folder, config, vocab)
     data = (folder / "config.json").read_bytes()
@@ -109,7 +112,7 @@ def of_export(folder: Path) -> StoredModel:
 
 
 def _empty(config: ModelConfig, vocab: int) -> Transformer:
-    """Return a model without values, whose memory is allocated."""
+    """Return a model on the CPU with memory for its weights, which are not initialised."""
     with torch.device("meta"):
         model = Transformer(config, vocab)
     return model.to_empty(device="cpu").requires_grad_(False)

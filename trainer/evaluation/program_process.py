@@ -1,9 +1,10 @@
-"""Runs in the two processes of a tested program (`trainer.evaluation.programs` says why there are two).
+"""Code of the two processes in which a program that a model wrote is tested: one runs the program, the other the tests
+(`trainer.evaluation.programs` says why there are two).
 
-Both processes give up all rights but computing before they run anything (`confinement.isolate`). They exchange lines
-through two pipes: a call of the tested function as its arguments, and its result. Values are written as Python
-literals, so only plain values pass, whose equality no program can redefine. This module needs only the standard
-library: the processes run without site packages.
+Both processes give up all rights but computing before they run anything (`confinement.isolate`). The tests send each
+call of the tested function through a pipe, and get the result through another. Values are written as Python literals,
+so that only plain values pass, whose equality no program can redefine. This module needs only the standard library: the
+processes run without site packages.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pipeline.base import confinement, process
 
 #: exit codes of the process of the tests
 PASSED, WRONG, ERROR = 77, 78, 79
-#: largest number of bytes of a line
+#: largest number of bytes in a line that the two processes exchange
 _MOST_BYTES = 1 << 20
 
 
@@ -29,9 +30,9 @@ class NoResult(Exception):
 
 
 def main(role: str, calls: str, answers: str, parent: str) -> None:
-    """Run as the process `role`, `program` or `tests`. The others are the numbers of the pipes' file descriptors, and
-    of the process that started this one. Stdin is JSON: the name of the function, the limits of memory and CPU time,
-    and the program or the tests."""
+    """Run as the process `role`: `program` or `tests`. `calls` and `answers` are the numbers of the file descriptors of
+    the two pipes, and `parent` is the id of the process that started this one. Stdin is JSON: the name of the function,
+    the limits of memory and CPU time, and the code of the program or of the tests."""
     process.die_with_parent(int(parent))
     job = json.load(sys.stdin)
     if role == "program":
@@ -45,8 +46,8 @@ def main(role: str, calls: str, answers: str, parent: str) -> None:
 
 
 def serve(program: str, function: str, calls: IO[bytes], answers: IO[bytes]) -> None:
-    """Execute `program`, then answer calls of its function until there are no more. A line of an answer begins with
-    `=` before a result; a lone `!` stands for an error."""
+    """Execute `program`, then call its function `function` for each line of `calls`, until there are no more. Writes a
+    line to `answers` for each call: `=` and the result, or `!` if there was an error."""
     namespace: dict[str, Any] = {"__name__": "program"}
     exec(compile(program, "program", "exec"), namespace)
     for line in calls:
@@ -60,9 +61,9 @@ def serve(program: str, function: str, calls: IO[bytes], answers: IO[bytes]) -> 
 
 
 def outcome(tests: str, function: str, calls: IO[bytes], answers: IO[bytes]) -> int:
-    """Run `tests`, which must define a function `check`, on a function that passes its calls to the other process. The
-    tests may also call it by its name `function`. Returns PASSED; WRONG when an assertion failed; ERROR when anything
-    else was raised."""
+    """Execute `tests`, which must define a function `check`, and call `check` with a function that stands for the
+    tested one. This function sends its calls to the process of the program. The tests may also call it by the name
+    `function`. Returns PASSED; WRONG when an assertion failed; ERROR when anything else was raised."""
     def candidate(*arguments: Any, **named: Any) -> Any:
         calls.write(literal((arguments, named)).encode() + b"\n")
         calls.flush()
@@ -85,8 +86,8 @@ def outcome(tests: str, function: str, calls: IO[bytes], answers: IO[bytes]) -> 
 
 def literal(value: Any) -> str:
     """Return `value` as a Python literal in ASCII, from which `ast.literal_eval` makes an equal value. A value of a
-    subclass, such as a Counter, is written as one of its builtin class. Raises TypeError for values that no literal can
-    express, such as NaN and objects."""
+    subclass of a builtin class, such as a Counter, is written as a value of the builtin class. Raises TypeError for
+    values that no literal can express, such as NaN and objects."""
     if value is None or isinstance(value, bool):
         return repr(value)
     if isinstance(value, int):

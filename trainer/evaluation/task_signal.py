@@ -4,8 +4,8 @@
 * monotonicity: does the score improve as training goes on? (Spearman's rank correlation with the step)
 * noise: is the gain of the training much larger than the spread between seeds?
 * distance from chance: is the score better than guessing, by several standard errors?
-* rank consistency: are candidates (trainings that are compared, such as data sets) in the same order early as late, and
-  at every size of the model? (Kendall's rank correlation)
+* rank consistency: do early and late scores put the candidates (what is compared, such as data sets) in the same order,
+  and do all sizes of the model? (Kendall's rank correlation)
 
 A task whose score does not move, moves at random, or orders candidates differently each time cannot decide between data
 sets, and only adds noise to a mean over tasks.
@@ -27,14 +27,15 @@ MONOTONICITY, GAIN, DISTANCE, CONSISTENCY = 0.5, 5.0, 3.0, 0.5
 
 #: the number of scored checkpoints of a training that monotonicity needs
 LEAST_STEPS = 3
-#: the largest ratio to a noise that may be 0
+#: a gain divided by the noise is limited to ±MOST, because the noise may be 0
 MOST = 9999.0
 
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """The scores of the checkpoints of one training: rows of tasks.jsonl. Trainings of the same `candidate` and size
-    that differ in nothing but `seed` show the noise. The size is the number of parameters."""
+    """The scores of one training's checkpoints on benchmark tasks. `rows` are lines of tasks.jsonl. `candidate` is the
+    name of what is compared, such as a data set; `size` is the model's number of parameters. Trainings that differ only
+    in `seed` show the noise."""
 
     candidate: str
     size: int
@@ -44,13 +45,18 @@ class ScoredRun:
 
 @dataclass(frozen=True)
 class TaskSignal:
-    """What the scores of a task by one measure are worth. `runs` is the number of trainings, and `steps` the largest
-    number of checkpoints of one. `monotonicity` is the mean over the trainings of the candidate in which it is largest.
-    `noise` is the standard deviation between seeds, and `gain` the largest mean gain of a candidate's trainings, in
-    units of it. `distance` is in standard errors from chance, or from the first checkpoint if the measure has no
-    chance, of the training in which it is largest. `early` and `sizes` are the rank consistency from early to late and
-    between sizes. What the trainings cannot tell is None. `verdict` is `use` or `ignore`: a task is to be used if no
-    known criterion fails, and monotonicity and distance are known."""
+    """How much one measure of a task can say about trainings. A value is None if the trainings cannot tell.
+
+        runs, steps   the number of trainings, and the largest number of scored checkpoints in one of them
+        monotonicity  the rank correlation of score and step: the largest of all candidates, as a mean over the
+                      candidate's trainings
+        noise         the standard deviation of scores between seeds
+        gain          how much the score rises from first to last checkpoint, divided by the noise: the largest of all
+                      candidates, as a mean over the candidate's trainings
+        distance      by how many standard errors the last score is better than chance, or than the first score if the
+                      measure has no chance: the largest of all trainings
+        early, sizes  the rank consistency of candidates between early and late scores, and between sizes of models
+        verdict       `use` if monotonicity and distance are known and no known criterion fails, else `ignore`"""
 
     task: str
     measure: str
@@ -74,7 +80,8 @@ Curve = Mapping[int, tuple[float, float]]
 
 
 def signals(runs: Sequence[ScoredRun]) -> list[TaskSignal]:
-    """Judge all tasks by all their measures, in the order of the tasks' names."""
+    """Judge all tasks by each of their measures. Returns a result for each task and measure, sorted by the name of the
+    task."""
     scored: dict[tuple[str, str], list[tuple[ScoredRun, dict[int, tuple[float, float]], float | None]]] = {}
     for run in runs:
         own: dict[tuple[str, str], tuple[dict[int, tuple[float, float]], list[float]]] = {}
@@ -91,8 +98,8 @@ def signals(runs: Sequence[ScoredRun]) -> list[TaskSignal]:
 
 
 def judge(task: str, measure: str, of: Sequence[tuple[ScoredRun, Curve, float | None]]) -> TaskSignal:
-    """Judge a task by one measure. `of` has each training with its curve, and what a guess would score if that is
-    known: the larger of chance and of always naming the same position."""
+    """Judge one measure of a task. `of` has for each training (training, its scores by step, score of a guess). A guess
+    is random or always names the same position, whichever scores more; its score is None if it is unknown."""
     curves = [(run, curve) for run, curve, _ in of]
     chance = max((c for _, _, c in of if c is not None), default=0.0 if measure in ("word", "fg", "code") else None)
     monotonicity = best_candidate((run, spearman(sorted(curve), [curve[step][0] for step in sorted(curve)]))
@@ -121,8 +128,9 @@ def judge(task: str, measure: str, of: Sequence[tuple[ScoredRun, Curve, float | 
 
 
 def best_candidate(values: Iterable[tuple[ScoredRun, float]]) -> float | None:
-    """Return the largest mean that a candidate has over its trainings; None without trainings. It is not the mean over
-    all candidates, because data that makes a model worse at a task must not speak against the task."""
+    """Return the largest of the candidates' values, each a mean over the candidate's trainings; None without trainings.
+    The mean over all candidates is not taken, because data that makes a model worse at a task must not count against
+    the task."""
     of: dict[str, list[float]] = {}
     for run, value in values:
         of.setdefault(run.candidate, []).append(value)
@@ -130,15 +138,16 @@ def best_candidate(values: Iterable[tuple[ScoredRun, float]]) -> float | None:
 
 
 def ratio(value: float, unit: float) -> float:
-    """Return `value` in units of `unit`, at most MOST, because JSON has no infinity."""
+    """Return `value` divided by `unit`, limited to ±MOST, because JSON has no infinity."""
     if not value:
         return 0.0
     return max(-MOST, min(MOST, value / unit)) if unit else math.copysign(MOST, value)
 
 
 def between_seeds(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
-    """Return the standard deviation of scores between seeds, pooled over candidates, sizes and the later half of the
-    steps that all seeds have. None if no training has a second seed with such steps."""
+    """Return the standard deviation of scores between seeds. It is pooled over candidates (what is compared, such as
+    data sets) and sizes of models, and over the later half of those steps that all seeds of a candidate and size have.
+    None if nowhere two seeds have a step in common."""
     groups: dict[tuple[str, int], list[Curve]] = {}
     for run, curve in curves:
         groups.setdefault((run.candidate, run.size), []).append(curve)
@@ -156,8 +165,8 @@ def later(steps: Sequence[int]) -> Sequence[int]:
 
 
 def away(curve: Curve, chance: float | None) -> float:
-    """Return by how many standard errors the last score of a curve is better than `chance` (None: than its first
-    score)."""
+    """Return by how many standard errors the last score of a training is better than `chance`. If `chance` is None, it
+    is compared with the training's first score instead."""
     (first, first_error), (last, error) = curve[min(curve)], curve[max(curve)]
     if chance is not None:
         return ratio(last - chance, error)
@@ -165,7 +174,8 @@ def away(curve: Curve, chance: float | None) -> float:
 
 
 def means(curves: Iterable[tuple[ScoredRun, Curve]]) -> dict[int, dict[str, dict[int, float]]]:
-    """Return the scores by size, candidate and step, as means over seeds; steps that a seed lacks are left out."""
+    """Return the mean scores of candidates (what is compared, such as data sets) over seeds, as {size of the model:
+    {candidate: {step: score}}}. Steps that not all seeds have are left out."""
     groups: dict[int, dict[str, list[Curve]]] = {}
     for run, curve in curves:
         groups.setdefault(run.size, {}).setdefault(run.candidate, []).append(curve)
@@ -175,9 +185,10 @@ def means(curves: Iterable[tuple[ScoredRun, Curve]]) -> dict[int, dict[str, dict
 
 
 def early_and_late(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
-    """Return how well the order of candidates at each step of the later half agrees with that at the last step: the
-    mean of Kendall's tau over steps and sizes. None if at no size there are several candidates that all have three
-    steps in common, or if all scores are equal."""
+    """Return how well the order of candidates by early scores agrees with their order by the last scores. For each step
+    of the later half, the order is compared with that at the last step; the result is the mean of Kendall's tau over
+    steps and sizes of models. None if at no size several candidates have three steps in common, or if all scores are
+    equal."""
     taus = []
     for candidates in means(curves).values():
         steps = sorted(set.intersection(*(set(of) for of in candidates.values()))) if len(candidates) > 1 else []
@@ -188,8 +199,9 @@ def early_and_late(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
 
 
 def between_sizes(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
-    """Return how well the order of candidates at their last steps agrees between sizes: the mean of Kendall's tau over
-    pairs of sizes. None if no two sizes have two candidates in common, or if all scores are equal."""
+    """Return how well models of different sizes agree on the order of candidates (what is compared, such as data sets):
+    the mean of Kendall's tau over pairs of sizes, from the last scores of each. None if no two sizes have two
+    candidates in common, or if all scores are equal."""
     taus = []
     for first, second in combinations(means(curves).values(), 2):
         both = sorted(name for name in first.keys() & second.keys() if first[name] and second[name])
@@ -206,7 +218,8 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return Spearman's rank correlation. It is 0 if all values of a list are equal: such a score does not rise."""
+    """Return Spearman's rank correlation of two lists. It is 0 if all values of a list are equal, because such a score
+    does not rise."""
     a, b = ranks(first), ranks(second)
     mean_a, mean_b = fmean(a), fmean(b)
     norm = math.sqrt(sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b))
@@ -214,8 +227,8 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def kendall(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Return Kendall's tau-b of two lists of scores. None if all scores of a list are equal, which then has no
-    order."""
+    """Return Kendall's tau-b of two lists of scores. None if all scores of a list are equal, because the list then has
+    no order."""
     pairs = [((a > b) - (a < b), (c > d) - (c < d)) for (a, c), (b, d) in combinations(zip(first, second), 2)]
     norm = math.sqrt(sum(x != 0 for x, _ in pairs) * sum(y != 0 for _, y in pairs))
     return sum(x * y for x, y in pairs) / norm if norm else None

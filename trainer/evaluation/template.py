@@ -1,9 +1,9 @@
 """Fills templates with the fields of a row. A template is data, not code: it can only insert fields and apply the
-filters below, because task files may come from strangers.
+FILTERS below, because task files may come from strangers.
 
-`{field}` inserts a field. A dot leads into an object or list (`{choices.text.0}`), a slash separates names of which the
-first that the row has is used (`{question/context}`), and filters follow after bars (`{sentence|before:_|strip}`). `{{`
-and `}}` are braces.
+`{field}` inserts a field. A dot leads into an object or list (`{choices.text.0}`). A slash separates alternative names,
+of which the first that the row has is used (`{question/context}`). Filters follow after bars
+(`{sentence|before:_|strip}`). `{{` and `}}` are braces.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def _after(text: str, mark: str) -> str:
 
 
 def _wikihow(text: str, _: str) -> str:
-    """Clean a text of HellaSwag as OLMES does: WikiHow's marks of titles and steps are removed."""
+    """Clean a text of HellaSwag as OLMES does: remove the marks of titles and steps that come from WikiHow."""
     text = re.sub(r"\[[^\[\]\n]*\]", "", text.strip().replace(" [title]", ". "))
     return text.replace("  ", " ").replace(".. ", ". ")
 
 
 #: name → function of (text, argument after the colon). `before` and `after` return the whole text if it lacks the mark;
-#: `capitalize` makes the first letter large and all others small
+#: `capitalize` makes the first letter a capital and all others small
 FILTERS: Mapping[str, Callable[[str, str], str]] = {
     "strip": lambda text, _: text.strip(),
     "capitalize": lambda text, _: text.capitalize(),
@@ -51,7 +51,8 @@ FILTERS: Mapping[str, Callable[[str, str], str]] = {
 
 
 def lookup(row: Mapping[str, Any], path: str) -> Any:
-    """Return the value at `path` in `row`; a slash separates alternatives. Raises KeyError when the row has none."""
+    """Return the value at `path` in `row`. Names in the path are separated by dots; a slash separates alternative
+    paths, of which the first that exists counts. Raises KeyError when none exists."""
     for names in path.split("/"):
         value: Any = row
         for name in names.split("."):
@@ -67,7 +68,8 @@ def lookup(row: Mapping[str, Any], path: str) -> Any:
 
 
 def render(template: str, row: Mapping[str, Any]) -> str:
-    """Return `template` with the fields of `row` inserted. Raises TemplateError."""
+    """Return `template` with the fields of `row` inserted. Raises TemplateError when the template is malformed, or does
+    not fit the row."""
     size = 0
 
     def insert(match: re.Match[str]) -> str:

@@ -1,8 +1,9 @@
-"""Tells how large the data of Parquet and Arrow files is once it is unpacked. The size of a row group or message is
-what the file says, and known before the memory for it is needed. The size of an array is counted.
+"""Computes how large the data of Parquet and Arrow files is once it is unpacked. The size of a row group or of a
+message is read from the file, so it is known before the memory is needed. A message cannot unpack to more than it says,
+but a row group can. The size of an array is computed from its values.
 
 A small file may hold much data: pages and buffers are compressed, a dictionary holds a text once for all its rows, and
-several views may show the same text. The sizes here count every value as often as it is read.
+several views may show the same text. The size of an array counts a value as often as a row reads it.
 """
 
 from __future__ import annotations
@@ -15,24 +16,26 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types
 
-#: bytes that a value takes at least: a reference to a Python object
-_REFERENCE = 8
+#: bytes that a Python object of a value takes beside its contents, with the reference to it; and a dict more than that
+_OBJECT, _DICT = 64, 192
 
 
 class UnknownSize(Exception):
-    """Raised for a column whose layout lets it show the same values any number of times."""
+    """Raised for a column whose layout may show the same values any number of times, so that its size cannot be
+    computed."""
 
 
 def group_size(group: pq.RowGroupMetaData) -> int:
-    """Return the size in bytes of the decompressed pages of a row group, as the footer of the file says it, plus
-    `_REFERENCE` bytes for each row of each column. A text that a dictionary holds for many rows is counted once, and a
-    list as one value. The metadata of columns is not read: if it is damaged, pyarrow crashes the process."""
-    return int(group.total_byte_size + _REFERENCE * group.num_rows * group.num_columns)
+    """Return the size in bytes of a Parquet row group after decompression: that of its pages, as the footer of the file
+    says, plus `_OBJECT` bytes for each row of each column. A text that a dictionary holds for many rows is counted
+    once, and a list as one value. The metadata of single columns is not read, because pyarrow crashes the process if it
+    is damaged."""
+    return int(group.total_byte_size + _OBJECT * group.num_rows * group.num_columns)
 
 
 def message_size(message: pa.ipc.Message) -> int:
-    """Return the total size in bytes of the buffers of an Arrow message after decompression. A compressed buffer begins
-    with its own decompressed size, which pyarrow does not show. Raises struct.error when a buffer is outside the
+    """Return the total size in bytes of the buffers of an Arrow message after decompression. pyarrow does not tell the
+    size, so it is read from the beginnings of the compressed buffers. Raises struct.error when a buffer is outside the
     message."""
     if message.body is None or not message.body.size:
         return 0
@@ -54,7 +57,8 @@ def message_size(message: pa.ipc.Message) -> int:
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Return where field `number` of a flatbuffer's table begins; 0 if the table does not have it."""
+    """Return the offset at which field `number` of a table begins in the flatbuffer `data`; 0 if the table lacks the
+    field. `table` is the offset of the table."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     slot = 4 + 2 * number
     if slot >= struct.unpack_from("<H", data, vtable)[0]:
@@ -64,20 +68,22 @@ def _field(data: bytes, table: int, number: int) -> int:
 
 
 def _target(data: bytes, table: int, number: int) -> int:
-    """Return where the table or vector begins to which field `number` of a flatbuffer's table refers."""
+    """Return the offset of the table or vector to which field `number` of a table refers in the flatbuffer `data`.
+    `table` is the offset of the table."""
     field = _field(data, table, number)
     return int(field + struct.unpack_from("<I", data, field)[0])
 
 
 def array_size(array: pa.Array) -> int:
-    """Return the size in bytes of the values of an array, plus `_REFERENCE` bytes for each value. Raises UnknownSize
-    for a layout other than those of values, texts, lists, structs, maps, dictionaries of values, and views of texts."""
+    """Return the size in bytes of the values of an array, plus `_OBJECT` bytes for each value. A text of a dictionary
+    or view is counted for every row that reads it. Raises UnknownSize for a layout other than those of values, texts,
+    lists, structs, maps, dictionaries of values, and views of texts."""
     kind = array.type
-    size = _REFERENCE * len(array)
+    size = _OBJECT * len(array)
     if isinstance(kind, pa.BaseExtensionType):
         return array_size(array.storage)
     if types.is_struct(kind):
-        return size + sum(map(array_size, array.flatten()))
+        return size + _DICT * len(array) + sum(map(array_size, array.flatten()))
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return size + array_size(array.flatten())
     if types.is_map(kind):

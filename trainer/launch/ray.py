@@ -40,7 +40,8 @@ PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
 
 
 class Both(io.TextIOBase):
-    """A text stream that forwards everything to another stream at once, and keeps the last 4,000 characters."""
+    """A text stream that forwards everything to another stream at once, and also keeps the last 4,000 characters in
+    `end`."""
 
     def __init__(self, other: Any) -> None:
         self.other, self.end = other, ""
@@ -58,7 +59,7 @@ class Rank:
     end, can be called while `run`, which trains, is at work."""
 
     def place(self) -> tuple[str, list[str]]:
-        """Return (id of the node, the GPUs of this rank on it)."""
+        """Return (id of the node on which this rank's actor runs, the ids of the GPUs that it may use there)."""
         return ray.get_runtime_context().get_node_id(), [str(g) for g in ray.get_gpu_ids()]
 
     def address(self) -> tuple[str, int]:
@@ -89,7 +90,7 @@ class Rank:
 
 
 class RankLost(Exception):
-    """Raised when a rank has died, or has raised an unexpected error."""
+    """Raised when a rank of the training on the cluster has died, or has raised an unexpected error."""
 
 
 class Pause(Exception):

@@ -20,15 +20,14 @@ MICRO_BATCH = Count(16384)
 
 @dataclass(frozen=True)
 class TaskScoringConfig:
-    """Settings of the scores of checkpoints on benchmark tasks. A process beside the training computes them (`tokenmill
-    train eval --follow`). It scores the checkpoints of each `every`-th step and those at the ends of phases (stretches
-    of the training). `tasks` are names of tasks or paths of task files, `data` is the folder with their data, and
-    `shots` is the number of examples before each question (null: what the task's file says). Up to four checkpoints of
-    an `every`-th step stay until they are scored, even if the settings `checkpoint` would delete them.
+    """Settings by which a process beside the training scores checkpoints on benchmark tasks (`tokenmill train eval
+    --follow`). The process scores the checkpoints of each `every`-th step and those at the ends of phases (stretches of
+    the training). `tasks` are names of tasks or paths of task files, `data` is the folder with their data, and `shots`
+    is the number of examples before each question (null: the number in the task's file). Up to four checkpoints of an
+    `every`-th step stay until they are scored, even if the settings `checkpoint` would delete them.
 
-    The process is paused so that it delays the training by at most the share `share` of the time of its steps. It
-    computes on `device`. On `cuda` it takes GPU memory beside the training.
-    """
+    The process is paused part of the time, so that the training's steps take at most the share `share` longer on the
+    whole. It computes on `device`. On `cuda` it takes GPU memory beside the training."""
 
     every: int
     tasks: tuple[str, ...]
@@ -50,12 +49,12 @@ class TaskScoringConfig:
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """Settings of the evaluation on held-out data. `every` is the number of steps between two evaluations. There is
-    also one before the first step of a new training, and one after the last step or that of `--stop-at`. `windows` is
-    the largest number of held-out samples that are used from each stream (the data of one source, language or bucket).
-    These have the sequence length of the first phase; in a phase with another one, the model is also evaluated on about
-    as many tokens in samples of that length. `tasks` says on which benchmark tasks checkpoints are scored (null: on
-    none)."""
+    """Settings of the evaluation on held-out data. `every` is the number of steps between two evaluations. A new
+    training is also evaluated before its first step. Every training is also evaluated after its last step, or after the
+    step of `--stop-at`. `windows` is the largest number of held-out samples that are used from each stream (the data of
+    one source, language or bucket). These samples have the sequence length of the first phase. In a phase with another
+    sequence length, the model is also evaluated on about as many tokens in samples of that length. `tasks` are the
+    settings by which checkpoints are scored on benchmark tasks (null: they are not scored)."""
 
     every: int = 100
     windows: int = 64
@@ -84,10 +83,11 @@ class SampleConfig:
 
 @dataclass(frozen=True)
 class TriggerConfig:
-    """Settings of what triggers a rewind (training goes back to a checkpoint and skips data). One trigger is `skips`
-    skipped updates within `within` steps. The other trigger is a loss that is too high for `for` steps in a row: more
-    than `loss_above` nats above the mean loss of the steps with which StabilityConfig compares (never before `warm`
-    accepted steps of the phase). The first trigger is off if `skips` is null, the second if `loss_above` is null."""
+    """Settings of what triggers a rewind (training goes back to a checkpoint and skips data). There are two triggers.
+    The first is `skips` skipped updates within `within` steps. It is off if `skips` is null. The second is a loss that
+    is too high for `for` steps in a row: more than `loss_above` nats above the mean loss of the last steps whose
+    updates were not skipped (`window` of StabilityConfig). It is off if `loss_above` is null, and at the beginning of
+    each phase (`warm` of StabilityConfig)."""
 
     skips: int | None = None
     within: int = 50
@@ -111,11 +111,11 @@ class TriggerConfig:
 
 @dataclass(frozen=True)
 class RewindConfig:
-    """Settings of rewinds. When `trigger` fires, training goes back to a checkpoint. It then skips the data of `skip`
-    steps; the first suspect step is in the middle of these. If no checkpoint lies before these steps, training goes
-    back to the oldest one, and only the steps after it are skipped; if that one is not before the first suspect step
-    either, training ends with an error. A run may have at most `budget` rewinds; if it needs another one, it ends with
-    an error."""
+    """Settings of rewinds. When `trigger` fires, training goes back to a checkpoint, and skips the data of `skip`
+    steps. The first suspect step is in the middle of the skipped steps. If no checkpoint lies before all of these,
+    training goes back to the oldest checkpoint, and skips only the steps after it. If even the oldest checkpoint is not
+    before the first suspect step, training ends with an error. It also ends with an error when a run needs more than
+    `budget` rewinds."""
 
     trigger: TriggerConfig = field(default_factory=lambda: TriggerConfig(skips=3))
     skip: int = 200

@@ -28,7 +28,7 @@ class Total:
 
     @property
     def loss(self) -> float:
-        """Mean loss in nats per token."""
+        """Mean loss of the stream (data source) in nats per token."""
         return self.nll / self.targets
 
 
@@ -97,8 +97,8 @@ class Heldout:
 
     def at(self, length: int) -> Heldout:
         """Return held-out samples of `length` tokens, for phases (stretches of the training) with that sequence length.
-        Their largest number per stream is chosen so that they have about as many tokens in all as the samples of this
-        object."""
+        Their largest number per stream (data source) is chosen so that they have about as many tokens in all as the
+        samples of this object."""
         if length not in self.longer:
             self.longer[length] = Heldout(self.data, length, max(1, self.windows * self.length // length))
         return self.longer[length]
@@ -128,10 +128,11 @@ class Heldout:
     def gap(self, heldout: dict[str, Any], model: Transformer, samples: int, windows: int, micro_rows: int,
             dtype: torch.dtype, chunk: int, world: World) -> dict[str, Any]:
         """Compare the held-out loss with the loss of the same model on data that it was trained on. `heldout` is the
-        result of `evaluate`. The training data is a selection of the first `samples` samples of the training: of up to
-        `windows`, evenly spaced, those with the sequence length of this object (also from skipped steps). Its loss is
-        weighted so that streams (data sources) have the same proportions as in the held-out data. Returns {"train",
-        "heldout", "gap"} in nats per token, or {} when no stream has both losses or no sample was selected."""
+        result of `evaluate`. The training data are up to `windows` samples, evenly spaced over the first `samples`
+        samples of the training, those of skipped steps included. Only samples with the sequence length of this object
+        are used. The training loss is weighted so that streams (data sources) have the same proportions as in the
+        held-out data. Returns {"train", "heldout", "gap"} in nats per token, or {} when no stream has both losses or no
+        sample was selected."""
         curriculum = self.data.curriculum
         spread = sorted({i * samples // windows for i in range(windows)}) if samples else []
         numbers = [n for n in spread if curriculum.phases[curriculum.phase_at(n)].sequence == self.length]

@@ -1,5 +1,7 @@
-"""Records the samples with the highest loss in OUT/worst_rows.jsonl: some of them whenever a line is printed or a
-checkpoint is written. `trainer.observe.worst_rows` describes that file and reads it."""
+"""Records training samples with high loss in OUT/worst_rows.jsonl. Whenever a line of progress is printed or a
+checkpoint is written, the samples with the highest loss since the last such moment are appended.
+`trainer.observe.worst_rows` describes the file and reads it.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ class HighLossRows:
         self.on_host: list[tuple[float, ...]] = []
 
     def begin(self, step: int) -> None:
-        """Record that training continues after step `step`. Lines about later steps that are already in the file no
-        longer count."""
+        """Record in the file that training continues after step `step`, for instance after a rewind (a return to a
+        checkpoint). Readers of the file then ignore its earlier lines about steps after `step`."""
         self.write()
         self.rows = None
         self._append([{"event": "from", "step": step}])
@@ -59,8 +61,8 @@ class HighLossRows:
         return out.flatten()
 
     def unpack(self, values: list[float]) -> None:
-        """Take over the rows (samples with high loss) of all ranks, and keep those with the highest loss on the host.
-        `values` is the result of `packed`, summed over ranks and copied to the host."""
+        """Add the rows (samples with high loss) of all ranks to those on the host, and keep those with the highest
+        loss. `values` is the result of `packed`, summed over ranks and copied to the host."""
         flat, most = values, self.most
         for rank in range(self.world.data_size if most else 0):
             losses, *numbers = (flat[(4 * rank + i) * most:(4 * rank + i + 1) * most] for i in range(4))

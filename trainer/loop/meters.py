@@ -38,9 +38,9 @@ RECENT = 1000
 
 class Meters:
     """Takes and records the measurements of a training. Its methods are called at certain points of the training loop:
-    `begin`, `before` and `after` around a step; `flushed` and `interval` when the numbers of steps are read;
-    `evaluated`, `saving` and `saved` at evaluations and checkpoints. The argument `step` is the step after which this
-    process continues (0: a new training)."""
+    `begin`, `before` and `after` around a step; `flushed` and `interval` when the numbers of steps are copied from the
+    device; `evaluated`, `saving` and `saved` at evaluations and checkpoints. The argument `step` is the step after
+    which this process continues (0: a new training)."""
 
     def __init__(self, run: Run, metrics: log.Metrics, world: World, goodput: Goodput, model: nn.Module,
                  optimizer: torch.optim.Optimizer, step: int, say: Callable[[str], None]) -> None:
@@ -74,9 +74,10 @@ class Meters:
         metrics.export(planned=run.curriculum.tokens, world=world.size, alerts=self.standing())
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl that are needed after a restart or a rewind, in order and reduced to the
-        keys SEEN. Lines about steps are returned only if they record how wall time was spent (goodput), and only the
-        last RECENT of these. Returns [] on all ranks except the first."""
+        """Return those lines of metrics.jsonl that are needed when training continues after a restart or a rewind (a
+        return to a checkpoint), in the order of the file. Each line has only the keys SEEN. Of the lines about steps,
+        only the last RECENT that record how wall time was spent (goodput) are returned. Returns [] on all ranks except
+        the first."""
         self.metrics.flush()
         events: list[tuple[int, dict[str, Any]]] = []
         recent = deque[tuple[int, dict[str, Any]]](maxlen=RECENT)
@@ -104,13 +105,14 @@ class Meters:
             self.micro.start()
 
     def before(self, step: TrainingStep) -> None:
-        """Prepare to measure the update of a step. Called when the gradients are computed, before the optimiser
-        steps."""
+        """Prepare to measure how much the optimiser changes the parameters in a step. Called when the gradients are
+        computed, before the optimiser steps."""
         if self.due(step.number + 1):
             self.updates = norms.Updates(self.optimizer)
 
     def after(self) -> None:
-        """Measure the update of a step, if it was prepared by `before`. Called after the optimiser has stepped."""
+        """Measure how much the optimiser has changed the parameters in a step, if `before` has prepared for it. Called
+        after the optimiser has stepped."""
         if self.updates is not None:
             self.moved, self.updates = self.updates.sums(), None
 
@@ -134,8 +136,8 @@ class Meters:
         return flops / seconds / (self.peak * self.world.size) if self.peak else None
 
     def interval(self, number: int, line: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the measurements that are added to `line`, the metrics line of a step for which a line is printed. The
-        measurements cover the steps since the last printed line. Every rank must call this."""
+        """Return measurements of the steps since the last printed line, such as their speed. They are added to `line`,
+        the metrics line of step `number`, for which a line is printed. Every rank must call this."""
         seconds, tokens, flops = self.span
         marks = quantiles(self.waits, n=100, method="inclusive") if len(self.waits) > 1 else self.waits * 99
         ranks = hardware.gather({**self.hardware.read(), "data_wait_p50_ms": 1e3 * marks[49],
@@ -181,8 +183,8 @@ class Meters:
 
     # -- between steps -----------------------------------------------------------------------------------------------
     def stepped(self, number: int, bad: bool) -> None:
-        """Update the alert about loss spikes. Called for every step that was computed, even if its update was skipped.
-        `bad` is whether the step's loss or gradient norm was an outlier."""
+        """Update the alert about loss spikes after step `number`. Called for every step that was computed, even if its
+        update was skipped. `bad` is whether the step's loss or gradient norm was an outlier."""
         self.alarm(number, self.alerts.step(bad))
 
     def evaluated(self, number: int, tokens: int, values: Mapping[str, Any]) -> None:

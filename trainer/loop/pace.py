@@ -1,9 +1,10 @@
-"""Decides during which steps another process may compute beside the training, so that it delays the training little.
+"""Decides during which steps another process may compute beside the training, so that it delays the training only a
+little.
 
-Whether the process delays steps at all depends on the machine: free cores, memory bandwidth, a shared GPU. So the
-delay is measured: some steps are performed while the process is paused, and others while it runs. The difference is
-paid out of a budget, to which every step adds its share. If the budget is spent, the process is paused until it has
-grown again.
+Whether the process delays steps at all depends on the machine: free cores, memory bandwidth, a shared GPU. So the delay
+is measured: some steps are performed while the process is paused, and others while it runs. There is a budget of time
+by which the training may be delayed. Every step adds a share of its duration to the budget, and the measured delay is
+subtracted. While the budget is spent, the process is paused.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import deque
 from collections.abc import Hashable
 from statistics import fmean
 
-#: number of intervals (one or more steps) without the process whose mean is the usual time of a step
+#: the usual time of a step is its mean over so many intervals (of one or more steps) without the process
 USUAL = 128
 #: number of such intervals before the process runs, and whenever the usual time is measured again
 LEAST = 10
@@ -23,21 +24,24 @@ SAVED = 1000
 
 
 class Pace:
-    """Says after each interval of steps whether the process may run in the next one (`runs`). Over a long time, steps
-    take at most the share `share` longer than without the process."""
+    """Decides whether another process may compute beside a training. After each interval of steps, `runs` says whether
+    the process may run during the next one. Over a long time, the process makes steps take at most the share `share`
+    longer than they would take without it."""
 
     def __init__(self, share: float) -> None:
         self.share, self.runs = share, False
         self.begin(None)
 
     def begin(self, shape: Hashable) -> None:
-        """Measure from the beginning. Called when steps have another `shape`, on which their time depends."""
+        """Forget all measured times of steps, and begin to measure steps of the given `shape`. Called when the shape of
+        steps changes, because their time depends on it."""
         self.shape, self.runs = shape, False
         self.usual = deque[float](maxlen=USUAL)
         self.budget, self.run_steps, self.measured = 0.0, 0, 0
 
     def add(self, shape: Hashable, seconds: float, steps: int) -> bool:
-        """Take into account that the last `steps` steps, of the given shape, took `seconds`. Returns `runs`."""
+        """Take into account that the last `steps` steps, of the given shape, took `seconds` in all. Returns whether the
+        other process may run during the next steps (`runs`)."""
         if shape != self.shape:
             self.begin(shape)
             return self.runs

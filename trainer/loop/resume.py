@@ -33,9 +33,9 @@ def resume_point(run: Run, world: World, ledger: Ledger, stop_at: int | None,
     """Find where to continue a training. Returns three values: the undamaged checkpoint to continue from (None: the
     start), the first step after this checkpoint (None at the end of the curriculum), and whether nothing is left to do.
     If nothing is left, the files of the checkpoint are not checked. Raises CheckpointError if the checkpoint belongs to
-    another training, if every checkpoint is damaged, or if the ledger has changed; TrainingError on a rank that has
-    read another recipe or curriculum than rank 0. Every rank must call this. Rank 0 decides for all ranks: if ranks
-    disagreed, they would wait for each other forever or learn from different data."""
+    another training, if every checkpoint is damaged, or if the ledger (the list of skipped steps) has changed;
+    TrainingError on a rank that has read another recipe or curriculum than rank 0. Every rank must call this. Rank 0
+    decides for all ranks: if ranks disagreed, they would wait for each other forever or learn from different data."""
     digest = hashlib.sha256(json.dumps([run.curriculum.to_json(), asdict(run.config)],
                                        sort_keys=True).encode()).digest()
     has_summary, first_digest = struct.unpack("<?32s", world.broadcast(
@@ -112,10 +112,10 @@ def restore(checkpoint: ckpt.Checkpoint | None, run: Run, data: Data, model: Tra
 
 
 def overwritten(checkpoint: ckpt.Checkpoint, run: Run, data: Data) -> bool:
-    """Return whether `tokenmill takedown` may have overwritten a document in a sample whose loss the checkpoint has
-    noted. This is so if the shard set of any stream was replaced since, and one of the samples has two EOS in a row. A
-    document that was overwritten consists of EOS. The padding of packed rows does, too, so the answer may be true
-    without a takedown in this sample."""
+    """Return whether `tokenmill takedown` may have overwritten a document in one of the samples whose losses the
+    checkpoint stores. This is so if the shard set of any stream (data source) was replaced since, and one of these
+    samples has two EOS in a row. An overwritten document consists of EOS. Padding of packed rows also consists of EOS,
+    so the answer may be true without a takedown."""
     was = [stream["sha256"] for stream in checkpoint.meta["curriculum"]["streams"]]
     if was == [stream.sha256 for stream in run.curriculum.streams[:len(was)]]:
         return False

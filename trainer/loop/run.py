@@ -53,9 +53,10 @@ class Run:
         return self.config.loss.tokens(self.vocab, device.type == "cuda")
 
     def unshared(self, ranks: int) -> list[str]:
-        """Return a warning line for each phase (stretch of the training) whose first batch, the smallest, cannot be
-        divided equally among the data ranks of `ranks` ranks (the ranks that share layers are one data rank). Raises
-        ConfigError when that many ranks do not fit the settings under `train.parallel`."""
+        """Return warnings that batches cannot be divided equally among ranks. A data rank is one rank, or several that
+        share layers; `ranks` is the number of all ranks. There is a line for each phase (stretch of the training) whose
+        first batch, which is its smallest, cannot be divided equally among the data ranks. Raises ConfigError when that
+        many ranks do not fit the settings under `train.parallel`."""
         self.config.parallel.shape(ranks)
         groups, warnings = ranks // self.config.parallel.tensor, []
         for phase in self.curriculum.phases:
@@ -70,8 +71,8 @@ class Run:
         return warnings
 
     def sample_at(self, step: int) -> int:
-        """Return how many samples the first `step` steps read, skipped ones included. Raises ConfigError if the
-        curriculum has fewer steps."""
+        """Return how many samples the first `step` steps of the curriculum read, those of skipped steps included.
+        Raises ConfigError if the curriculum has fewer steps."""
         samples = 0
         for phase in self.curriculum.phases:
             for first, stop, batch in phase.stretches:
@@ -194,9 +195,9 @@ def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
 
 
 def changes(meta: dict[str, Any], run: Run, world: int, machine: Mapping[str, Any]) -> list[str]:
-    """Return what has changed since a checkpoint was written and may change: settings, machine, number of ranks and
-    code, one line per change. Changes to the curriculum are not included; `edits` returns them. `meta` is the
-    checkpoint's metadata."""
+    """Return those changes since a checkpoint was written that are permitted when a training resumes: of settings,
+    machine, number of ranks and code, one line per change. Changes to the curriculum are not included; `edits` returns
+    them. `meta` is the checkpoint's metadata."""
     result = unequal({"world": meta["world"], **{k: meta.get(k, v) for k, v in machine.items()}},
                     {"world": world, **machine}, "")
     decided = flat(run.config.identity())

@@ -32,8 +32,8 @@ from trainer.parallel.world import World
 
 
 class SpikeDetector:
-    """Finds steps with an outlier in loss or gradient norm, whose update is then skipped. A step is compared with the
-    steps before it that were accepted (not skipped). All of this happens on the device."""
+    """Finds steps whose loss or gradient norm is an outlier. The update of such a step is then skipped. A step is
+    compared with the steps before it that were accepted (not skipped). All of this happens on the device."""
 
     def __init__(self, config: StabilityConfig, device: torch.device) -> None:
         self.config, self.phase = config, -1
@@ -44,14 +44,15 @@ class SpikeDetector:
         self.slots = torch.arange(config.window, device=device)
 
     def judge(self, phase: int, sums: Tensor, norm: Tensor) -> Tensor:
-        """Decide whether to skip the update of a step of the phase with index `phase`: if its loss or gradient norm is
-        not finite or above its limit. `sums` [2 · streams], over all ranks, holds the summed loss of each stream, then
-        the number of counted targets of each stream. `norm` is the gradient norm, 0-d.
+        """Decide whether to skip the update of a step. It is skipped if the step's loss or gradient norm is not finite
+        or above its limit. `phase` is the index of the step's phase (stretch of the training). `sums` [2 · streams],
+        over all ranks, holds the summed loss of each stream (data source), then the number of counted targets of each
+        stream. `norm` is the gradient norm, 0-d.
 
-        Returns [4] float64: 1 to skip the update, else 0; the mean loss of the last `window` accepted steps (those not
-        skipped) of the phase; the limit above which a loss is an outlier; and the limit above which a norm is an
-        outlier. Until the phase has `warm` accepted steps, the mean is NaN and the limits are infinity; without
-        `sigma`, the limits always are. Never waits for the device."""
+        Returns four numbers, float64 [4]: 1 to skip the update, else 0; the mean loss of the last `window` accepted
+        steps (those not skipped) of the phase; the limit above which a loss is an outlier; and the limit above which a
+        norm is an outlier. The mean is NaN and the limits are infinity until the phase has `warm` accepted steps.
+        Without `sigma`, the limits are always infinity. Never waits for the device."""
         if phase != self.phase:
             self.phase = phase
             self.count.zero_()
@@ -76,8 +77,8 @@ class SpikeDetector:
         return {"phase": self.phase, "count": int(self.count), "ring": self.ring.tolist()}
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Restore the state that the method `state` returned when a checkpoint was written. If it is None, or if the
-        setting `window` has changed since then, the detector begins without any steps to compare with."""
+        """Restore the state that the method `state` returned when a checkpoint was written. If `state` is None, or if
+        the setting `window` has changed since then, the detector begins without earlier steps to compare with."""
         if state is None or len(state["ring"][0]) != self.config.window:
             state = {"phase": -1, "count": 0, "ring": [[0.0] * self.config.window] * 2}
         self.phase = state["phase"]
@@ -86,7 +87,7 @@ class SpikeDetector:
 
 
 class StepRecord(NamedTuple):
-    """The numbers of one step, after they were copied to the host."""
+    """The numbers of one step, such as its loss and its gradient norm, after they were copied to the host."""
 
     step: int                     # number, from 1
     loss: float | None            # None: the step had no target
@@ -190,9 +191,9 @@ def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, worl
             say: Callable[[str], None] = lambda _text: None) -> Checkpoint | None:
     """Choose the checkpoint to which training goes back, record the decision in the ledger (the list of skipped steps),
     and delete all later checkpoints (damaged ones are set aside, see `choose`). Every rank must call this. Returns the
-    checkpoint, or None for the start of the training. Damaged checkpoints are not chosen; if there are only such,
-    CheckpointError is raised. Raises TrainingError when there is no suitable checkpoint, or when the run has already
-    gone back as often as `rewind.budget` allows."""
+    checkpoint, or None for the start of the training. Damaged checkpoints are not chosen; if all checkpoints are
+    damaged, CheckpointError is raised. Raises TrainingError when there is no suitable checkpoint, or when the run has
+    already gone back as often as `rewind.budget` allows."""
     if len(ledger.rewinds) >= rewind.budget:
         past = ", ".join(f"{line['steps'][0]} to {line['steps'][1] - 1}" for line in ledger.rewinds)
         raise TrainingError(f"step {rewind.step}: {rewind.why}, since step {rewind.first}; the steps {past} "

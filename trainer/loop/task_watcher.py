@@ -1,8 +1,9 @@
-"""Runs `tokenmill train eval --follow` as a process beside a training, which scores the checkpoints on benchmark tasks.
+"""Runs a process beside a training that scores the training's checkpoints on benchmark tasks: `tokenmill train eval
+--follow`.
 
 The process has low priority, is paused when it delays steps too much (`trainer.loop.pace`), and ends with the training.
-If it is killed, it is started again and goes on. Its output is in the file tasks.log. A training does not end because
-checkpoints cannot be scored.
+If it is killed, it is started again. Its output is in the file tasks.log. If checkpoints cannot be scored, the training
+goes on nevertheless.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ if TYPE_CHECKING:
     from trainer.loop.config import TaskScoringConfig
     from trainer.loop.run import Run
 
-#: file in the folder of a training with what the process has printed
+#: file in the folder of a training with the output of the scoring process
 LOG = "tasks.log"
-#: seconds between two looks at the process and at what it has written
+#: seconds after which `look` is called again
 POLL_S = 5.0
-#: how often the process is started again without a new score
+#: how often the scoring process is started again before it has written a new score
 RESTARTS = 3
-#: how far the priority of the process is lowered, so that it uses only time that the training leaves
+#: how far the priority of the scoring process is lowered, so that it uses only time that the training leaves
 NICE = 19
-#: largest batch in tokens that the check of tasks assumes; the number does not matter to it
+#: largest number of tokens in a batch with which `check_tasks` prepares tasks; the check does not depend on it
 BATCH = 2048
 
 
 def subordinate() -> None:
-    """Lower the priority of a child and let it end with its parent. The child calls it before exec. SIGKILL also ends a
-    process that is paused."""
+    """Give this process the lowest priority, and let it end when its parent process ends. A child process calls this
+    before exec. It is ended by SIGKILL, which also ends a process that is paused."""
     os.nice(NICE)
     end_with_parent(signal.SIGKILL)
 
@@ -67,9 +68,10 @@ def check_tasks(run: Run) -> None:
 
 
 def scorable_tasks(config: TaskScoringConfig) -> list[EvalTask]:
-    """Return the tasks of `evaluate.tasks`, without the form code: programs that a model has written are not run beside
-    a training. Raises ConfigError when a task does not exist, has no data or has only the form code, and when the
-    folder of the data is missing."""
+    """Return the benchmark tasks of `evaluate.tasks` that can be scored beside a training. The form `code` is removed
+    from them, because it runs programs that the model has written, which is not done beside a training. Raises
+    ConfigError when a task does not exist, has no data or has only the form `code`, and when the folder of the data is
+    missing."""
     from trainer.evaluation.rows import find_files
     from trainer.evaluation.task_file import tasks_named, without_code
 
@@ -90,22 +92,23 @@ def scorable_tasks(config: TaskScoringConfig) -> list[EvalTask]:
     return [without_code(task) for task in tasks]
 
 
-def wanted_scores(config: TaskScoringConfig) -> list[ScoreOrigin]:
-    """Return the origins of the scores that the settings `evaluate.tasks` ask for. This reads the data of the tasks."""
-    from trainer.evaluation.rows import example_files, find_files, sums
+def wanted_scores(config: TaskScoringConfig) -> set[ScoreOrigin]:
+    """Return what identifies the scores that the settings `evaluate.tasks` ask for, one origin for each task. This
+    reads the data of the tasks."""
+    from trainer.evaluation.rows import sums
     from trainer.evaluation.task_file import tasks_named
 
-    wanted, data = [], Path(config.data)
+    wanted = set()
     for task in tasks_named(config.tasks):
         shots = task.file.shots if config.shots is None else config.shots
-        files = [*find_files(data, task.name, task.file.files), *example_files(data, task, shots)]
-        wanted.append(score_rows.origin(task.name, task.sha256, shots, 0, sums(data, files)))
+        wanted.add(score_rows.origin_of({"task": task.name, "sha256": task.sha256, "shots": shots, "seed": 0,
+                                         "data": sums(Path(config.data), task, shots)}))
     return wanted
 
 
 class TaskWatcher:
-    """The process that scores the checkpoints of a training, as a context in which it runs. `threads` is how many CPU
-    threads the ranks of this machine compute with."""
+    """Starts, pauses and ends the process that scores the checkpoints of a training. A context manager: the process
+    runs within the context. `threads` is how many CPU threads the ranks of this machine compute with."""
 
     def __init__(self, run: Run, threads: int, say: Callable[[str], None], clock: Clock = SYSTEM) -> None:
         config = run.config.evaluate.tasks
@@ -120,6 +123,7 @@ class TaskWatcher:
         self.env = {**{k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")},
                     "OMP_NUM_THREADS": str(max(1, int(cores()) - threads))}
         self.every, self.wanted = config.every, wanted_scores(config)
+        self.rows = score_rows.RowReader(run.out, self.wanted)
         self.pace = Pace(config.share)
         self.process: subprocess.Popen[bytes] | None = None
         self.paused = self.failed = False
@@ -133,7 +137,9 @@ class TaskWatcher:
         self.stop()
 
     def start(self) -> None:
-        """Start the process. It is paused unless `pace` lets it run."""
+        """Start the scoring process, and pause it at once unless `pace` lets it run. If the training has gone back to a
+        checkpoint, later scores of the same steps are new, so the next `look` returns all rows."""
+        self.rows.restart()
         self.out.mkdir(parents=True, exist_ok=True)
         with open(self.out / LOG, "ab") as log:
             self.process = subprocess.Popen(self.command, env=self.env, stdin=subprocess.DEVNULL, stdout=log,
@@ -143,40 +149,43 @@ class TaskWatcher:
         self.let(self.pace.runs)
 
     def stop(self) -> None:
-        """End the process at once. What it has not scored is scored after the next start."""
+        """Kill the scoring process. Checkpoints that it has not scored are scored after the next start."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
             self.process = None
 
     def stepped(self, shape: Hashable, seconds: float, steps: int) -> None:
-        """Pause the process, or let it go on, depending on how long the last `steps` steps of this `shape` took."""
+        """Pause the scoring process or let it go on, depending on how long the last steps took. These are `steps` steps
+        of the given `shape`, which took `seconds` in all."""
         self.let(self.pace.add(shape, seconds, steps))
 
     def let(self, run: bool) -> None:
-        """Let the process run, or pause it."""
+        """Let the scoring process run if `run` is true, else pause it."""
         if self.process is not None and self.paused == run and self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT if run else signal.SIGSTOP)
             self.paused = not run
 
     def awaits(self, checkpoint: Checkpoint) -> bool:
-        """Return whether a checkpoint is due by `evaluate.tasks.every` but has no scores yet."""
-        return checkpoint.step % self.every == 0 and not score_rows.is_scored(
-            self.out, checkpoint.step, checkpoint.folder.name, self.wanted)
+        """Return whether the setting `evaluate.tasks.every` asks for scores of `checkpoint` and these do not exist
+        yet."""
+        return checkpoint.step % self.every == 0 and bool(
+            self.wanted - score_rows.results_by_origin(self.out, checkpoint).keys())
 
     def due(self) -> bool:
-        """Return whether it is time to call `look`."""
+        """Return whether the last call of `look` is long enough ago (POLL_S seconds) to call it again."""
         return self.clock.now() - self.looked >= POLL_S
 
     def look(self) -> list[dict[str, Any]]:
-        """Return the wanted rows of tasks.jsonl if the file has changed since the last call, else []. If the process
-        has failed, start it again, but at most RESTARTS times without a new score, and not if it has found the tasks or
-        their settings unusable (exit code 2)."""
+        """Read new scores, and restart the scoring process if it has failed. Returns all rows of tasks.jsonl that
+        belong to the settings of this training and were added since the last call, and perhaps earlier ones. The
+        process is restarted at most RESTARTS times without a new score. It is not restarted after exit code 2, which
+        means that the tasks or their settings cannot be used."""
         self.looked, rows = self.clock.now(), list[dict[str, Any]]()
         with suppress(FileNotFoundError):
             modified = (self.out / score_rows.NAME).stat().st_mtime_ns
             if modified != self.modified:
-                rows = [row for row in score_rows.read_rows(self.out) if score_rows.origin_of_row(row) in self.wanted]
+                rows = self.rows.read()
                 self.modified, self.restarts = modified, 0
         if not self.failed and self.process is not None and self.process.poll():
             self.failed = self.process.poll() == 2 or self.restarts == RESTARTS
@@ -189,13 +198,13 @@ class TaskWatcher:
         return rows
 
     def last_line(self) -> str:
-        """Return the last line that the process has printed, which says why it ended."""
+        """Return the last line that the scoring process has printed. If the process has failed, the line says why."""
         lines = (self.out / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
         return lines[-1] if lines else f"{LOG} is empty"
 
     def wait(self, interrupted: Callable[[], int]) -> None:
-        """Let the process score all that is left at the end of a training, and wait for it. Returns early if the
-        process fails and is not started again (see `look`), or when `interrupted` returns the number of a signal."""
+        """Wait, at the end of a training, until the scoring process has scored all remaining checkpoints. Returns early
+        if the process fails and is not restarted (see `look`), or when `interrupted` returns the number of a signal."""
         self.let(True)
         if self.process is not None and self.process.poll() is None:
             self.say("scoring the last checkpoints on tasks")

@@ -85,8 +85,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
 
 
 class Trainer:
-    """A training on one rank, with all its state, from the point where this process continues it. The position in the
-    training is `number` (steps), `samples` and `tokens` (targets); all three count skipped steps, too."""
+    """The state of a training on one rank, with methods that perform it. The position in the training is `number`
+    (steps), `samples` and `tokens` (targets); all three count skipped steps, too."""
 
     def __init__(self, run: Run, world: World, ledger: Ledger, checkpoint: ckpt.Checkpoint | None, goodput: Goodput,
                  say: Callable[[str], None]) -> None:
@@ -143,7 +143,8 @@ class Trainer:
 
     def resumed(self, checkpoint: ckpt.Checkpoint) -> list[str]:
         """Return what has changed since the checkpoint was written: settings, machine, code and curriculum, one line
-        for each change. The lines are also printed, and changes to the curriculum are recorded in the ledger."""
+        for each change. The lines are also printed, and changes to the curriculum are recorded in the ledger (the file
+        with the list of skipped steps)."""
         edited = edits(checkpoint.meta, self.run)
         self.ledger.edited(self.number, edited)
         changed = [*changes(checkpoint.meta, self.run, self.world.size, self.machine), *edited]
@@ -213,8 +214,8 @@ class Trainer:
         return None
 
     def watch(self, shape: tuple[int, int]) -> None:
-        """Record what the process that scores checkpoints has written, and let it run or pause it. `shape` is that of
-        the last steps."""
+        """Pause the process that scores checkpoints, or let it run, depending on how long the last steps took. Also
+        record the scores that it has written. `shape` is the shape (sequence length, batch size) of the last steps."""
         if self.watcher is not None:
             if self.buffer.took is not None:
                 self.watcher.stepped(shape, *self.buffer.took)
@@ -366,8 +367,8 @@ def forward_backward(model: Transformer, step: TrainingStep, batch: Batch, run: 
                      high_loss: HighLossRows, micro: MicroNorms, world: World,
                      dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the gradients of one step and clip them. Returns the step's sums over all ranks (losses and counts of
-    targets per stream; see `trainer.loop.metrics_buffer.StepNumbers`), float64 [HEAD + 2 · streams], and the global
-    gradient norm before clipping."""
+    targets per stream, i.e. data source; see `trainer.loop.metrics_buffer.StepNumbers`), float64 [HEAD + 2 · streams],
+    and the global gradient norm before clipping."""
     config = run.config
     streams = len(data.streams)
     sums = torch.zeros(HEAD + 2 * streams, dtype=torch.float64, device=world.device)

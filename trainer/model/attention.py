@@ -43,13 +43,14 @@ Masking = Literal["document", "none"]
 class DocMask:
     """The attention mask of a micro-batch of B rows of T tokens, built once and used by every layer.
 
-    `positions` is int64 [B, T]. Which other field is set depends on the back end; at most one of `dense`, `block` and
-    `starts` is. If none of them is set, attention is causal over the whole row. `dense` [B, 1, T, T] is a mask that is
-    added to the attention scores (0 or -inf). `block` is the mask as flex_attention takes it. `starts` [D + 1] int32 is
-    for variable-length attention: if the rows are put one after the other, it holds the offsets at which the D
-    documents begin, and the end of the last one. It is padded with entries B·T (empty documents). `longest` is an upper
-    bound of the documents' lengths.
-    """
+    `positions` is int64 [B, T]. The back end determines which of the fields `dense`, `block` and `starts` is set. If
+    none is set, attention is causal over the whole row.
+
+        dense    [B, 1, T, T], a mask that is added to the attention scores (0 or -inf)
+        block    the mask as flex_attention takes it
+        starts   [D + 1] int32, for variable-length attention over all rows put one after the other: the offsets at
+                 which the D documents begin, and the end of the last one; padded with entries B·T (empty documents)
+        longest  an upper bound of the documents' lengths"""
 
     positions: Tensor
     dense: Tensor | None
@@ -59,8 +60,9 @@ class DocMask:
 
 
 class KeyValues:
-    """The keys and values [B, T, G, D] of the first `length` tokens that one layer has read, so that text can be
-    generated token by token without reading it again. To forget the last tokens, set a smaller `length`."""
+    """The keys and values [B, T, G, D] that one layer has computed for the first `length` tokens of B rows. With them,
+    text is generated token by token without reading the earlier tokens again. To forget the last tokens, set a smaller
+    `length`."""
 
     #: number of tokens for which memory is kept ready, so that not every new token copies all earlier ones
     ROOM = 64
@@ -71,7 +73,7 @@ class KeyValues:
         self.v: Tensor | None = None
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the keys and values of new tokens. Returns those of all tokens."""
+        """Add the keys and values of new tokens. Returns the keys and the values of all tokens so far."""
         start, end = self.length, self.length + k.shape[1]
         if self.k is None or self.v is None or end > self.k.shape[1]:
             old = () if self.k is None or self.v is None else (self.k[:, :start], self.v[:, :start])
@@ -82,7 +84,7 @@ class KeyValues:
         return self.k[:, :end], self.v[:, :end]
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows with these numbers."""
+        """Drop all rows of the batch except those with the indices `rows`."""
         if self.k is not None and self.v is not None:
             self.k, self.v = self.k[rows], self.v[rows]
 

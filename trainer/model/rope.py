@@ -28,8 +28,8 @@ class Rope:
 
     @property
     def magnitude(self) -> float:
-        """The factor by which cosines and sines of the rotation are multiplied, and thereby queries and keys. It is 1,
-        except for YaRN's attention factor."""
+        """The factor by which cosines and sines of the rotation are multiplied. It also multiplies queries and keys,
+        which are rotated with them. It is 1, except for YaRN's attention factor."""
         if self.scaling is None or self.scaling.kind != "yarn":
             return 1.0
         return self.scaling.attention_factor or 0.1 * math.log(self.scaling.factor) + 1

@@ -95,13 +95,14 @@ def local(weight: Tensor, gradient: Placement | None = None) -> Tensor:
 
 
 def full(x: Tensor) -> Tensor:
-    """Return the whole value of a parameter, on every rank."""
+    """Return the whole value of a parameter, which may be divided among ranks, on every rank."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 def replicated(weight: Tensor) -> Tensor:
-    """Return the whole parameter on every rank of the tensor group, as a plain tensor for use in forward. In backward
-    the gradients of the group's ranks are summed. If `weight` is not divided, it is returned unchanged."""
+    """Return the whole parameter on every rank of the tensor group (the ranks that share every layer), as a plain
+    tensor for use in forward. In backward the gradients of the group's ranks are summed. If `weight` is not divided, it
+    is returned unchanged."""
     if not isinstance(weight, DTensor):
         return weight
     return weight.redistribute(placements=[Replicate()]).to_local(grad_placements=(Partial(),))
@@ -147,9 +148,9 @@ def share(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def together(share: Tensor, rows: int, weight: Tensor) -> Tensor:
-    """Combine the results of ranks that each worked on the block of rows that the function `share` gave them. The
-    argument `share` is this rank's result, with a row for each row of its block. Returns the results of all blocks,
-    `rows` rows in all, on every rank. If the argument is 0-d, the sum over the ranks is returned. The result has no
+    """Combine the results of ranks that each worked on their own block of rows, as divided by the function `share`. The
+    argument `share` is this rank's result. If it has a row for each row of the block, returns the rows of all blocks,
+    `rows` rows in all. If it is 0-d, returns its sum over the ranks. Every rank gets the result, which has no
     gradient."""
     if not isinstance(weight, DTensor):
         return share

@@ -18,7 +18,7 @@ from typing import Any
 RULES = ("throughput", "evaluation", "tasks", "spikes", "data_wait", "checkpoint")
 #: the speed is compared with the median of the last INTERVALS log intervals, once there are ENOUGH of them
 INTERVALS, ENOUGH = 50, 8
-#: rules whose limits are no shares
+#: rules whose limits may be above 1; the limits of the other rules are shares
 NO_SHARES = ("evaluation", "tasks", "checkpoint")
 #: measures of tasks of which less is better
 LOWER = frozenset({"bpb"})
@@ -31,13 +31,13 @@ class AlertsConfig:
     """Limits above which an alert is raised; null turns an alert off.
 
     `throughput` is a relative drop of tokens/s below the median of the last 50 intervals between printed lines, within
-    one phase and once there are 8 of them. `evaluation` is by how many nats the held-out loss of a stream (data source)
-    exceeds its lowest value so far. `tasks` is by how many standard errors (of the difference) the score of a
-    checkpoint on a task is worse than the best so far (never if the standard errors are 0 or unknown). `spikes` is the
-    share of the last 1,000 steps whose loss or gradient norm was not finite or more than `stability.sigma` standard
-    deviations above the mean. `data_wait` is the share of the time since the last printed line that was spent waiting
-    for batches (not checked at the first line of a phase). `checkpoint` is the number of minutes without a checkpoint.
-    """
+    one phase (stretch of the training) and once there are 8 of them. `evaluation` is by how many nats the held-out loss
+    of a stream (data source) exceeds its lowest value so far. `tasks` is by how many standard errors (of the
+    difference) the score of a checkpoint on a task is worse than the best so far (never if the standard errors are 0 or
+    unknown). `spikes` is the share of the last 1,000 steps whose loss or gradient norm was not finite or more than
+    `stability.sigma` standard deviations above the mean. `data_wait` is the share of the time since the last printed
+    line that was spent waiting for batches (not checked at the first line of a phase). `checkpoint` is the number of
+    minutes without a checkpoint."""
 
     throughput: float | None = 0.2
     evaluation: float | None = 0.1
@@ -97,15 +97,15 @@ class Alerts:
 
     @property
     def spike_score(self) -> float:
-        """Return the share of steps with an outlier in loss or gradient norm: their number among the last SCORED steps,
-        divided by SCORED. The divisor is SCORED even if the training has performed fewer steps."""
+        """Return how many of the last SCORED steps had an outlier in loss or gradient norm, divided by SCORED. The
+        divisor is SCORED even if the training has performed fewer steps."""
         return sum(self.outliers) / SCORED
 
     def interval(self, phase: str, speed: float, data_share: float, since_checkpoint: float) -> list[Alert]:
-        """Check the rules on throughput, data waits and checkpoints, and return the alerts that begin or end. Called
-        whenever a line of metrics is printed. `phase` is the name of the present phase (stretch of the training).
-        `speed` is in tokens/s, `data_share` is the share of time spent waiting for data, `since_checkpoint` is in
-        seconds."""
+        """Check the rules on throughput, waits for data and checkpoints, and return the alerts that begin or end.
+        Called whenever a line of metrics is printed. `phase` is the name of the present phase (stretch of the
+        training). `speed` is in tokens/s, `data_share` is the share of time spent waiting for data, `since_checkpoint`
+        is in seconds."""
         if phase != self.phase:                      # the speed depends on sequence length and batch
             self.phase = phase
             self.speeds.clear()
@@ -125,8 +125,8 @@ class Alerts:
 
     def evaluation(self, streams: Mapping[str, Mapping[str, Any]]) -> list[Alert]:
         """Check the rule about rising held-out loss. Called at every evaluation; `streams` has the results for each
-        stream (data source). The alert begins when the loss of a stream exceeds its lowest value so far by more than
-        the limit, and ends when no stream's loss does. Returns the alerts that begin or end."""
+        stream (data source). The alert begins when the loss of a stream is above its lowest value so far by more than
+        the limit. It ends when this is the case for no stream. Returns the alerts that begin or end."""
         for name, values in streams.items():
             loss = values["loss"]
             best = min(loss, self.best.get(name, math.inf))
@@ -139,10 +139,10 @@ class Alerts:
                            + ("; ".join(self.regressed.values()) or "no more"))
 
     def tasks(self, step: int, scores: Mapping[str, Mapping[str, Any]]) -> list[Alert]:
-        """Check the rule about falling scores on tasks. Called for each checkpoint that was scored, with its `step`;
-        `scores` has "measure", "value" and "stderr" for each task. The alert begins when the score of a task is worse
-        than its best so far by more than the limit, and ends when no task's latest score is. Returns the alerts that
-        begin or end."""
+        """Check the rule about falling scores on benchmark tasks. Called for each checkpoint that was scored, with its
+        `step`; `scores` has "measure", "value" and "stderr" for each task. The alert begins when the score of a task is
+        worse than its best score so far by more than the limit. It ends when this is the case for no task. Returns the
+        alerts that begin or end."""
         for name, row in scores.items():
             at, best = self.best_scores.get(name, (step, row))
             if best["measure"] != row["measure"]:            # the task has changed

@@ -34,13 +34,14 @@ DECIDE = ("name", "sequence", "batch", "ramp", "weights", "groups")
 def explain(curriculum: Curriculum, out: Path, window: int, number: int,
             add_documents: Callable[[list[dict[str, Any]]], str | None], row: int | None = None,
             worst: int | None = None, check: Callable[[], object] = lambda: None) -> dict[str, Any]:
-    """Return everything about step `number` (from 1) of the training in the folder `out`. With `row`, only that row
-    (sample) of the step is included; with `worst`, only the `worst` rows with the highest recorded loss, or, if no loss
-    of the step is recorded, its first rows (`unranked` then says so). Rows with a recorded loss come first, the highest
-    at the top; the others follow in order. `window` is the number of steps that the loss is compared with.
-    `add_documents` is called with the rows. It adds the key `documents` to each, and returns a message if something is
-    missing. `check` is called repeatedly, and may raise an error to end the work. Raises ConfigError for a step or row
-    that does not exist."""
+    """Return everything that the command `explain` shows about step `number` (from 1) of the training in the folder
+    `out`. With `row`, only that row (sample) of the step is included. With `worst`, only the `worst` rows with the
+    highest recorded loss are included; if no loss of the step is recorded, the first rows are taken, and `unranked`
+    says so. Rows with a recorded loss come first, highest first, then the others in order.
+
+    `window` is the number of earlier steps with which the step's loss is compared. `add_documents` is called with the
+    rows. It adds the key `documents` to each, and returns a message if something is missing. `check` is called
+    repeatedly, and may raise an error to end the work. Raises ConfigError for a step or row that does not exist."""
     step = step_at(curriculum, number)
     if step is None:
         raise ConfigError(f"explain: there is no step {number}; the curriculum has {curriculum.steps}")
@@ -69,15 +70,14 @@ def explain(curriculum: Curriculum, out: Path, window: int, number: int,
 
 def beside(curriculum: Curriculum, out: Path, window: int, step: TrainingStep, ledger: Ledger,
            check: Callable[[], object]) -> tuple[dict[str, Any], str | None]:
-    """Return (metrics of a step and its neighbours, None). If the curriculum was edited after the step was performed,
-    the step may have read other samples than the present curriculum says. Then the metrics are left out, and a text
-    that says so is returned in place of None.
+    """Return the metrics of a step beside those of other steps, as (metrics, None). If the curriculum was edited after
+    the step was performed, the step may have read other samples than the present curriculum says. Then the metrics are
+    left out, and the second value is a text that says so.
 
-    `around` has metrics of the neighbouring steps. `loss` and `norm` have the step's value, the mean and standard
+    In the metrics, `around` has the neighbouring steps. `loss` and `norm` have the step's value, the mean and standard
     deviation of up to `window` earlier steps whose update was not skipped, and the step's distance from the mean in
-    standard deviations (None if there are fewer than TELLING such steps, or if the deviation is 0). If training went
-    back to a checkpoint in order to skip this step, the metrics are those from before it went back (for the last
-    time)."""
+    standard deviations (None if there are fewer than TELLING such steps, or if the deviation is 0). If training has
+    gone back to a checkpoint in order to skip this step, the metrics are from the last time before that."""
     number = step.number + 1
     near = range(number - 8 * window, number + AROUND + 1)       # enough to contain `window` accepted steps
 

@@ -59,8 +59,8 @@ class Goodput:
             self.enter(before)
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """Count `seconds` under the cause `target` that were counted under the cause `source`. If `source` has fewer
-        seconds, only these are moved."""
+        """Move `seconds` of wall time from the cause `source`, under which they were counted, to the cause `target`. If
+        fewer seconds are counted under `source`, only these are moved."""
         seconds = min(max(0.0, seconds), self.seconds[source])
         self.seconds[source] -= seconds
         self.seconds[target] += seconds
@@ -111,8 +111,8 @@ class Goodput:
 
     def rewind(self, lines: Sequence[dict[str, Any]], step: int) -> None:
         """Count the time of the steps after `step` as lost, because training goes back to this step. `lines` are the
-        lines of metrics.jsonl. The latest record of the wall time in a line about `step` or an earlier step says how
-        much had been counted before the lost time."""
+        lines of metrics.jsonl. The last record of the wall time in a line about step `step` or an earlier one says how
+        much time was counted up to then; what was counted since is lost."""
         line = latest([line for line in standing(lines) if line["step"] <= step])
         before = line["goodput"] if line else {}
         self.enter(self.cause)
@@ -150,7 +150,7 @@ def latest(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def clock(seconds: float) -> str:
-    """Format seconds: 93 → '1:33', 7260 → '2:01:00', 200000 → '2d 7:33:20'."""
+    """Format a number of seconds as text: 93 → '1:33', 7260 → '2:01:00', 200000 → '2d 7:33:20'."""
     minutes, seconds_part = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

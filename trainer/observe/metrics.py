@@ -62,9 +62,9 @@ class View(Protocol):
 
 
 class Metrics:
-    """Writes the metrics of a training to `folder`/metrics.jsonl and sends the numbers to the views (TensorBoard, W&B,
-    trainer.prom). `enabled` is True on rank 0; on other ranks nothing is written. The views show the run under `name`,
-    W&B also its settings `about`. Raises ConfigError when `folder` cannot be written."""
+    """Writes the metrics of a training to `folder`/metrics.jsonl, and sends the numbers to the views: TensorBoard, W&B
+    and trainer.prom. `enabled` is True on rank 0; on other ranks nothing is written. `name` is the name of the run in
+    the views, and `about` has the settings that W&B shows. Raises ConfigError when `folder` cannot be written."""
 
     def __init__(self, folder: Path, enabled: bool, config: MetricsConfig | None = None, name: str = "",
                  about: Mapping[str, Any] | None = None, say: Callable[[str], None] | None = None) -> None:
@@ -199,8 +199,8 @@ class Wandb:
         self.say(f"W&B failed ({type(error).__name__}): left out from here on; metrics.jsonl has everything")
 
     def void(self, step: int) -> None:
-        """Called when the numbers from `step` on no longer count, because training goes back. Does nothing, because W&B
-        cannot delete numbers: its curve keeps the old points beside the new ones."""
+        """Called when the numbers from `step` on no longer count, because training goes back to a checkpoint. Does
+        nothing, because W&B cannot delete numbers: its curves keep the old points beside the new ones."""
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         if self.run is not None:
@@ -252,8 +252,10 @@ TURNS = ("start", "resume", "rewind")
 def scan(path: Path, selects: Selects | None = None) -> Iterator[dict[str, Any]]:
     """Yield the lines of a metrics.jsonl, parsed, one at a time, because the file of a million steps has gigabytes.
     Lines about steps that were later undone, by a restart or by going back to a checkpoint, are included. Lines that a
-    kill cut off are left out. With `selects`, yield only lines for which it returns True, lines that do not begin as
-    this module writes them, and the last line of the file. Yield nothing if there is no file."""
+    kill cut off are left out. Nothing is yielded if there is no file.
+
+    With `selects`, only lines for which it returns True are parsed and yielded. Two kinds of lines are yielded in any
+    case: the last line of the file, and lines that do not begin as this module writes them."""
     if not path.exists():
         return
     text, selected = "", True
@@ -268,7 +270,8 @@ def scan(path: Path, selects: Selects | None = None) -> Iterator[dict[str, Any]]
 
 
 def parse(text: str) -> dict[str, Any] | None:
-    """Parse a line of metrics.jsonl. Returns None if a kill has cut off the line."""
+    """Parse a line of metrics.jsonl. Returns None for text that is no such line, for instance because a kill has cut it
+    off."""
     try:
         line = json.loads(text)
     except json.JSONDecodeError:

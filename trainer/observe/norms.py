@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trainer.model.tensor import copies, local
 
-#: most values that a rank copies of all its parameters together (64 MB)
+#: largest number of values that a rank copies, over all its parameters together (64 MB)
 SAMPLE = 1 << 24
 
 

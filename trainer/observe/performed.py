@@ -12,7 +12,7 @@ from trainer.observe.metrics import TURNS, scan
 
 @dataclass(frozen=True)
 class Performed:
-    """What a training has done so far. Steps are numbered from 1."""
+    """Which steps of its curriculum a training has performed. Steps are numbered from 1."""
 
     last: int                            # number of the last step
     skipped: list[tuple[int, int]]       # ranges [first, stop) of steps up to `last` whose data was not read
@@ -31,8 +31,8 @@ class Performed:
 
 
 def performed(out: Path) -> Performed:
-    """Return what the training in the folder `out` has done, read from its metrics and its ledger (which says what was
-    skipped). Raises ConfigError when there is no training."""
+    """Return what the training in the folder `out` has done. This is read from its metrics, and from its ledger (the
+    list of skipped steps). Raises ConfigError when the folder holds no training."""
     path = out / "metrics.jsonl"
     if not path.exists():
         raise ConfigError(f"{path}: no such file; give the folder of a training, as in STORE/runs/RUN/train")

@@ -1,4 +1,4 @@
-"""Draws loss and learning rate over tokens, with the phases marked, as one SVG file.
+"""Draws loss and learning rate over tokens, with the phases (stretches of the training) marked, as one SVG file.
 
 The file carries its own light and dark colours (prefers-color-scheme) and no scripts, fonts or links.
 """
@@ -22,7 +22,7 @@ WIDTH, LEFT, RIGHT = 860, 64, 20
 LOSS_TOP, LOSS_HEIGHT = 68, 250
 RATE_TOP, RATE_HEIGHT = 354, 84
 HEIGHT = RATE_TOP + RATE_HEIGHT + 44
-#: largest number of points in a curve; a longer curve is divided into as many equal stretches, and shows their means
+#: largest number of points in a curve. A longer curve is divided into this many equal stretches, and shows their means
 POINTS = 600
 #: largest number of streams (sources, languages or buckets) whose held-out loss has a curve of its own
 STREAMS = 6
@@ -51,7 +51,7 @@ def write_plot(out: Path) -> None:
 
 
 def svg(lines: Iterable[Mapping[str, Any]]) -> str:
-    """Draw the plot for the lines of a metrics.jsonl."""
+    """Return the plot of a training as SVG. `lines` are the lines of its metrics.jsonl."""
     story = Story()
     for line in lines:
         story.add(line)
@@ -135,9 +135,9 @@ def skipped_bands(story: Story, x: Callable[[float], float]) -> Iterator[Element
 
 
 def curves(evals: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Return the curves of held-out loss as {stream: [(tokens, loss), …]}. The key "" is for all streams (data sources)
-    together. If there are several streams, curves of up to STREAMS single streams follow; those with the most targets
-    come first."""
+    """Return the curves of held-out loss as {stream: [(tokens, loss), …]}. The key "" is the curve for all streams
+    (data sources) together. If there are several streams, the curves of up to STREAMS single streams follow, beginning
+    with the streams that have the most targets."""
     result = {"": [(e["tokens"], e["loss"]) for e in evals]}
     sizes = {name: v["targets"] for e in evals[-1:] for name, v in e.get("streams", {}).items()}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name))[:STREAMS] if len(sizes) > 1 else ():
@@ -158,8 +158,9 @@ def stretches(marks: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, f
 
 
 def span(values: Sequence[float]) -> tuple[float, float]:
-    """Return the range of an axis for `values`: the lowest and the highest finite value, with a margin of 5 % of their
-    difference, but at least 0.005, on both sides. Without finite values, they are 0 and 1."""
+    """Return the range of an axis for `values`: from the lowest to the highest finite value, with a margin on both
+    sides. The margin is 5 % of their difference, but at least 0.005. If no value is finite, 0 and 1 are used
+    instead."""
     finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
     air = max(high - low, 0.1) * 0.05
@@ -176,8 +177,8 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def thin(tokens: np.ndarray, values: np.ndarray) -> list[tuple[float, float]]:
-    """Reduce a curve to at most POINTS points, pairs (tokens, value). If the curve has more, it is divided into equal
-    stretches, and each stretch becomes one point: its last number of tokens, and the mean of its values."""
+    """Reduce a curve of pairs (tokens, value) to at most POINTS points. A longer curve is divided into equal stretches.
+    Each stretch becomes one point: its last number of tokens, and the mean of its values."""
     count = min(POINTS, len(tokens))
     edges = np.arange(count + 1) * len(tokens) // max(1, count)
     return [(float(tokens[b - 1]), float(values[a:b].mean())) for a, b in pairwise(edges)]

@@ -56,8 +56,8 @@ class Story:
 
 
 class StoryFile:
-    """Reads a metrics.jsonl for the plot of a training. Each call of `read` continues where the last call ended, so
-    that the plot of a million steps does not take longer with every evaluation."""
+    """Reads a metrics.jsonl for the plot of a training. Each call of `read` reads only the lines that were added since
+    the last call. So drawing the plot does not take longer with every evaluation, even after a million steps."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.offset, self.story = path, 0, Story()

@@ -16,12 +16,12 @@ from trainer.observe.plot import STYLE, WIDTH, label, pick, ticks
 #: measures that are drawn → class of their line; the other norms of the cloze form lie close to these
 LINES = {"bpb": "loss", "cf.raw": "raw", "cf.per_char": "loss", "cf.per_token": "rate", "cf.prior": "held",
          "mcf": "loss", "pairs": "loss", "word": "loss", "fg": "loss", "code": "loss"}
-#: size of a chart, the room around its axes, and the most charts
+#: size of a chart, the room around its axes, and the largest number of charts
 CHART_WIDTH, CHART_HEIGHT, LEFT, TOP, BOTTOM, MOST = WIDTH // 2, 196, 58, 44, 28, 40
 
 
 def write_task_plot(out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write `out`/tasks.svg. `rows` are those of tasks.jsonl."""
+    """Write `out`/tasks.svg, the plot of scores on benchmark tasks. `rows` are the lines of tasks.jsonl."""
     replace(out / "tasks.svg", draw(rows))
 
 
@@ -42,7 +42,8 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def chart(title: str, measures: Mapping[str, Sequence[Mapping[str, Any]]], left: float, top: float) -> list[Element]:
-    """Draw the curves of the measures of one form of a task. `left` and `top` are the corner of the chart."""
+    """Draw a chart of one form of a task, with a curve for each of its measures. `left` and `top` are the position of
+    the chart's upper left corner."""
     everything = [row for rows in measures.values() for row in rows]
     most = max(row["tokens"] for row in everything) or 1
     chance = next((row["chance"] for row in everything if row.get("chance") is not None), None)

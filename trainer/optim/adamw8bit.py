@@ -31,7 +31,7 @@ SMALLEST = 4096
 
 @dataclass(frozen=True)
 class AdamW8bitConfig(Moments):
-    """Settings of AdamW with moments in 8 bits. They are the same as those of `adamw`. It does not go with
+    """Settings of AdamW with moments in 8 bits; their names are those of `adamw`. This optimiser cannot be used with
     `train.parallel.tensor` > 1."""
 
     kind: Literal["adamw8bit"] = "adamw8bit"

@@ -23,12 +23,12 @@ NAMES: dict[Role, str] = {"matrix": "matrices", "output": "output", "embedding":
 
 def grouped(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]],
             factor: Callable[[str], float]) -> list[dict[str, Any]]:
-    """Return parameter groups for torch.optim. Each has the additional keys `name`, `role` (of its parameters), `peak`
-    (the learning rate that the schedule multiplies) and `weight_decay`.
+    """Return the parameter groups of an optimiser, as torch.optim takes them. Each group has four additional keys:
+    `name`, `role` (the role of its parameters in the model), `peak` (the learning rate that the schedule multiplies)
+    and `weight_decay`.
 
     `factor` takes a parameter's name and returns the factor that muP applies to its learning rate. Raises ConfigError
-    when an entry of `config.groups` (overrides by name) matches no parameter.
-    """
+    when an entry of `config.groups` (overrides by name) matches no parameter."""
     pairs = list(parameters)
     result: dict[tuple[str, float], dict[str, Any]] = {}
     rules = config.groups or ()
@@ -53,9 +53,9 @@ def grouped(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Paramete
 
 
 def like(p: Tensor, x: Tensor, *shape: int) -> Tensor:
-    """Return a tensor that is divided among the ranks like the parameter `p`; `x` is this rank's part of it. For a
-    plain tensor `p`, the result is `x` itself. For a DTensor `p`, it is a DTensor of the global shape `shape` (default:
-    the shape of `p`)."""
+    """Wrap `x`, this rank's part of a tensor, so that it is divided among the ranks like the parameter `p`. If `p` is a
+    plain tensor, `x` itself is returned. If `p` is a DTensor, a DTensor of the global shape `shape` (default: the shape
+    of `p`) is returned."""
     return sharded_like(p, x, *shape) if isinstance(p, DTensor) else x
 
 
@@ -66,16 +66,16 @@ def sharded_like(p: DTensor, x: Tensor, *shape: int) -> DTensor:
 
 
 def performed(optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor:
-    """Return whether the present step of the optimiser takes effect, as 0-d float32 on `device`. The value is 0 if
-    `optimizer.found_inf` (a flag on the device) cancels the step, else 1. Updates are multiplied by this value, so that
-    the host need not read it."""
+    """Return 1 if the present step of the optimiser takes effect, and 0 if it is cancelled, as 0-d float32 on `device`.
+    The flag `optimizer.found_inf`, on the device, cancels a step. Updates are multiplied by the result, so that the
+    host need not read the flag."""
     found_inf = getattr(optimizer, "found_inf", None)
     return torch.ones((), device=device) if found_inf is None else (found_inf == 0).float().reshape(()).to(device)
 
 
 def gradients(params: Iterable[Tensor]) -> list[Tensor]:
-    """Return the gradients of parameters as plain tensors, only this rank's part of each. Parameters without a gradient
-    are left out."""
+    """Return the gradients of parameters as plain tensors: of each gradient, the part that this rank holds. Parameters
+    without a gradient are left out."""
     return [local(p.grad) for p in params if p.grad is not None]
 
 

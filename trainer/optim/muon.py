@@ -51,10 +51,9 @@ class MuonConfig(Moments):
     `scaling` sets the size of updates. With `moonlight`, updates are as large as AdamW's, so rate and decay for AdamW
     can be used, and `adamw_lr` may be left out (it then equals `lr`). `kellerjordan`, `mup` (spectral: a rate found at
     one width holds at other widths) and `naive` need an `lr` of about 0.02 and a separate `adamw_lr`. `momentum` is the
-    share of the momentum that a step keeps; with `nesterov`, the mean of gradient and momentum, weighted likewise, is
-    orthogonalised instead of the momentum. `steps` is the number of Newton–Schulz steps. `betas` and `eps` are settings
-    of AdamW.
-    """
+    share of the momentum that a step keeps. Without `nesterov`, the momentum is orthogonalised. With it, a mean of
+    gradient and momentum is orthogonalised, in which the momentum has the weight `momentum`. `steps` is the number of
+    Newton–Schulz steps. `betas` and `eps` are settings of AdamW."""
 
     kind: Literal["muon"] = "muon"
     adamw_lr: float | None = None
@@ -139,9 +138,9 @@ class Muon(AdamW):
                 assigned += len(params)
 
     def _move(self, params: list[Tensor], lr: float, decay: float, first: int) -> None:
-        """Do one step of Muon for the matrices `params`, which have the same shape and are divided among ranks alike.
-        Each matrix has an owner, the rank that orthogonalises it; owners are assigned in turn. `first` is the number of
-        matrices to which this step has already assigned owners."""
+        """Do one step of Muon for the matrices `params`, which have the same shape and are divided among ranks in the
+        same way. Each matrix has an owner, the rank that orthogonalises it. Ranks become owners one after the other.
+        `first` is the number of matrices to which this step has already assigned owners."""
         for p in params:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
@@ -160,9 +159,9 @@ class Muon(AdamW):
         torch._foreach_add_(values, moves)
 
     def _orthogonal(self, params: list[Tensor], parts: list[Tensor], first: int) -> list[Tensor]:
-        """Orthogonalise matrices that may be divided among ranks as `params` are. `parts` are this rank's parts of the
-        matrices; its parts of the results are returned. Where each matrix is orthogonalised on one rank (its owner),
-        owners are assigned in turn, beginning with rank `first` modulo the number of ranks."""
+        """Orthogonalise matrices that may be divided among ranks, in the way `params` are. `parts` are this rank's
+        parts of the matrices. Returns this rank's parts of the results. If each matrix is orthogonalised on one rank
+        (its owner), ranks become owners one after the other, beginning with rank `first` modulo the number of ranks."""
         p = params[0]
         if not isinstance(p, DTensor):
             return list(self._iterate(torch.stack(parts)).unbind())
@@ -181,8 +180,8 @@ class Muon(AdamW):
     def _through_owners(self, parts: list[Tensor], rows: int, group: dist.ProcessGroup, first: int) -> list[Tensor]:
         """Orthogonalise matrices of `rows` rows, each on one rank of `group` (its owner). Each of `parts` [r, cols] has
         this rank's rows of one matrix, divided as by torch.chunk (the last ranks may have none). Returns the same rows
-        of the orthogonalised matrices. Owners are assigned in turn, beginning with rank `first` modulo the number of
-        ranks."""
+        of the orthogonalised matrices. Ranks become owners one after the other, beginning with rank `first` modulo the
+        number of ranks."""
         size, rank, cols = group.size(), group.rank(), parts[0].shape[1]
         share = -(-rows // size)
         heights = [max(0, min(share, rows - r * share)) for r in range(size)]

@@ -133,9 +133,9 @@ class Schedule:
         return level
 
     def inside(self, index: int, tokens: float) -> float:
-        """Return the learning rate after `tokens` tokens, as a share of the optimiser's `lr`, by the curve of phase
-        number `index`, from 0: its own, or that of the whole run. The adjustment for a growing batch size
-        (`batch_rate`) is not included."""
+        """Return the learning rate after `tokens` tokens, as a share of the optimiser's `lr`, by the curve of the phase
+        (stretch of the training) with the index `index`: its own, or that of the whole run. The adjustment for a
+        growing batch size (`batch_rate`) is not included."""
         rate = self.phases[index].lr
         if not isinstance(rate, Mapping):
             return self.base(tokens)

@@ -73,8 +73,8 @@ class World:
 
     @property
     def data_mesh(self) -> DeviceMesh:
-        """The part of the mesh over which FSDP2 divides the model. It has the dimensions (shard) or (replicate, shard),
-        but not the one of tensor parallelism."""
+        """The part of the mesh of ranks over which FSDP2 divides the model: its dimensions (shard) or (replicate,
+        shard). The dimension of tensor parallelism is left out."""
         names = tuple(n for n in self.mesh.mesh_dim_names or () if n != "tensor")
         return self.mesh[names]
 
@@ -88,7 +88,7 @@ class World:
         return x
 
     def max(self, x: Tensor) -> Tensor:
-        """Replace `x` by its maximum over all ranks, in place, elementwise."""
+        """Replace each element of `x` by its maximum over all ranks, in place."""
         dist.all_reduce(x, dist.ReduceOp.MAX)
         return x
 
@@ -216,9 +216,9 @@ def uncompiled(model: Transformer) -> AbstractContextManager[Any]:
 
 
 def gathered(parallel: ParallelConfig) -> bool:
-    """Return whether the setting `parallel.shard` keeps whole parameters in memory from the first forward of a step to
-    the end of its last backward. If not, each layer's parameters are gathered twice for each micro-batch, in forward
-    and in backward."""
+    """Return whether the setting `parallel.shard` keeps the whole parameters of layers in memory from the first forward
+    of a step to the end of its last backward. Otherwise, each layer's parameters are gathered twice for each
+    micro-batch, in forward and in backward."""
     return parallel.shard in ("grad", "none")
 
 

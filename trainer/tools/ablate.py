@@ -8,8 +8,8 @@ neither affects the differences between arms of one seed.
   first arm, `base`, is the unchanged run, with which the other arms are compared.
 * `ablate RUN RUN …`: an arm is a run, with its own curriculum and shards. All are trained with the settings of the
   first run.
-* `ablate --data RECIPE …`: as before, after the runs have been made as variants of recipes. This needs the pipeline,
-  and is done by `pipeline.study`.
+* `ablate --data RECIPE …`: each recipe, or variant of a recipe, is first made into a run. Then the runs are compared as
+  above. This needs the pipeline, and is done by `pipeline.study`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from trainer.base.arguments import of_a_run, positive
 from trainer.tools import experiment_arms
 from trainer.tools.arm import arm_of, settings_of
-from trainer.tools.arm_table import BITS, NATS
-from trainer.tools.arm_tasks import check_settings
+from trainer.tools.arm_table import BITS, NATS, TASKS
+from trainer.tools.arm_tasks import check_config, too_few
 
 if TYPE_CHECKING:
     from tokenizer.mixture.curriculum import Curriculum
@@ -93,7 +93,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def source_of(stream: str | None, arms: Sequence[Arm]) -> dict[str, list[str]] | None:
-    """Return the source of --on, None without it. Raises ConfigError when an arm has no held-out data of the stream."""
+    """Return the source (a row of the table that compares the arms of a study, with its streams) that --on asks for:
+    {stream: [stream]}. Returns None if `stream` is None, because --on is not given. Raises ConfigError when an arm has
+    no held-out data of the stream."""
     from trainer.base.config import ConfigError
 
     if stream is None:
@@ -106,13 +108,12 @@ def source_of(stream: str | None, arms: Sequence[Arm]) -> dict[str, list[str]] |
     return {stream: [stream]}
 
 
-def check_before_data(options: argparse.Namespace, known: tuple[Mapping[str, Any], Sequence[Phase]]) -> None:
-    """Check the options of `ablate --data` before the data is made. `known` is the section `train:` of the recipe, and
-    the phases of its curriculum. Raises ConfigError."""
+def check_recipe(options: argparse.Namespace, settings: Mapping[str, Any], phases: Sequence[Phase]) -> None:
+    """Check the options of `ablate --data` before the data of the study is made. `settings` is the section `train:` of
+    the recipe, and `phases` are those of its curriculum. Raises ConfigError."""
     from trainer.base.config import ConfigError, build
     from trainer.loop.config import TrainConfig
 
-    settings, phases = known
     step = phases[0].batch_at(0) * phases[0].sequence
     if options.tokens and options.tokens < step:
         raise ConfigError(f"--tokens {options.tokens:,}: the first step alone has {step:,} tokens")
@@ -120,11 +121,16 @@ def check_before_data(options: argparse.Namespace, known: tuple[Mapping[str, Any
     for width in widths:
         scaled(settings, width, widths[0])
     experiment_arms.refuse_contradictions(options)
-    check_settings(build(TrainConfig, settings, "train").evaluate.tasks, options.by, phases)
+    tasks = build(TrainConfig, settings, "train").evaluate.tasks
+    check_config(tasks, options.by)
+    if tasks is not None and options.by == TASKS and (message := too_few(tasks, phases)):
+        raise ConfigError(f"--by tasks: {message}")
 
 
 def arms_of(given: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:
-    """Return the arms of `--arm`, each with the settings in which it differs. The first is `base`, without any."""
+    """Parse the values of `--arm`, each a name and the settings that the arm (a training to compare) changes. Returns
+    {name of the arm: its changed settings}. The first arm is `base`, the unchanged training. Raises ConfigError for a
+    name that cannot be used, and for an arm without changes."""
     from trainer.base.config import ConfigError
 
     arms: dict[str, Sequence[str]] = {BASE: []}
@@ -138,8 +144,8 @@ def arms_of(given: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:
 
 
 def names_of(runs: Sequence[str]) -> list[str]:
-    """Return the names of runs as arms: of the variants of one study, STUDY@NAME, only what follows the @. Raises
-    ConfigError when two are equal."""
+    """Return the names under which `runs` are compared: the last part of each path. If all are variants of one study,
+    STUDY@NAME, the names are only what follows the @. Raises ConfigError when two names are equal."""
     from trainer.base.config import ConfigError
 
     names = [run.rstrip("/").rpartition("/")[2] for run in runs]
@@ -151,8 +157,9 @@ def names_of(runs: Sequence[str]) -> list[str]:
 
 
 def tokens_of(bases: Sequence[Run], most: int | None) -> list[int]:
-    """Return how many tokens each arm reads: all as many as the run with the fewest, or `most` if that is less. If the
-    arms have different tokenizers, they read the same number of bytes, and `most` counts tokens of the first arm."""
+    """Return how many tokens to train each of the runs `bases` on. All read as many tokens as the shortest run has, or
+    `most` if that is fewer. If the runs have different tokenizers, they read equally many bytes of text instead of
+    tokens, and `most` counts tokens of the first run."""
     if len({base.curriculum.tokenizer.sha256 for base in bases}) == 1:
         return [min([base.curriculum.tokens for base in bases] + ([most] if most else []))] * len(bases)
     sizes = [bytes_per_token(base) for base in bases]
@@ -162,7 +169,8 @@ def tokens_of(bases: Sequence[Run], most: int | None) -> list[int]:
 
 
 def bytes_per_token(run: Run) -> float:
-    """Return how many bytes of text a token of the run's training stands for, on average over its mixture."""
+    """Return how many bytes of text a token of a run stands for, averaged over all tokens that the run is trained
+    on."""
     from tokenizer.shards.reader import ShardSet
 
     sizes = {}
@@ -177,7 +185,8 @@ def bytes_per_token(run: Run) -> float:
 
 
 def widths_of(given: str | None) -> Sequence[int | None]:
-    """Parse `--widths`, in ascending order. Without it, the result is [None]: the model is that of the settings."""
+    """Parse the value of `--widths`, widths of models with commas between them. Returns the widths in ascending order.
+    Returns [None] without the option; the model then has the width in the settings."""
     from trainer.base.config import ConfigError
 
     if given is None:
@@ -188,10 +197,11 @@ def widths_of(given: str | None) -> Sequence[int | None]:
 
 
 def scaled(settings: Mapping[str, Any], width: int, narrowest: int) -> dict[str, Any]:
-    """Return the settings of a model like that of `settings`, with another width. Heads keep their width, and their
-    number and that of hidden units scale with the width of the model. The learning rates are meant for the width
-    `narrowest`, or for the width that the settings name for muP; muP makes them fit. Raises ConfigError when muP has no
-    rule for the optimiser, or when heads that share keys and values cannot be in proportion to the width."""
+    """Return the settings of the model in `settings` (the section `train:`), changed to the width `width`. Heads keep
+    their size. The number of heads and the number of hidden units scale with the width. muP adapts the learning rates
+    to the width. The rates in the settings are meant for the width that the settings name for muP, or else for
+    `narrowest`. Raises ConfigError when muP has no rule for the optimiser, or when heads that share keys and values
+    cannot be in proportion to the width."""
     from trainer.base.config import ConfigError, build
     from trainer.loop.config import TrainConfig
 

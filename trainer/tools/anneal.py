@@ -1,16 +1,17 @@
 """`tokenmill train anneal RUN --from STEP --mixes a.yaml b.yaml --tokens 1B --seeds 2`: which data helps?
 
-Instead of mixtures, `--candidates [NAME=]STREAM …` names streams (data sources) of the store. Each of them gets the
-share `--share` of the tokens, and the mixture of the run gets the rest. They are compared with the mixture of the run
-alone. A candidate may have several streams with weights, `clean=web:3,code:1`. `--data RECIPE …` makes the candidates
-from recipes; this needs the pipeline (`pipeline.study`). The held-out text of the run decides.
-
 Several short trainings (arms) continue from one checkpoint, each with another data mixture and with a learning rate
 that decays to 0. Then the held-out loss of every source is compared (micro-anneals: OLMo 2, arXiv 2501.00656; Llama 3,
 arXiv 2407.21783 §3.1.3). The checkpoint should be from before the learning rate has fallen. A mixture is a YAML file:
 streams (data sources) and weights, or the keys of a phase (`mix`, `max_epochs`, `on_exhausted`). Streams that the run
 does not have yet are taken from the store's shards/NAME. The first file's mixture is the one with which the other
 mixtures are compared.
+
+Instead of mixtures, `--candidates [NAME=]STREAM …` names streams of the store. Each candidate gets an arm of its own.
+In its mixture, the candidate has the share `--share` of the tokens, and the mixture of the run has the rest. All are
+compared with an arm that has the mixture of the run alone. A candidate may consist of several streams with weights,
+`clean=web:3,code:1`. The held-out text of the run decides. `--data RECIPE …` makes the candidates from recipes; this
+needs the pipeline (`pipeline.study`).
 
 All arms continue from the same position in the data. An arm with another seed reads the same part of the data in
 another order. The order depends on the number of the phase (stretch of the training) that reads the data. So, to get
@@ -48,12 +49,15 @@ def add_parser(commands: Any) -> None:
     anneal = commands.add_parser("anneal", parents=[of_a_run()],
                                  description="From a checkpoint, decay the learning rate to 0 on each of several "
                                              "mixtures, and compare what that does to the held-out data.")
-    anneal.add_argument("--from", required=True, type=positive, dest="step", metavar="STEP", help="of a checkpoint")
+    anneal.add_argument("--from", required=True, type=positive, dest="step", metavar="STEP",
+                        help="the step of the checkpoint from which the trainings continue")
     anneal.add_argument("--mixes", nargs="+", metavar="FILE", default=[], help="candidate mixtures, as YAML")
     anneal.add_argument("--candidates", nargs="+", metavar="[NAME=]STREAM", default=[],
                         help="streams of the store, each of which is mixed with what the run reads")
-    anneal.add_argument("--share", default="60%", metavar="SHARE", help="share of a candidate (default: 60%%)")
-    anneal.add_argument("--tokens", required=True, type=positive, metavar="N", help="tokens of a decay, e.g. 1B")
+    anneal.add_argument("--share", default="60%", metavar="SHARE",
+                        help="share of a candidate in its mixture (default: 60%%)")
+    anneal.add_argument("--tokens", required=True, type=positive, metavar="N",
+                        help="tokens of each training, over which the learning rate decays to 0, e.g. 1B")
     experiment_arms.add_arguments(anneal)
     experiment_arms.add_data_arguments(anneal, "make candidates from the shards of these recipes, which run as one "
                                                "plan in the store of RUN")
@@ -80,9 +84,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def sources_of(base: Run, arm: Run) -> dict[str, list[str]]:
-    """Return the sources of the table: the streams of the run `base` together, then all streams of the arms, of which
-    `arm` is one. The held-out text of a candidate decides nothing, because it is as bad as the candidate itself. Raises
-    ConfigError when the run has no held-out data."""
+    """Return the sources (rows of the table that compares the arms of a study), each with its streams. The first source
+    is all streams of the run `base` taken together, and decides about the arms. Then comes a source for each stream
+    that the arms have; `arm` is one of the arms. A candidate's own held-out text decides nothing, because it is of the
+    same quality as the candidate. Raises ConfigError when the run has no held-out data."""
     from trainer.base.config import ConfigError
 
     names = experiment_arms.held_out(arm.curriculum)
@@ -93,12 +98,11 @@ def sources_of(base: Run, arm: Run) -> dict[str, list[str]]:
     return {RUN: own, **{name: [name] for name in names}}
 
 
-def check_before_data(options: argparse.Namespace, known: tuple[str, Sequence[str]]) -> None:
-    """Check the options of `anneal --data` before the data is made. `known` is the folder of the run, and the names of
-    the candidates. Raises ConfigError. The arm of the run's own mixture needs no candidate, so it is made and checked
-    as it will be in the study."""
-    folder, names = known
-    base, checkpoint = opened(folder, options)
+def check_candidates(options: argparse.Namespace, run: str, names: Sequence[str]) -> None:
+    """Check the options of `anneal --data` before the candidates' data is made. `run` is the folder of the run, and
+    `names` are those of the candidates. Raises ConfigError. To check as much as possible, the short training that needs
+    no candidate, with the run's own mixture, is prepared as in the study."""
+    base, checkpoint = opened(run, options)
     mixes = with_candidates(base, checkpoint.meta["samples"], [f"{name}={name}" for name in names], options.share)
     of_run = arm(base, checkpoint, {BASE: mixes[BASE]}, BASE, options.tokens, options.seeds - 1,
                  settings_of(base, options.overrides), base.out / "anneal" / f"from{checkpoint.step}")
@@ -129,10 +133,10 @@ def opened(run: str, options: argparse.Namespace) -> tuple[Run, Checkpoint]:
 
 
 def with_candidates(base: Run, sample: int, candidates: Sequence[str], share: str) -> dict[str, dict[str, Any]]:
-    """Return the mixtures that are compared with `--candidates`: that of the run just before sample number `sample`,
-    called `base`, and for each candidate one in which it has the share `share` and `base` the rest. In a mixture with a
-    candidate, streams may be read more often than the run allows. Raises ConfigError when a share or a name cannot be
-    used."""
+    """Return the mixtures that `--candidates` compares, by name. The mixture `base` is that of the run just before
+    sample number `sample`. Each other mixture has the name of a candidate: the candidate has the share `share`, and
+    `base` the rest. In these mixtures, streams (data sources) may be read more often than the run allows. Raises
+    ConfigError when a share or a name cannot be used."""
     from pipeline.base.quantities import parse_share
     from trainer.base.config import ConfigError
 
@@ -159,7 +163,8 @@ def with_candidates(base: Run, sample: int, candidates: Sequence[str], share: st
 
 def candidate(word: str) -> tuple[str, dict[str, float]]:
     """Parse a candidate of `--candidates`, `[NAME=]STREAM[:WEIGHT],…`. Returns its name (without NAME, all of the word)
-    and the weights of its streams. Raises ConfigError when a stream has no name or a weight is not above 0."""
+    and the weights of its streams (data sources). Raises ConfigError when a stream has no name or a weight is not above
+    0."""
     from trainer.base.config import ConfigError
 
     name, _, listed = word.rpartition("=")
@@ -179,8 +184,9 @@ def candidate(word: str) -> tuple[str, dict[str, float]]:
 
 
 def read_mix(path: Path) -> dict[str, Any]:
-    """Read a data mixture, a file given with `--mixes`. Returns the keys of a phase that the file sets: `mix` (streams
-    and weights) and, if given, `max_epochs` and `on_exhausted`. Raises ConfigError when the file cannot be used."""
+    """Read a data mixture, a file given with `--mixes`. Returns the keys of a phase (stretch of the training) that the
+    file sets: `mix` (streams, i.e. data sources, and weights) and, if given, `max_epochs` and `on_exhausted`. Raises
+    ConfigError when the file cannot be used."""
     import yaml
 
     from trainer.base.config import ConfigError
@@ -252,8 +258,9 @@ def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name:
 
 def plant(checkpoint: Checkpoint, base: Run, run: Run) -> None:
     """Put `checkpoint` of the run `base` into the folder of `run`, a short training that is to begin with this
-    checkpoint. The checkpoint's files are linked where possible, and the ledger of `base` is copied. The metadata gets
-    the configuration and curriculum of `run`. Does nothing when `run` already has a checkpoint."""
+    checkpoint. The checkpoint's files are linked where possible, and the ledger of `base` (its list of skipped steps)
+    is copied. The metadata gets the configuration and curriculum of `run`. Does nothing when `run` already has a
+    checkpoint."""
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.checkpoint.ledger import NAME
 
@@ -270,7 +277,7 @@ def plant(checkpoint: Checkpoint, base: Run, run: Run) -> None:
             continue
         try:
             os.link(file, target)
-        except OSError:                          # another disk
+        except OSError:                          # for instance on another disk
             shutil.copyfile(file, target)
     meta = {**checkpoint.meta, "config": run.config.identity(), "train": asdict(run.config), "pinned": False,
             "curriculum": run.curriculum.to_json()}

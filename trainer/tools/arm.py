@@ -1,4 +1,4 @@
-"""An arm of a study: one of the short trainings that are compared, in a folder of its own."""
+"""An arm of a study. A study compares several short trainings, each in a folder of its own; an arm is one of them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arm:
-    """One training of a study. `settings` is the section `train:` of the recipe with which it trains. `width` is the
-    width of its model, if the study compares several widths. If the study continues from a checkpoint, `before` is how
-    many tokens its model had read before, and `step` in how many steps."""
+    """One of the trainings that a study compares. `settings` is the section `train:` of a recipe, with which it trains.
+    `width` is the width of its model, if the study compares several widths. If the study continues from a checkpoint,
+    `before` is the number of tokens and `step` the number of steps that the checkpoint had been trained for."""
 
     name: str
-    seed: int                     # from 0
+    seed: int                     # number of the seed, from 0
     run: Run
     settings: Mapping[str, Any]
     width: int | None = None
@@ -28,14 +28,16 @@ class Arm:
     step: int = 0
 
     def rung(self, share: float) -> int:
-        """Return the number of the first step at which at least the given share of the arm's own steps is done."""
+        """Return the step, as a number from the beginning of the run, by which at least the share `share` of the steps
+        of this arm (training of a study) is done."""
         return self.step + max(1, math.ceil(share * (self.run.curriculum.steps - self.step)))
 
 
 def arm_of(base: Run, name: str, seed: int, settings: Mapping[str, Any], curriculum: Curriculum, folder: Path,
            width: int | None = None) -> Arm:
-    """Return the arm `name` of a study with the seed `seed`: the run `base` with other settings and another curriculum.
-    Its files are in a folder of its own below `folder`. Raises ConfigError when the settings are wrong."""
+    """Return the arm `name` of a study (one of its trainings) with the seed `seed`. It trains like the run `base`, but
+    with the given settings and curriculum. Its files are in a folder of its own below `folder`. Raises ConfigError when
+    the settings are wrong."""
     from trainer.base.config import build
     from trainer.loop.config import TrainConfig
 
@@ -70,7 +72,8 @@ def check(arm: Arm) -> None:
 
 
 def write(arm: Arm) -> None:
-    """Write the curriculum and the settings of an arm to its folder, from which `tokenmill train run` trains it."""
+    """Write the curriculum and the settings of an arm (a training of a study) to its folder, from which `tokenmill
+    train run` trains it."""
     import yaml
 
     from trainer.base.files import replace as replace_file
@@ -80,8 +83,9 @@ def write(arm: Arm) -> None:
 
 
 def finished(arm: Arm, share: float = 1.0) -> bool:
-    """Whether an arm has been trained to the end of its curriculum or, if `share` is below 1, to the end of this share
-    of its steps. At the end of the curriculum, this also deletes all checkpoints of the arm but the last."""
+    """Return whether an arm of a study has been trained to the end of its curriculum. If `share` is below 1, return
+    whether that share of its steps is done. If the end of the curriculum is reached, all checkpoints of the arm except
+    the last are deleted."""
     from trainer.checkpoint import checkpoints as ckpt
 
     checkpoints = ckpt.complete(arm.run.out / "checkpoints")

@@ -1,5 +1,7 @@
-"""Draws the results of a study as two SVG files: intervals.svg shows the difference of each arm to the first one with
-its interval, and curves.svg the held-out losses of the arms over tokens."""
+"""Draws the results of a study, in which several trainings (arms) are compared, as two SVG files. intervals.svg shows
+the difference in loss between each arm and the first one, with its confidence interval. curves.svg shows the held-out
+losses of the arms over tokens.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,15 @@ from trainer.observe.metrics import read
 from trainer.observe.plot import STREAMS, STYLE, WIDTH, curve, label, legend, ticks
 from trainer.tools.arm_table import Sources, loss_of
 
-#: distance of two arms, place of the axes, and height of the curves
+#: distance between two arms, places of the axes, and height of the curves
 ROW, TOP, LEFT, RIGHT, HEIGHT = 28, 52, 160, 40, 300
 
 
 def write_plots(folder: Path, result: Mapping[str, Any], outs: Mapping[str, Sequence[Path]], sources: Sources,
                 unit: str) -> None:
     """Write the plots of a study to `folder`. `result` is the content of table.json, and `outs` are the folders of each
-    arm's trainings, one for each seed. The plots show the first of `sources`, which decides about the arms."""
+    arm's trainings, one for each seed. The plots show the losses on the first of `sources` (named groups of streams),
+    by which the arms are judged."""
     source, streams = next(iter(sources.items()))
     replace(folder / "intervals.svg", intervals(result, source))
     points = {name: history(of, streams, unit) for name, of in outs.items()}
@@ -29,7 +32,9 @@ def write_plots(folder: Path, result: Mapping[str, Any], outs: Mapping[str, Sequ
 
 
 def intervals(result: Mapping[str, Any], source: str) -> str:
-    """Draw the difference of each arm to the first one, with its 95 % interval if there are several seeds."""
+    """Return an SVG of the differences in loss between the arms of a study and the first arm. Each difference has its
+    95 % confidence interval if there are several seeds. The losses are those on the held-out data of `source`, a key in
+    `result` (the content of table.json)."""
     of = result["sources"][source]
     first, *others = result["arms"]
     noise = of["noise"] or 0.0
@@ -59,8 +64,9 @@ def intervals(result: Mapping[str, Any], source: str) -> str:
 
 
 def history(outs: Sequence[Path], streams: Sequence[str], unit: str) -> list[tuple[float, float]]:
-    """Return an arm's losses on the held-out data of `streams` over tokens, (tokens, mean over the seeds), from its
-    metrics. Points at which a seed has no evaluation are left out."""
+    """Return the curve of the losses of an arm (a training of a study, with its seeds) on the held-out data of
+    `streams`: (number of tokens, mean over the seeds) for each evaluation. `outs` are the folders of the arm's
+    trainings, one for each seed. Evaluations that a seed lacks are left out."""
     sums: dict[int, list[float]] = {}
     for out in outs:
         for line in read(out / "metrics.jsonl"):
@@ -72,7 +78,9 @@ def history(outs: Sequence[Path], streams: Sequence[str], unit: str) -> list[tup
 
 
 def curves(points: Mapping[str, Sequence[tuple[float, float]]], source: str, unit: str) -> str:
-    """Draw the held-out losses of the first STREAMS arms over tokens, without those before the first step."""
+    """Return an SVG of held-out losses over tokens, a curve for each of the first STREAMS arms of a study. `points` are
+    the (tokens, loss) of each arm; the evaluation before the first step is left out. `source` and `unit` say what the
+    losses are of."""
     drawn = {name: [(t, v) for t, v in of if t] for name, of in list(points.items())[:STREAMS]}
     values = [v for of in drawn.values() for _, v in of] or [0.0, 1.0]
     air = max(max(values) - min(values), 1e-3) * 0.06

@@ -2,7 +2,8 @@
 
 Each process is `python -m trainer run FOLDER` with the folder of an arm. When the study is asked to stop (Ctrl-C,
 SIGTERM), or one arm fails, every running arm writes a checkpoint and ends. When the process of the study is killed, the
-system asks its arms to do so. The next call of the same study continues from these checkpoints.
+operating system sends its arms a signal, and they also write a checkpoint and end. The next call of the same study
+continues from these checkpoints.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ SHOWN = 5
 
 def train_arms(arms: Sequence[Arm], options: argparse.Namespace, announce: Callable[[str], None], share: float = 1.0,
                clock: Clock = SYSTEM) -> None:
-    """Train all arms that are not finished, `options.jobs` at a time, to a share of their steps. When an arm fails, or
-    when signal n asks this process to end, no further arm is started, and the running ones are asked to write a
-    checkpoint and end. After they have ended, TrainingError or SystemExit(128 + n) is raised."""
+    """Train those of `arms` (trainings of a study) that are not finished, `options.jobs` at a time. `share` is the
+    share of its steps up to which each is trained. When an arm fails, or when signal n asks this process to end, no
+    further arm is started, and the running arms are asked to write a checkpoint and end. After they have ended,
+    TrainingError or SystemExit(128 + n) is raised."""
     waiting = deque(arm for arm in arms if not finished(arm, share))
     running: dict[int, tuple[Arm, subprocess.Popen[bytes]]] = {}
     done, failed = len(arms) - len(waiting), ""
@@ -67,8 +69,8 @@ def train_arms(arms: Sequence[Arm], options: argparse.Namespace, announce: Calla
 
 
 def command(arm: Arm, options: argparse.Namespace, share: float) -> list[str]:
-    """Return the command that trains an arm to a share of its steps. With `--address`, its process leads the training,
-    and the ranks run on the cluster."""
+    """Return the command line that trains an arm of a study up to the share `share` of its steps. With `--address`, the
+    ranks run on that Ray cluster, and the process of the command only starts and watches them."""
     words = [sys.executable, "-m", "trainer", "run", str(arm.run.out), "--store", str(arm.run.store), "--out",
              str(arm.run.out), "--device", options.device]
     if share < 1:
@@ -84,9 +86,10 @@ def command(arm: Arm, options: argparse.Namespace, share: float) -> list[str]:
 
 
 def start(arm: Arm, options: argparse.Namespace, slot: int, share: float) -> subprocess.Popen[bytes]:
-    """Start the training of an arm. The number of its CPU threads is that of OMP_NUM_THREADS, if this is set. Else it
-    depends on the model, the machine's cores, `--jobs` and `--ranks`, and not on the load of the machine, because it
-    may change the last digits of losses."""
+    """Start an arm (a training of a study) as a process. `slot` numbers the processes that run at the same time, and
+    selects the GPUs. The number of CPU threads is OMP_NUM_THREADS, if that is set. Otherwise it depends on the model,
+    the machine's cores, `--jobs` and `--ranks`. It does not depend on the load of the machine, because another number
+    of threads may change the last digits of losses."""
     count = threads(arm.run, options.jobs * (options.ranks or 1), cores(), options.device)
     env = {"OMP_NUM_THREADS": str(count), **os.environ}
     here = options.jobs > 1 and not options.ranks and not options.address and options.device != "cpu"
@@ -107,8 +110,8 @@ def visible_gpus() -> list[str]:
 
 
 def wait_for_earlier(folder: Path, clock: Clock) -> None:
-    """Wait until no process of this machine trains in `folder`. A study that was killed may have left one that still
-    writes its checkpoint. Raises TrainingError when it has not ended after STOPPED_S seconds."""
+    """Wait until no process of this machine trains in `folder`. A study that was killed may have left a process that
+    still writes its checkpoint. Raises TrainingError when the process has not ended after STOPPED_S seconds."""
     deadline = clock.now() + STOPPED_S
     while (pid := training_process(folder)) is not None:
         if clock.now() > deadline:
@@ -119,8 +122,9 @@ def wait_for_earlier(folder: Path, clock: Clock) -> None:
 
 @contextmanager
 def signals(running: dict[int, tuple[Arm, subprocess.Popen[bytes]]]) -> Iterator[list[int]]:
-    """Within this context, signals that ask for an end are passed on, as SIGTERM, to the arms that are `running`.
-    Yields the list of the signals that have arrived. On leaving the context, arms that still run are killed."""
+    """Within this context, a signal that asks this process to end is noted, and every arm (training of a study) in
+    `running` is sent SIGTERM. Yields the list of the numbers of the signals that have arrived so far. On leaving the
+    context, arms that still run are killed."""
     caught: list[int] = []
 
     def note(number: int, _frame: Any) -> None:
@@ -145,7 +149,7 @@ def stop(running: dict[int, tuple[Arm, subprocess.Popen[bytes]]]) -> None:
 
 
 def failure(arm: Arm, code: int) -> str:
-    """Return the message about an arm whose training has failed, with the last lines of its log."""
+    """Return the message about an arm of a study whose training has failed, with the last lines of its log."""
     log = arm.run.out / "log.txt"
     last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN:]
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -29,10 +29,11 @@ MOST_SEEDS = 1000
 
 @dataclass(frozen=True)
 class Contrasts:
-    """How arms differ from the first arm. `deltas` has the mean difference of each arm (of the first: 0). `half` is
-    half the width of the 95 % interval of a single difference, and `sd` the standard deviation of a difference within
-    one seed; both are None with one seed or one arm, because they are then unknown. `p` has the p-value of each other
-    arm after Holm's correction; it is empty if `sd` is None."""
+    """How the losses of a study's arms (its trainings) differ from the loss of the first arm. `deltas` has the mean
+    difference of each arm, for the first arm 0. `half` is half the width of the 95 % confidence interval of one such
+    mean difference. `sd` is the standard deviation of a difference between two arms with the same seed. Both are None
+    with one seed or one arm, because they are then unknown. `p` has the p-values of the arms after the first, corrected
+    by Holm's method; it is empty if `sd` is None."""
 
     deltas: list[float]
     half: float | None
@@ -41,7 +42,8 @@ class Contrasts:
 
 
 def contrasts(values: Sequence[Sequence[float]]) -> Contrasts:
-    """Compare the losses `values`[arm][seed] of several arms with those of the first arm."""
+    """Compare the losses of several arms (trainings of a study) with those of the first arm. `values`[arm][seed] are
+    the losses."""
     losses = np.asarray(values, dtype=np.float64)
     arms, seeds = losses.shape
     means = losses.mean(1)
@@ -62,7 +64,7 @@ def contrasts(values: Sequence[Sequence[float]]) -> Contrasts:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Return the p-values of several comparisons after Holm's correction, in the same order."""
+    """Return the p-values of several comparisons, corrected by Holm's method, in the order of `p`."""
     corrected, least = [0.0] * len(p), 0.0
     for rank, i in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
         least = corrected[i] = max(least, min(1.0, (len(p) - rank) * p[i]))
@@ -70,9 +72,9 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def seeds_for(difference: float, sd: float, arms: int) -> int | None:
-    """Return how many seeds a study with `arms` arms needs to show a difference of this size with probability POWER,
-    all comparisons together at LEVEL. `sd` is the standard deviation of a difference within one seed. Returns None if
-    it needs more than MOST_SEEDS."""
+    """Return how many seeds a study with `arms` arms needs to show `difference` (of two arms' losses) with probability
+    POWER. LEVEL is the chance that any of the study's comparisons shows a difference where there is none. `sd` is the
+    standard deviation of a difference within one seed. Returns None if more than MOST_SEEDS are needed."""
     def shows(seeds: int) -> bool:
         free = (arms - 1) * (seeds - 1)
         needed = quantile(1 - LEVEL / 2 / (arms - 1), free) + quantile(POWER, free)
@@ -105,8 +107,7 @@ def tail(t: float, free: int) -> float:
 
 
 def quantile(share: float, free: int) -> float:
-    """Return the value below which Student's t with `free` degrees of freedom is with probability `share`, which is at
-    least 0.5."""
+    """Return the quantile `share` (at least 0.5) of Student's t distribution with `free` degrees of freedom."""
     low, high = 0.0, 1.0
     while tail(high, free) > 2 * (1 - share):
         high *= 2

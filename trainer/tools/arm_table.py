@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.base.humanize import count
 from trainer.tools.arm_statistics import LEVEL, MOST_SEEDS, contrasts, seeds_for
 
 #: names of the rows about the held-out data of all streams together, and of the streams of the run that is annealed. No
@@ -28,13 +27,15 @@ Losses = Mapping[str, Sequence[Mapping[str, float]]]
 
 
 def measured(streams: Mapping[str, Mapping[str, Any]], sources: Sources, unit: str) -> dict[str, float]:
-    """Return what an arm is judged by: by source, its loss on the held-out data in the given unit. `streams` are the
-    results of an evaluation, by stream. This is the one place where the measure of a study is chosen."""
+    """Return the numbers by which an arm is judged: {source: its loss on the held-out data of the source, in `unit`}. A
+    source is a name for one or several streams. `streams` are the results of an evaluation, by stream. Only this
+    function chooses what a study measures."""
     return {source: loss_of([streams[name] for name in names], unit) for source, names in sources.items()}
 
 
 def loss_of(results: Sequence[Mapping[str, Any]], unit: str) -> float:
-    """Return the loss on the held-out data of several streams: all nats by all tokens, or all bits by all bytes."""
+    """Return one loss for the held-out data of several streams (data sources). With the unit nats per token, it is the
+    sum of nats over the sum of tokens; with bits per byte, the sum of bits over the sum of bytes."""
     nats = [of["loss"] * of["targets"] for of in results]
     if unit == NATS:
         return math.fsum(nats) / sum(of["targets"] for of in results)
@@ -43,14 +44,20 @@ def loss_of(results: Sequence[Mapping[str, Any]], unit: str) -> float:
 
 
 def table(losses: Losses, unit: str = NATS) -> dict[str, Any]:
-    """Compute the table in which arms are compared: {"unit", "arms": [names], "seeds": number of seeds, "sources":
-    {source: {"noise", "seeds_needed": {difference: seeds}, "arms": {name: {"loss", "delta", "p", "beyond_noise",
-    "seeds_needed"}}}}}. Only sources that all arms have are included. `delta` is the difference to the first arm;
-    negative is better. `noise` is half the width of the 95 % interval of a difference, and `p` is corrected for the
-    number of arms (Holm); both are None if there is one seed or one arm. `beyond_noise` is whether `p` is below 5 %
-    (None if `p` is None). `seeds_needed` says how many seeds a study of these arms needs to show the difference; None
-    if that is more than MOST_SEEDS, or unknown, or if there is no difference. Of the first arm, `p`, `beyond_noise` and
-    `seeds_needed` are None."""
+    """Compute the table in which the arms of a study are compared. `losses` are the losses of each arm, by seed and
+    source (a name for one or several streams). Sources that not all arms have are left out. Returns {"unit", "arms":
+    [names], "seeds": number of seeds, "sources": {source: {"noise", "seeds_needed": {difference: seeds}, "arms": {name:
+    {"loss", "delta", "p", "beyond_noise", "seeds_needed"}}}}}.
+
+        loss          mean over the seeds
+        delta         difference to the first arm; negative is better
+        noise         half the width of the 95 % confidence interval of a difference
+        p             p-value of the difference, corrected for the number of arms (Holm)
+        beyond_noise  whether `p` is below 5 %
+        seeds_needed  how many seeds a study of these arms needs to show the difference
+
+    `noise` and `p` are None if there is one seed or one arm. `p`, `beyond_noise` and `seeds_needed` of the first arm
+    are None. `seeds_needed` is also None if it is unknown or more than MOST_SEEDS, or if there is no difference."""
     first, *others = losses
     seeds, sources = len(losses[first]), {}
     for source in losses[first][0]:
@@ -73,9 +80,10 @@ def needed(difference: float, sd: float | None, arms: int) -> int | None:
 
 
 def lines(result: Mapping[str, Any]) -> list[str]:
-    """Format the result of `table` as lines of text: for each source the loss of the first arm, and the differences of
-    the other arms to it. A star marks differences whose corrected p-value is below 5 %. Verdicts in words follow,
-    by the first source, unless there is one seed or tasks decide (key `by`)."""
+    """Format the result of `table`, which compares the arms of a study, as lines of text. There is a line for each
+    source (a name for one or several streams), with the loss of the first arm and the differences of the other arms to
+    it. A star marks differences whose corrected p-value is below 5 %. The lines of `verdicts` about the first source
+    follow, unless there is only one seed, or scores on tasks decide (`result["by"]`)."""
     width = max(12, *(len(n) + 2 for n in result["arms"]))
     first, *others = result["arms"]
     unit, seeds = result["unit"], result["seeds"]
@@ -100,8 +108,9 @@ def cell(arm: Mapping[str, Any]) -> str:
 
 
 def verdicts(arms: Sequence[str], of: Mapping[str, Any], where: str, unit: str) -> list[str]:
-    """Return what a table shows about each of `arms` but the first, and how many seeds would show other differences.
-    `of` is the source of the table by which they are judged, and `where` its name in words."""
+    """Return lines that say in words how the arms (trainings of a study) after the first of `arms` compare with it:
+    better, worse, or not told apart. A last line says how many seeds would show differences of given sizes. `of` is the
+    entry of the table about the data by which the arms are judged, and `where` names the data."""
     first, *others = arms
     out = [""]
     for name in others:
@@ -116,13 +125,3 @@ def verdicts(arms: Sequence[str], of: Mapping[str, Any], where: str, unit: str) 
     known = [f"{difference}: {seeds}" for difference, seeds in of["seeds_needed"].items() if seeds]
     return [*out, *([f"seeds that would show a difference of {', '.join(known)} {unit} (with probability 80 %)"]
                     if known else [])]
-
-
-def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Format what the arms have cost, all seeds together, and how often a training of each reads its data."""
-    width = max(len(name) for name in costs) + 2
-    out = [f"{'arm':<{width}}{'tokens':>10}{'parameters':>12}{'PFLOP':>10}{'wall time':>12}{'epochs':>8}"]
-    for name, cost in costs.items():
-        out.append(f"{name:<{width}}{count(cost['tokens']):>10}{count(cost['parameters']):>12}"
-                   f"{cost['flops'] / 1e15:>10.3g}{cost['wall_s']:>10,.0f} s{cost['epochs']:>8.2f}")
-    return out

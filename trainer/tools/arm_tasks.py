@@ -1,10 +1,11 @@
-"""Scores of the arms of a study on benchmark tasks, which decide about the arms with `--by tasks`.
+"""Scores of the arms of a study (the trainings that it compares) on benchmark tasks. With `--by tasks`, these scores
+decide about the arms.
 
-If the settings have `evaluate.tasks`, every arm scores its checkpoints while it is trained; what the last one lacks is
-scored at the end of the study. A task counts if `trainer.evaluation.task_signal` lets it pass, judged by all arms of
-the study together. The mean over the tasks that count is that of their bits per byte, each task with the same weight
-(as in OLMo 3's Base Easy suite). It moves smoothly and has one unit, where accuracies of small models stay at chance. A
-task without bits per byte, such as BLiMP, is shown but not in the mean.
+If the settings have `evaluate.tasks`, every arm scores its checkpoints while it is trained. Scores that the last
+checkpoint lacks are computed at the end of the study. A task counts if `trainer.evaluation.task_signal` lets it pass,
+judged by all arms of the study together. The arms are compared by the mean bits per byte over the tasks that count,
+each task with the same weight (as in OLMo 3's Base Easy suite). Bits per byte move smoothly and have one unit, where
+accuracies of small models stay at chance. A task without bits per byte, such as BLiMP, is shown but not in the mean.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from trainer.tools.arm import Arm, label
-from trainer.tools.arm_table import ALL, BITS, LOSS, TASKS, cell, table, verdicts
+from trainer.tools.arm_table import ALL, BITS, TASKS, cell, table, verdicts
 
 if TYPE_CHECKING:
     from tokenizer.mixture.phases import Phase
@@ -28,25 +29,24 @@ if TYPE_CHECKING:
 MEASURE = "bpb"
 
 
-def check_settings(config: TaskScoringConfig | None, by: str, phases: Sequence[Phase]) -> None:
-    """Check the settings `evaluate.tasks` without the data that is trained on. `phases` are those of an arm. Raises
-    ConfigError when a task does not exist, has no data or has only the form code, and when tasks are to decide (`by`)
-    but `config` is None or too few checkpoints are scored to judge them."""
+def check_config(config: TaskScoringConfig | None, by: str) -> None:
+    """Check the settings `evaluate.tasks` of a study. `config` are these settings (None: not given). Raises ConfigError
+    when a task does not exist, has no data, or has only the form `code` (which runs programs that the model writes),
+    and when tasks are to decide about the arms (`by`) but `config` is None."""
     from trainer.base.config import ConfigError
     from trainer.loop.task_watcher import scorable_tasks
 
     if config is not None:
         scorable_tasks(config)
-        if by == TASKS and (message := too_few(config, phases)):
-            raise ConfigError(f"--by tasks: {message}")
     elif by == TASKS:
         raise ConfigError("--by tasks: the settings have no evaluate.tasks; add it to train: in the recipe, or with"
                           " --set evaluate.tasks='{every: N, tasks: [arc_easy], data: FOLDER}'")
 
 
 def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None]) -> bool:
-    """Return whether the arms score their checkpoints on tasks. Raises ConfigError when the tasks differ between arms,
-    and as `check_settings` does. If tasks are not to decide (`by`), too few checkpoints are only announced."""
+    """Return whether the arms of a study score their checkpoints on tasks. Raises ConfigError when the settings of the
+    tasks differ between arms, and as `check_config` does. If too few checkpoints are scored to judge a task,
+    ConfigError is raised only if tasks decide about the arms (`by`); otherwise `announce` gets a message."""
     from trainer.base.config import ConfigError
 
     settings = {arm.run.config.evaluate.tasks for arm in arms}
@@ -54,11 +54,10 @@ def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None])
         raise ConfigError("evaluate.tasks: differs between the arms, so their scores do not compare; give all arms the "
                           "same")
     [config] = settings
+    check_config(config, by)
     if config is None:
-        check_settings(config, by, ())
         return False
     messages = [too_few(config, arm.run.curriculum.phases, arm.step) for arm in arms]
-    check_settings(config, LOSS, ())
     if message := next(filter(None, messages), ""):
         if by == TASKS:
             raise ConfigError(f"--by tasks: {message}")
@@ -67,8 +66,8 @@ def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None])
 
 
 def too_few(config: TaskScoringConfig, phases: Sequence[Phase], begin: int = 0) -> str:
-    """Return what to change if an arm of these phases that begins with step `begin` scores too few checkpoints to judge
-    a task; else the empty text."""
+    """Return a message if an arm of a study scores too few of its checkpoints to judge a task, else "". The message
+    says which settings to change. `phases` are those of the arm, and `begin` is the step at which it begins."""
     from trainer.evaluation.task_signal import LEAST_STEPS
 
     scored, new = len(scored_steps(config.every, phases, begin)), sum(phase.steps for phase in phases) - begin
@@ -78,7 +77,8 @@ def too_few(config: TaskScoringConfig, phases: Sequence[Phase], begin: int = 0) 
 
 
 def check_data(arms: Sequence[Arm]) -> None:
-    """Raise ConfigError when the tasks cannot be scored. The tokenizers of the arms must have been fetched."""
+    """Raise ConfigError when the benchmark tasks of a study cannot be scored. The tokenizers of the arms must have been
+    fetched before."""
     from trainer.loop.task_watcher import check_tasks
 
     for run in {(arm.run.curriculum.tokenizer.sha256, arm.run.curriculum.phases[0].sequence): arm.run
@@ -87,16 +87,17 @@ def check_data(arms: Sequence[Arm]) -> None:
 
 
 def scored_steps(every: int, phases: Sequence[Phase], begin: int) -> list[int]:
-    """Return the steps of an arm whose checkpoints are scored: each multiple of `every` and the ends of phases, from
-    the step `begin`, with which the arm begins."""
+    """Return the steps of an arm (a training of a study) whose checkpoints are scored: the multiples of `every` from
+    step `begin` on, and the ends of phases (stretches of the training) after it. The arm begins with the checkpoint of
+    step `begin`."""
     ends = list(accumulate(phase.steps for phase in phases))
     multiples = range(every, ends[-1], every)                     # the checkpoint with which an arm begins may be one
     return sorted({step for step in ends if step > begin} | {step for step in multiples if step >= begin})
 
 
 def score_last(arms: Sequence[Arm], announce: Callable[[str], None]) -> None:
-    """Score the last checkpoint of each arm on the tasks for which it has no score. That happens if the process that
-    scores beside a training failed, or if `evaluate.tasks` was added after the training."""
+    """Score the last checkpoint of each arm of a study on those tasks for which it has no score. This is needed if the
+    process that scores beside a training has failed, or if `evaluate.tasks` was added after the training."""
     from trainer.checkpoint.checkpoints import complete
     from trainer.evaluation import score_rows
     from trainer.evaluation.models import of_checkpoint
@@ -119,16 +120,15 @@ def score_last(arms: Sequence[Arm], announce: Callable[[str], None]) -> None:
                 reader = reader_of(model, options)
                 prepared = {known: (reader, prepare_all(tasks, Path(config.data), options, reader, progress))}
             reader, ready = prepared[known]
-            folder = score_rows.step_folder(arm.run.out, checkpoint.step)
-            if missing := unscored(ready, checkpoint, folder, options.seed):
+            if missing := unscored(ready, checkpoint, arm.run.out):
                 announce(f"scoring {label(arm)}, seed {arm.seed}, on {len(missing)} tasks")
                 evaluate_model(model, reader, missing, arm.run.out / score_rows.FOLDER, arm.run.out, options, progress)
 
 
 def read_scores(arms: Sequence[Arm]) -> list[ScoredRun]:
-    """Return the scores of each arm on the tasks of its settings. Scores by another version of a task, with other
-    examples or on other data are left out."""
-    from trainer.evaluation.score_rows import origin_of_row, read_rows
+    """Return the scores of each arm of a study on the tasks of its settings `evaluate.tasks`. Scores from another
+    version of a task's file, with other examples before the questions, or on other data are left out."""
+    from trainer.evaluation.score_rows import origin_of, read_rows
     from trainer.evaluation.task_signal import ScoredRun
     from trainer.loop.task_watcher import wanted_scores
 
@@ -136,14 +136,16 @@ def read_scores(arms: Sequence[Arm]) -> list[ScoredRun]:
     assert config is not None
     wanted = wanted_scores(config)
     return [ScoredRun(arm.name, arm.run.config.model.parameters(arm.run.vocab), arm.seed,
-                      [row for row in read_rows(arm.run.out) if origin_of_row(row) in wanted]) for arm in arms]
+                      [row for row in read_rows(arm.run.out) if origin_of(row) in wanted]) for arm in arms]
 
 
 def task_results(arms: Sequence[Arm]) -> dict[int | None, dict[str, Any]]:
-    """Return the comparison of the arms by tasks, for each width of the models: {"counted": [names of the tasks that
-    count], "mean": as a source in `arm_table.table`, or None if no task counts, "scores": {task: {"measure", "verdict",
-    "reason", "checkpoints": how many of a training have scores, and what a source has}}}. What a source calls "loss" is
-    called "score" here. Only tasks on which the last checkpoints of all arms have scores are included."""
+    """Return how the arms of a study compare on benchmark tasks, as {width of the models: comparison}. A comparison is
+    {"counted": [names of the tasks that count], "mean": result for the mean over these, or None if there are none,
+    "scores": {task: {"measure", "verdict", "reason", "checkpoints", and the keys of a result}}}. A result has the keys
+    that `arm_table.table` gives to a source, with "score" for "loss". `verdict` and `reason` are those of
+    `trainer.evaluation.task_signal`, and `checkpoints` is the number of checkpoints of an arm that have scores. Tasks
+    on which the last checkpoint of any arm has no score are left out."""
     from trainer.evaluation.score_rows import main_row
     from trainer.evaluation.task_signal import signals
 
@@ -183,7 +185,8 @@ def scores(source: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def task_lines(result: Mapping[str, Any]) -> list[str]:
-    """Format the scores of a table's arms on tasks as lines of text, with the verdicts if tasks decide."""
+    """Format how the arms of a study compare on benchmark tasks as lines of text. `result` is a table of the arms, with
+    the key "tasks" (see `task_results`). If tasks decide about the arms, verdicts in words follow."""
     tasks, seeds = result["tasks"], result["seeds"]
     number = len(tasks["counted"])
     first, *others = result["arms"]
@@ -209,7 +212,8 @@ def task_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def counts(task: str, of: Mapping[str, Any], counted: Sequence[str]) -> str:
-    """Say whether a task counts for the mean, and why not."""
+    """Return text that says whether a benchmark task counts for the mean over tasks, and if not, why. `of` is the
+    task's entry in the result of `task_results`, and `counted` are the tasks that count."""
     if task in counted:
         return "yes"
     if of["verdict"] == "use":
@@ -218,7 +222,8 @@ def counts(task: str, of: Mapping[str, Any], counted: Sequence[str]) -> str:
 
 
 def remedy(tasks: Mapping[str, Mapping[str, Any]]) -> str:
-    """Say what makes tasks count, when none does."""
+    """Return advice for a study in which no benchmark task counts: what to change so that tasks count. `tasks` are the
+    entries of all tasks in the result of `task_results`."""
     from trainer.evaluation.task_signal import LEAST_STEPS
 
     checkpoints = max((of["checkpoints"] for of in tasks.values()), default=0)

@@ -49,7 +49,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run all checks; exit code 0 when all pass, else 1."""
+    """Run all checks of `tokenmill train doctor`. Returns the exit code: 0 when all pass, else 1."""
     from trainer.base.config import ConfigError
     from trainer.loop.run import open_run
     from trainer.parallel.world import world
@@ -231,8 +231,8 @@ def compare(checks: Checks, options: argparse.Namespace, folder: Path, device: s
 
 def examine(run: Run, world: World, folder: Path) -> None:
     """Train a small version of the run on this rank, and write the results to `folder`/rank.SIZE.RANK.json (SIZE is the
-    number of ranks). Every rank must call this. A training on one rank is made after the one on several ranks, and also
-    resumes from the checkpoint of the latter."""
+    number of ranks). Every rank must call this. `doctor` calls it first on several ranks and then on one. The single
+    rank also resumes from the checkpoint that the several ranks have written."""
     import torch
 
     from trainer.data.batches import Data
@@ -276,7 +276,7 @@ def examine(run: Run, world: World, folder: Path) -> None:
 
 def reduced(run: Run, out: Path, world: World) -> Run:
     """Return a small version of the run: the model has only its first layers, and the curriculum only the first phase
-    with a few samples per step. The learning rate is constant."""
+    (stretch of the training) with a few samples per step. The learning rate is constant."""
     from trainer.loop.config import EvaluateConfig, TrainConfig
     from trainer.optim.schedule import ScheduleConfig
 

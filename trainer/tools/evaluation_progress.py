@@ -1,4 +1,6 @@
-"""Shows how far an evaluation is, and marks the checkpoints that it still has to read."""
+"""Shows the progress of an evaluation of checkpoints on benchmark tasks. Also marks the checkpoints that the evaluation
+still has to read, so that a training does not delete them.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ from pathlib import Path
 from pipeline.base.visible import visible
 from trainer.checkpoint.in_use import marked
 
-#: seconds between two lines of progress; and after which the marks are touched, a tenth of the time that they count
+#: seconds between two lines of progress, and between two renewals of a mark (a tenth of the time for which it counts)
 PROGRESS_S, TOUCH_S = 10.0, 60.0
 
 
 class EvaluationProgress:
-    """Prints to stderr how far the evaluation is: a line at most every PROGRESS_S seconds, or on a terminal one line
-    that is replaced up to five times a second, and erased on leaving the context. While it shows progress, it keeps the
-    marks of checkpoints in use fresh (see `using`)."""
+    """Prints the progress of an evaluation to stderr. On a terminal, one line is replaced up to five times a second,
+    and erased on leaving the context; elsewhere a line is printed at most every PROGRESS_S seconds. Showing progress
+    also renews the marks by which `using` protects checkpoints from deletion."""
 
     def __init__(self) -> None:
         self.marks: list[Path] = []
@@ -45,7 +47,8 @@ class EvaluationProgress:
                 self.marks = []
 
     def refresh(self) -> None:
-        """Touch the marks if TOUCH_S seconds have passed. On a shared file system each touch is a request."""
+        """Renew (touch) the files by which `using` marks checkpoints as in use. Does nothing if they were renewed less
+        than TOUCH_S seconds ago, because on a shared file system each touch is a request."""
         if time.monotonic() - self.touched < TOUCH_S:
             return
         self.touched = time.monotonic()
@@ -62,7 +65,8 @@ class EvaluationProgress:
                   file=sys.stderr, flush=True)
 
     def of(self, name: str, work: int) -> Callable[[int], None]:
-        """Return a function that counts finished rows of `name`, of `work` rows, and shows how far it is."""
+        """Return a function to call with the number of rows that have just been finished. It shows how many rows of the
+        task `name` are finished, of `work` rows in all, and how long the rest will take."""
         began, done = time.monotonic(), 0
 
         def advance(rows: int) -> None:

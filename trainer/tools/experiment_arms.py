@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.base.visible import json_text, visible
 from trainer.base.arguments import positive, say
 from trainer.tools.arm import Arm, check, label, write
-from trainer.tools.arm_table import ALL, BITS, LOSS, NATS, TASKS, Sources, cost_lines, lines, measured, table
+from trainer.tools.arm_costs import cost_lines, costs
+from trainer.tools.arm_table import ALL, BITS, LOSS, NATS, TASKS, Sources, lines, measured, table
 from trainer.tools.arm_tasks import check_data, check_scoring, score_last, task_lines, task_results
 
 NEEDS_PIPELINE = ("--data and --vary make data, which needs the pipeline: pip install 'tokenmill[pipeline]', and call "
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=positive, default=2, metavar="S",
-                        help="repeat every arm with S seeds: without that nobody knows what is noise (default: 2)")
+                        help="repeat every arm with S seeds, because one seed does not show the noise (default: 2)")
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="train N arms at a time (default: 1)")
     parser.add_argument("--halving", action="store_true",
                         help="end the worse half of the arms after a quarter and after half of the steps")
@@ -53,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_data_arguments(parser: argparse.ArgumentParser, purpose: str) -> Any:
-    """Add the options that name variants of recipes, which `pipeline.study` reads. Returns their group."""
+    """Add the options by which `pipeline.study` makes the data of a study from recipes and variants of them. `purpose`
+    is the help text of `--data`. Returns the group of these options."""
     data = parser.add_argument_group("data (with the pipeline installed)")
     data.add_argument("--data", nargs="+", metavar="[NAME=]RECIPE", help=purpose)
     data.add_argument("--vary", nargs="+", action="append", default=[], metavar=("NAME", "KEY=VALUE"),
@@ -67,9 +69,11 @@ def add_data_arguments(parser: argparse.ArgumentParser, purpose: str) -> Any:
 
 def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[[Arm], None] = lambda _arm: None,
             sources: Sources | None = None, unit: str = NATS) -> int:
-    """Train all arms, write the results to the folder that holds the arms' folders, and print their table, in the unit
-    `unit`. Returns the exit code. `prepare` is called for each arm before the first is trained. The first of `sources`
-    decides about the arms; by default, that is the held-out data that is the same in all arms."""
+    """Train all arms of a study (the trainings that it compares), write the results, and print the table of losses in
+    `unit`. The results go to the folder that holds the arms' folders. `prepare` is called for every arm before any arm
+    is trained. `sources` are named groups of streams (data sources) on whose held-out data the arms are compared; the
+    first group decides which arms are better. By default, the first group is all held-out data that the arms have in
+    common. Returns the exit code."""
     from trainer.base.files import alone, replace
     from trainer.data.remote import fetch_shards
     from trainer.tools.arm_plot import write_plots
@@ -93,13 +97,15 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
         for arm in arms:
             prepare(arm)
             write(arm)
-        ended: list[dict[str, Any]] = []
+        every, ended = arms, list[dict[str, Any]]()
         if options.halving:
             arms, ended = halved(arms, options, announce, next(iter(sources.values())), unit)
         train_arms(arms, options, announce)
         if scored:
             score_last(arms, announce)
-        result = {**results(arms, sources, unit, options.by, scored), **({"ended": ended} if options.halving else {})}
+        result = {**results(arms, sources, unit, options.by, scored),
+                  "costs": costs(every, {one["arm"]: one["share"] for one in ended}),
+                  **({"ended": ended} if options.halving else {})}
         text = report(result)
         replace(folder / "table.json", json_text(result, indent=1) + "\n")
         replace(folder / "table.txt", text + "\n")
@@ -132,14 +138,15 @@ def refuse_contradictions(options: argparse.Namespace) -> None:
 
 
 def held_out(curriculum: Curriculum) -> dict[str, str | None]:
-    """Return {name: sha256 of the held-out data} of the streams that have some."""
+    """Return {name of a stream (data source): sha256 of its held-out data} for those streams of a curriculum that have
+    held-out data."""
     return {s.name: s.val_sha256 for s in curriculum.streams if s.val and s.val_tokens > 1}
 
 
 def common_sources(arms: Sequence[Arm]) -> dict[str, list[str]]:
-    """Return the sources of a table: the streams whose held-out data is the same in all arms, before them ALL, if there
-    are several. The loss on other data would differ because the data does. Raises ConfigError when there is no such
-    stream."""
+    """Return the sources (rows of the table that compares the arms of a study), each with its streams. There is one for
+    each stream whose held-out data is the same in all arms; losses on different data could not be compared. If there
+    are several, a source ALL with all these streams comes first. Raises ConfigError when there is no such stream."""
     from trainer.base.config import ConfigError
 
     first, *others = [held_out(arm.run.curriculum) for arm in arms]
@@ -155,8 +162,9 @@ def common_sources(arms: Sequence[Arm]) -> dict[str, list[str]]:
 
 
 def refuse_masked(arms: Sequence[Arm], sources: Sources) -> None:
-    """Raise ConfigError if the held-out data of a stream of `sources` has loss masks. Its bits per byte are then not
-    known, because the bytes of single spans are not recorded."""
+    """Raise ConfigError if the held-out data of a stream in `sources` has loss masks, so that only spans of documents
+    count in the loss. The bits per byte of such data are not known, because the bytes of single spans are not
+    recorded."""
     from tokenizer.shards.reader import ShardSet
     from trainer.base.config import ConfigError
 
@@ -169,41 +177,26 @@ def refuse_masked(arms: Sequence[Arm], sources: Sources) -> None:
 
 
 def results(arms: Sequence[Arm], sources: Sources, unit: str, by: str, scored: bool) -> dict[str, Any]:
-    """Read the results of trained arms. Returns the content of table.json: the `table` of the arms (with several
-    widths, of the widest models), `costs` by arm (tokens, FLOPs and wall time are sums over its seeds), and, with
-    several widths, `widths`: {width: table}. If the arms are `scored` on tasks, each table also has `tasks` (see
-    `task_results`) and `by`, which says what decides."""
+    """Read the results of the trained arms of a study. Returns the content of table.json without the costs, with the
+    keys of `arm_table.table`. If the models have several widths, the table is that of the widest, and "widths" has a
+    table for each width. If the arms are `scored` on benchmark tasks, each table also has "tasks" (see `task_results`)
+    and "by" (what decides about the arms)."""
     losses: dict[int | None, dict[str, list[dict[str, float]]]] = {}
-    costs: dict[str, dict[str, Any]] = {}
     for arm in arms:
         summary = json.loads((arm.run.out / "summary.json").read_text(encoding="utf-8"))
         values = measured(summary["streams"], sources, unit)
         by_arm = losses.setdefault(arm.width, {})
         by_arm.setdefault(arm.name, []).append(values)
-        model, tokens = arm.run.config.model, summary["tokens"] - arm.before
-        cost = costs.setdefault(label(arm), {"tokens": 0, "parameters": summary["parameters"], "flops": 0.0,
-                                             "wall_s": 0.0, "epochs": epochs(arm.run.curriculum)})
-        cost["tokens"] += tokens
-        cost["flops"] += 6.0 * model.matmul_parameters(arm.run.vocab) * tokens
-        cost["wall_s"] += summary["wall_time"]["wall_s"]
     tables = {width: table(by_arm, unit) for width, by_arm in losses.items()}
     if scored:
         tasks = task_results(arms)
         tables = {width: {**one, "by": by, "tasks": tasks[width]} for width, one in tables.items()}
-    result = {**tables[list(tables)[-1]], "costs": costs}
+    result = tables[list(tables)[-1]]
     return result if len(tables) == 1 else {**result, "widths": {str(width): one for width, one in tables.items()}}
 
 
-def epochs(curriculum: Curriculum) -> float:
-    """Return how often a training reads its data: the largest number over its streams."""
-    from tokenizer.mixture.order import Order
-
-    order = Order(curriculum)
-    return max((used / supers for used, supers in zip(order.used[-1], order.supers) if supers), default=0.0)
-
-
 def report(result: Mapping[str, Any]) -> str:
-    """Format the content of table.json as text."""
+    """Format the content of table.json, the result of a study, as text."""
     tables = {f"models of width {width}": one for width, one in result.get("widths", {}).items()} or {"": result}
     out: list[str] = []
     for title, one in tables.items():
@@ -216,7 +209,9 @@ def report(result: Mapping[str, Any]) -> str:
 
 
 def agreement(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each arm but the first: whether it is on the same side of the first arm at every width."""
+    """Return lines that say whether results agree between models of different widths. There is a line for each arm
+    (training of a study) after the first. It says whether it is better than the first arm at all widths, or worse at
+    all widths. `tables` has a table of arms for each width."""
     decisive = [one["tasks"]["mean"] if one.get("by") == TASKS else next(iter(one["sources"].values()))
                 for one in tables]
     out = []

@@ -1,10 +1,11 @@
-"""`tokenmill train explain RUN STEP --task NAME`: which items of a benchmark task has a training won or lost, and which
-of the documents that it read are nearest to them?
+"""`tokenmill train explain RUN STEP --task NAME`: which items (questions) of a benchmark task has a training won or
+lost, and which of the documents that it read are nearest to them?
 
-Two results of `tokenmill train eval` are compared: that of the step with an earlier one of the same training, or with
-that of another training, such as another arm of a study. The nearest documents are those that share n-grams of tokens
-with an item (`trainer.data.nearest`), among what was read between the two steps, or, of two trainings, since their
-curricula differ. Shared n-grams are a hint, no proof, that a document taught the answer.
+Two results of `tokenmill train eval` are compared: that of the step, and another one. The other result is from an
+earlier step of the same training, or from another training, such as another arm of a study. The nearest documents are
+those that share n-grams of tokens with an item (`trainer.data.nearest`). If both results are of one training, only
+documents that it read between the two steps are searched. If they are of two trainings, only documents from the point
+on at which their curricula differ are searched. Shared n-grams are a hint, no proof, that a document taught the answer.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from trainer.loop.run import Run
     from trainer.tools.evaluation_progress import EvaluationProgress
 
-#: default of --items, and documents that are shown of each
+#: default of --items, and number of documents that are shown for each item
 ITEMS, DOCUMENTS = 3, 3
-#: passages that are ranked for a document, so that several of one document leave room for others
+#: number of passages that are ranked for each shown document, because several may be of the same document
 PASSAGES = 4
 #: tokens that are shown before and after the first shared n-gram, and characters of a question and an answer
 BEFORE, AFTER, QUESTION = 12, 48, 300
@@ -42,7 +43,8 @@ SCORES = {"pairs": "log-likelihood of the right sentence minus that of the other
 
 @dataclass(frozen=True)
 class ScoredStep:
-    """The result of a step: its training, the step, the result itself, and its lines of items."""
+    """A step of a training with its result on a benchmark task. `result` is the content of TASK.json, and `lines` are
+    the lines of TASK.items.jsonl, one for each item."""
 
     run: Run
     step: int
@@ -51,8 +53,9 @@ class ScoredStep:
 
 
 def explain_task(options: argparse.Namespace) -> dict[str, Any]:
-    """Return everything that the command prints. Raises ConfigError when a result or the data of the task is missing
-    or does not fit, and when the training's tokenizer cannot be loaded."""
+    """Compare two results on a benchmark task, and return everything that `tokenmill train explain --task` prints, as
+    JSON values. Raises ConfigError when a result or the data of the task is missing or does not fit, and when the
+    training's tokenizer cannot be loaded."""
     from trainer.base.config import ConfigError
     from trainer.evaluation.item_changes import changes, read_items, read_result
     from trainer.evaluation.score_rows import step_folder
@@ -89,8 +92,9 @@ def explain_task(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def opened(folder: str, store: str | None, out: str | None, overrides: Sequence[str]) -> Run:
-    """Open a run, or the folder of an arm of a study, which is its own --out. Of an arm, the store is the folder above
-    it that has shards."""
+    """Open a run, or a training of a study. `folder` is the folder of the run, or of the training, which is then also
+    its output folder (`--out`). The store of such a training is the nearest folder above it that has shards, unless
+    `store` is given."""
     from trainer.evaluation.score_rows import FOLDER
     from trainer.loop.run import open_run
 
@@ -112,8 +116,10 @@ def task_of(name: str, run: Run) -> EvalTask:
 
 
 def against(options: argparse.Namespace, run: Run, task: EvalTask) -> tuple[Run, int]:
-    """Return (training, step) with which the step is compared: --against, or the first step of the training that has a
-    result. Of another training, it is the same step, or else the last one that has a result."""
+    """Return (training, step) of the result with which the result of step `options.step` of `run` is compared.
+    --against names an earlier step of `run`, or another training. Without --against, it is the first step of `run` that
+    has a result of `task`. Of another training, it is the same step if that has a result, else the last step that has
+    one. Raises ConfigError when there is no result to compare with."""
     from trainer.base.config import ConfigError
     from trainer.evaluation.score_rows import FOLDER
 
@@ -133,7 +139,7 @@ def against(options: argparse.Namespace, run: Run, task: EvalTask) -> tuple[Run,
 
 
 def steps_samples(curriculum: Curriculum, step: int) -> int:
-    """Return how many samples the first `step` steps read."""
+    """Return how many samples the first `step` steps of a curriculum read."""
     from tokenizer.mixture.steps import step_at
 
     last = step_at(curriculum, step)
@@ -141,9 +147,9 @@ def steps_samples(curriculum: Curriculum, step: int) -> int:
 
 
 def common_samples(first: Curriculum, second: Curriculum) -> int:
-    """Return how many samples the phases have with which two curricula begin alike; 0 if already the seeds, the streams
-    or the first phases differ. The result is also 0 if all phases are alike: then no document tells the trainings
-    apart, and all are searched."""
+    """Return how many samples two curricula have in common at their beginning, counted in whole phases (stretches of
+    the training). Returns 0 if the seeds, streams or first phases differ. Also returns 0 if all phases are equal, so
+    that the caller searches all documents, because none tells the trainings apart."""
     start = 0
     if (first.seed, first.streams) == (second.seed, second.streams):
         for phase, other in zip(first.phases, second.phases):
@@ -155,8 +161,9 @@ def common_samples(first: Curriculum, second: Curriculum) -> int:
 
 def nearest_documents(scored: ScoredStep, start: int, task: EvalTask, items: Sequence[Item],
                       of: Sequence[ItemChange], progress: EvaluationProgress) -> list[list[dict[str, Any]]]:
-    """Return for each item of `of` the nearest documents that a training read from sample `start` to its step. n-grams
-    that many of all `items` of the task share do not count."""
+    """Return the documents nearest to benchmark items, a list for each item in `of`. They are searched among what the
+    training of `scored` read between sample number `start` and its step. Near is a document that shares n-grams with
+    the item. n-grams that many of the task's `items` have in common do not count."""
     from trainer.checkpoint.ledger import Ledger
     from trainer.data.nearest import distinctive, nearest
     from trainer.data.remote import reading, training_sets
@@ -186,8 +193,8 @@ def text_of(task: EvalTask, item: Item) -> str:
 
 def documents_of(run: Run, sets: Sequence[Any], passages: Sequence[SharedPassage],
                  coder: TextCoder) -> list[dict[str, Any]]:
-    """Return the documents of the best passages, each document once, with its origin and the text around the first
-    shared n-gram."""
+    """Return the documents that hold the given passages, best passage first, at most DOCUMENTS and each once. A
+    document has its origin, and an excerpt around the first n-gram that it shares with the benchmark item."""
     from tokenizer.shards.find import window_documents
     from tokenizer.shards.origin import LIGHT, add_origins
     from trainer.data.remote import place
@@ -229,7 +236,7 @@ def described(task: EvalTask, change: ItemChange) -> dict[str, Any]:
 
 # -- as text ---------------------------------------------------------------------------------------------------------
 def text(result: dict[str, Any]) -> str:
-    """Format the result of `explain_task` for a terminal."""
+    """Format the result of `explain_task` as text for a terminal."""
     other = result["against"]
     out = [f"{result['task']} at step {result['step']:,} against step {other['step']:,} of {other['training']}: "
            f"{result['won']:,} won and {result['lost']:,} lost of {result['items']:,} items by {result['measure']}"]

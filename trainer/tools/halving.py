@@ -25,10 +25,11 @@ RUNGS = (0.25, 0.5)
 
 def halved(arms: Sequence[Arm], options: argparse.Namespace, announce: Callable[[str], None], streams: Sequence[str],
            unit: str) -> tuple[list[Arm], list[dict[str, Any]]]:
-    """Train arms to each of the RUNGS, and end the worse half by their loss on the held-out data of `streams`. Returns
-    the arms that go on, and for each that has been ended {"arm", "share" of its steps, "loss", "delta" to the first
-    arm}; the last two are None if the loss is not finite. A repeated call decides as before, because the losses at the
-    rungs are in the metrics of the arms."""
+    """Train the arms of a study to each of the shares RUNGS of their steps, and each time end the worse half (never the
+    first arm). Worse is a higher loss on the held-out data of `streams` (data sources), as a mean over the seeds.
+    Returns the arms that go on, and for each ended arm {"arm", "share": share of its steps that it did, "loss",
+    "delta": difference to the first arm}. The last two are None if the loss is not finite. A repeated call decides as
+    before, because the losses at these steps are in the metrics of the arms."""
     going, ended = list(arms), list[dict[str, Any]]()
     for share in RUNGS:
         train_arms(going, options, announce, share)
@@ -51,10 +52,10 @@ def halved(arms: Sequence[Arm], options: argparse.Namespace, announce: Callable[
 
 
 def losses_at(arms: Sequence[Arm], share: float, streams: Sequence[str], unit: str) -> list[float]:
-    """Return the loss of each arm on the held-out data of `streams` at the end of this share of its steps. An arm that
-    an earlier call has trained without --halving was perhaps not evaluated there. Then all arms are compared at the
-    last step up to there at which all were, because losses of different steps do not compare. Raises ConfigError when
-    there is no such step."""
+    """Return the loss of each arm of a study on the held-out data of `streams` (data sources), after the share `share`
+    of its steps. An arm that was trained without --halving may have no evaluation there. Then all arms are compared at
+    the last earlier step at which all were evaluated, because losses of different steps cannot be compared. Raises
+    ConfigError when there is no such step."""
     evaluations: list[dict[int, dict[str, Any]]] = []
     for arm in arms:
         lines = [e for e in read(arm.run.out / "metrics.jsonl") if e["event"] == "eval"]
@@ -65,8 +66,8 @@ def losses_at(arms: Sequence[Arm], share: float, streams: Sequence[str], unit: s
         common = set.intersection(*map(set, evaluations)) if len(set(steps)) == 1 else set[int]()
         if not common:
             raise ConfigError(f"--halving: {arms[0].run.out.parent} holds arms that were trained without it, with no "
-                              f"evaluation at a common step of the first {share:.0%}; leave out --halving, or name "
-                              f"another folder with --out")
+                              f"evaluation at a common step of the first {share:.0%}; leave out --halving, or "
+                              f"delete that folder")
         steps = [max(common)] * len(arms)
     lines = [of[step] for step, of in zip(steps, evaluations)]
     return [loss_of([line["streams"][name] for name in streams], unit) for line in lines]

@@ -52,7 +52,7 @@ def micro_batch(run: Run, ranks: int) -> tuple[int, int, bool]:
 
 
 def number_bytes(run: Run, device: str) -> int:
-    """Return the bytes per number in matrix products on `device` (cpu or cuda)."""
+    """Return how many bytes a number takes in matrix products on `device` (cpu or cuda)."""
     precision = run.config.precision
     return 2 if precision == "bf16" or (precision == "auto" and device == "cuda") else 4
 
@@ -97,9 +97,9 @@ def _upcast(size: int, kernels: Kernels) -> int:
 
 
 def grouped() -> bool:
-    """Whether the attention kernels in this version of torch support grouped-query attention, i.e. fewer heads of keys
-    and values than of queries. varlen_attn supports it from torch 2.13 on. If it is not supported, keys and values are
-    repeated for all heads. A torch without varlen_attn uses other kernels, which support it."""
+    """Return whether the attention kernels in this version of torch support grouped-query attention, i.e. fewer heads
+    of keys and values than of queries. varlen_attn supports it from torch 2.13 on. A torch without varlen_attn uses
+    other kernels, which support it. If it is not supported, keys and values are repeated for all heads."""
     from trainer.model import attention
 
     return attention.VARLEN_GQA or attention.varlen_attn is None
@@ -114,7 +114,7 @@ def kernels_on(config: TrainConfig, device: str) -> Kernels:
 
 
 def optimizer_bytes(config: TrainConfig, vocab: int) -> float:
-    """Return the bytes of the optimiser's state for the whole model, over all ranks."""
+    """Return the bytes of the optimiser's state for the whole model, summed over all ranks."""
     return config.optimizer.state_bytes(*_sizes(config, vocab))
 
 
@@ -172,8 +172,9 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
 
 
 def accumulated_bytes(config: TrainConfig, vocab: int, ranks: int) -> float:
-    """Return the bytes of gradients that a rank keeps while it adds up the micro-batches of a step. Gradients that the
-    optimiser reads at the end of the step are not included."""
+    """Return the bytes of gradients that a rank keeps only to add up the micro-batches of a step. The gradients that
+    the optimiser reads are not included. The result is 0 unless gradients are accumulated unsharded, or are offloaded
+    with hybrid sharding."""
     parallel, parameters = config.parallel, config.model.parameters(vocab)
     if parallel.accumulate == "unsharded":
         return 4.0 * parameters / parallel.tensor

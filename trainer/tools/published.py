@@ -1,4 +1,4 @@
-"""Reads the published datasets of a store, which say where the documents of shards come from."""
+"""Reads the published datasets of a store, in which the documents of training shards can be looked up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def datasets(store: FileSystem, top: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the published datasets (folders below `top`/datasets) as (name, {key of a part: its path})."""
+    """Yield each published dataset (folder below `top`/datasets) as (name, {key of the task that wrote a file: path of
+    the file}). The files are parts of the dataset, in Parquet."""
     from pyarrow import fs
 
     from pipeline.base.parquet import read_table

@@ -1,9 +1,9 @@
 """`tokenmill train signal`: which benchmark tasks can be trusted for trainings of this kind? Judges every task from the
 scores that `evaluate.tasks` or `tokenmill train eval` has written (`trainer.evaluation.task_signal`).
 
-A folder whose name ends in `-seedN`, as `tokenmill train ablate` names them, is a training with seed N of the candidate
-that the rest of the name says; `-widthW` before it is left out, because sizes are told apart by the number of
-parameters.
+Several trainings may be given, of several candidates (what is compared, such as data sets) and with several seeds. The
+name of a folder says which: CANDIDATE-seedN or CANDIDATE-widthW-seedN, as `tokenmill train ablate` names folders. The
+width is ignored, because sizes are told apart by the number of parameters. Any other name is a candidate with one seed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ARM = re.compile(r"(?P<candidate>.+?)(-width\d+)?-seed(?P<seed>\d+)")
 
 
-#: by field of a row, what it means if the field differs
+#: by field of a ScoreOrigin, what it means if the field differs
 DIFFERENCES = {"sha256": "another version of the task", "shots": "another number of examples",
                "seed": "other examples (--seed)", "data": "other data"}
 
@@ -50,8 +50,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read_runs(names: Sequence[str], store: str | None) -> list[ScoredRun]:
-    """Return the trainings that the arguments name. Raises ConfigError if one has no scores or is named twice, and if
-    the scores of a task have another origin (`ScoreOrigin`)."""
+    """Return the trainings that the arguments name, with their scores on benchmark tasks. Raises ConfigError if a
+    training has no scores or is named twice, or if scores of a task cannot be compared (see `check_alike`)."""
     from trainer.base.config import ConfigError
 
     runs: dict[Path, ScoredRun] = {}
@@ -64,25 +64,28 @@ def read_runs(names: Sequence[str], store: str | None) -> list[ScoredRun]:
 
 
 def check_alike(runs: Mapping[Path, ScoredRun]) -> None:
-    """Raise ConfigError if the scores of a task have different origins (`ScoreOrigin`); they cannot be compared. The
-    keys of `runs` are the folders with the scores."""
+    """Raise ConfigError if scores of the same task cannot be compared, because they differ in the task's file, its
+    data, or the number or the seed of the examples before a question. `runs` has the trainings by the folder with their
+    scores."""
     from trainer.base.config import ConfigError
-    from trainer.evaluation.score_rows import NAME
+    from trainer.evaluation.score_rows import NAME, ScoreOrigin, origin_of
 
-    first: dict[str, Mapping[str, Any]] = {}
+    first: dict[str, ScoreOrigin] = {}
     for place, run in runs.items():
         for row in run.rows:
-            other = first.setdefault(row["task"], row)
+            own = origin_of(row)
+            other = first.setdefault(row["task"], own)
             for key, what in DIFFERENCES.items():
-                if row.get(key) != other.get(key):
+                if getattr(own, key) != getattr(other, key):
                     raise ConfigError(f"{place / NAME}: {row['task']} at step {row['step']} was scored with {what} "
                                       f"than other steps or trainings; score all alike: `tokenmill train eval RUN "
                                       f"--steps all` with the same --data, --shots and --seed")
 
 
 def scored_folders(name: str, store: str | None) -> list[tuple[Path, Path]]:
-    """Return the trainings that an argument names, each as (folder whose name counts, folder with the scores). Raises
-    ConfigError if there is no such folder, and if no training has scores."""
+    """Return the trainings that an argument names: a run, a training's folder, or a folder of trainings. Each is
+    returned as (folder whose name says candidate and seed, folder with the scores). Raises ConfigError if there is no
+    such folder, or if no training in it has scores."""
     from trainer.base.config import ConfigError
     from trainer.evaluation.score_rows import NAME
 
@@ -114,7 +117,7 @@ def read(named: Path, place: Path) -> ScoredRun:
 
 
 def table(result: Sequence[TaskSignal]) -> list[str]:
-    """Format the verdicts as lines of text."""
+    """Format the verdicts on benchmark tasks as the lines of a table."""
     width = max((len(s.task) for s in result), default=4) + 2
     out = [f"{'task':<{width}}{'measure':<21}{'monotonic':>9}{'gain/noise':>12}{'from chance':>13}{'early':>7}"
            f"{'sizes':>7}  verdict"]

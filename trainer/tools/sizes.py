@@ -127,12 +127,12 @@ def cost(run: Run, ranks: int, machine: Machine) -> list[str]:
 
 
 def batches(phase: Phase) -> str:
-    """Return the tokens of a step in a phase as text: '512k', or '64k→512k' when the batch size grows within the
-    phase."""
+    """Return the number of tokens of a step in a phase (stretch of the training) as text: '512k', or '64k→512k' when
+    the batch size grows within the phase."""
     sizes = [count(batch * phase.sequence) for *_, batch in phase.stretches]
     return sizes[0] if len(sizes) == 1 else f"{sizes[0]}→{sizes[-1]}"
 
 
 def gb(size: float) -> str:
-    """Format bytes: '3.20 GB', '41.70 MB'."""
+    """Format a number of bytes as text: '3.20 GB', '41.70 MB'."""
     return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"

@@ -48,9 +48,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     evaluate.add_argument("--out", metavar="FOLDER",
                           help="where the results go (default: RUN/train/evaluation, or EXPORT/evaluation)")
     evaluate.add_argument("--shots", type=lambda t: positive(t, 0), metavar="N",
-                          help="examples before each question (default: what the task's file says)")
+                          help="number of examples before each question (default: as the task's file says)")
     evaluate.add_argument("--seed", type=lambda t: positive(t, 0), default=0, metavar="N",
-                          help="of the choice of examples (default: 0)")
+                          help="seed for the choice of examples (default: 0)")
     evaluate.add_argument("--contaminated", metavar="FILE",
                           help="score the items that this file names apart (default: RUN/contamination.jsonl, which "
                                "the step decontaminate writes)")
@@ -60,7 +60,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     evaluate.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
                           help="auto: a GPU if there is one (bfloat16; on a CPU float32)")
     evaluate.add_argument("--batch", type=positive, metavar="TOKENS",
-                          help=f"most tokens of a batch (default: {BATCH['cpu']:,} on a CPU, {BATCH['cuda']:,} on a "
+                          help=f"largest batch in tokens (default: {BATCH['cpu']:,} on a CPU, {BATCH['cuda']:,} on a "
                                f"GPU)")
     evaluate.add_argument("--json", action="store_true", help="JSON instead of a table")
     return evaluate
@@ -112,9 +112,9 @@ def checked(options: argparse.Namespace) -> tuple[list[EvalTask], Path]:
 
 
 def runnable(tasks: Sequence[EvalTask], options: argparse.Namespace) -> list[EvalTask]:
-    """Return the tasks. Without --allow-code, the form code is taken out of those that have it, and a line says so.
-    Raises ConfigError when, with --allow-code, programs cannot be isolated on this machine, or when, without it, a task
-    has no other form."""
+    """Return the tasks as they can be run. Without --allow-code, the form `code` (which runs programs that the model
+    writes) is removed from tasks that have it, and a line is printed about each. Raises ConfigError when such a task
+    has no other form. With --allow-code, raises ConfigError when programs cannot be isolated on this machine."""
     from trainer.base.config import ConfigError
     from trainer.evaluation.programs import check_isolation
     from trainer.evaluation.task_file import without_code
@@ -135,8 +135,8 @@ def runnable(tasks: Sequence[EvalTask], options: argparse.Namespace) -> list[Eva
 
 
 def list_tasks(tasks: Sequence[EvalTask], options: argparse.Namespace) -> int:
-    """Print the tasks with their forms. With --data, also print the first file that each would read, and the number of
-    the others."""
+    """Print the tasks with their forms. With --data, also print the first data file that each would read, and how many
+    more it would read. Returns the exit code 0."""
     from trainer.evaluation.rows import find_files
 
     for task in tasks:
@@ -196,8 +196,8 @@ def run_folder(options: argparse.Namespace) -> Path:
 
 
 def writable(folder: Path) -> Path:
-    """Make `folder` if it is missing, and return it. Raises ConfigError now, not after hours of scoring, when it cannot
-    be written."""
+    """Make `folder` if it is missing, and return it. Raises ConfigError when no file can be written to it. Called
+    before the scoring, so that such a mistake does not show only hours later."""
     from trainer.base.config import ConfigError
 
     try:
@@ -209,13 +209,14 @@ def writable(folder: Path) -> Path:
 
 
 def folder_of(model: StoredModel, out: Path) -> Path:
-    """Return the folder of a model's results: `out`, or for a checkpoint the folder of its step in `out`."""
+    """Return the folder for a model's results: for a checkpoint, the folder of its step in `out`; for an exported
+    model, `out`."""
     return out if model.step is None else out / f"step_{model.step:08d}"
 
 
 def refuse_loss_of_programs(tasks: Sequence[EvalTask], models: Sequence[StoredModel], out: Path) -> None:
-    """Raise ConfigError when an earlier result of a task has scores of programs that the model wrote, and the result
-    that would replace it has none."""
+    """Raise ConfigError when an earlier result in `out` would be replaced by one without an important part of it: the
+    scores of programs that the model wrote (form `code`)."""
     from trainer.base.config import ConfigError
 
     for path in (folder_of(model, out) / f"{task.name}.json" for model in models for task in tasks
@@ -246,8 +247,9 @@ def reader_of(model: StoredModel, options: argparse.Namespace) -> PromptReader:
 
 def prepare_all(tasks: Sequence[EvalTask], data: Path, options: argparse.Namespace, reader: PromptReader,
                 progress: EvaluationProgress) -> list[PreparedTask]:
-    """Prepare all tasks. Without --tasks, those that do not fit into the model's context are left out with a line, as
-    long as one is left; else ContextTooShort is raised."""
+    """Read the data of all tasks and build their prompts. With --tasks, raises ContextTooShort when a task does not fit
+    into the model's context. Without --tasks, such a task is left out and a line is printed; ContextTooShort is raised
+    only if no task is left."""
     from trainer.evaluation.evaluate import ContextTooShort, prepare
 
     prepared = []
@@ -264,9 +266,9 @@ def prepare_all(tasks: Sequence[EvalTask], data: Path, options: argparse.Namespa
 
 def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[PreparedTask], out: Path, folder: Path,
                    options: argparse.Namespace, progress: EvaluationProgress) -> list[dict[str, Any]]:
-    """Score one model, of the run or export `folder`, on all tasks. The results of a task are written below `out` when
-    it is done; those of a checkpoint also go to the training's tasks.jsonl, unless --out is given. Returns the
-    results."""
+    """Score one model on all prepared tasks, and return the results. The results of a task are written below `out` as
+    soon as it is done. Those of a checkpoint are also added to the training's tasks.jsonl, unless --out is given.
+    `folder` is the run or exported model; a list of contaminated items is looked for there."""
     import torch
 
     from trainer.evaluation import score_rows
@@ -282,7 +284,7 @@ def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[
     for task in prepared:
         name = task.task.name + (f", step {model.step:,}" if model.step is not None else "")
         scores = score(network, task, reader, contaminated[task.task.name], progress.of(name, task.work))
-        result = {"format": 1, "model": model.about, "context": model.context, "seed": options.seed,
+        result = {"format": 1, "model": model.about, "context": model.context,
                   "dtype": str(dtype).removeprefix("torch."), "device": device.type,
                   **scores.to_json()}
         write_results(where, result, scores)
@@ -293,10 +295,12 @@ def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[
 
 
 def contaminated_rows(options: argparse.Namespace, folder: Path, task: PreparedTask) -> frozenset[int]:
-    """Return the numbers of those rows of a task that the list of contaminated items names under the task's name. The
-    list is --contaminated, else contamination.jsonl in `folder`; if that is missing, no row is contaminated. Raises
-    ConfigError when the list cannot be read, and when --contaminated names a row that the task does not have. If the
-    other list does, it is about other files; a line says so, and no row is contaminated."""
+    """Return the numbers of those rows of a task that are contaminated (found in the training data), from a list of
+    contaminated items. The list is the file given by --contaminated, else contamination.jsonl in `folder`. If there is
+    no list, the result is empty. Raises ConfigError when the list cannot be read.
+
+    A list that names a row that the task does not have was made from other files than the task's. If the list was given
+    by --contaminated, ConfigError is raised. Otherwise a line is printed, and the result is empty."""
     from trainer.base.config import ConfigError
 
     path = Path(options.contaminated) if options.contaminated else folder / "contamination.jsonl"
@@ -319,7 +323,8 @@ def contaminated_rows(options: argparse.Namespace, folder: Path, task: PreparedT
 
 
 def write_results(folder: Path, result: dict[str, Any], scores: TaskScores) -> None:
-    """Write the results of a task into `folder`: TASK.items.jsonl, then TASK.json. Earlier results are replaced."""
+    """Write the results of a task into `folder`: TASK.items.jsonl (a line for each question), then TASK.json. Earlier
+    results are replaced."""
     from trainer.base.files import replace
 
     lines = []
@@ -341,8 +346,8 @@ def write_results(folder: Path, result: dict[str, Any], scores: TaskScores) -> N
 
 
 def table(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Format results as lines of text: a line for each measure, and one if prompts of a task were cut. A star marks the
-    main measure of a task."""
+    """Format results as lines of text: a line for each measure of a task, and another line if prompts of the task were
+    cut. A star marks the main measure of a task."""
     out = [f"{'task':<15}{'step':>9}{'shots':>7}{'items':>8}  {'measure':<20}{'value':>9}{'± s.e.':>9}{'chance':>9}"
            f"{'constant':>10}{'permuted':>10}"]
     for result in results:

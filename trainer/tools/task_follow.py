@@ -1,16 +1,16 @@
 """`tokenmill train eval RUN --follow`: scores the checkpoints of a training on benchmark tasks as they appear, and ends
 when the training is at its end and everything is scored.
 
-A training with `evaluate.tasks` starts this command as a process beside it. It can as well be a job of its own, on
-another machine that shares the folder. What is scored already is not scored again, so it may be killed and started at
-any time. While a checkpoint is scored, the training does not delete it. A training with `evaluate.tasks` also keeps
-the checkpoints that are still to be scored (`checkpoints.retain`). One that is deleted before is left out with a line.
+A training with `evaluate.tasks` starts this command as a process beside it. The command can also run as a job of its
+own, on another machine that shares the folder. It may be killed and started at any time, because it does not repeat
+scores that exist. While a checkpoint is scored, the training does not delete it. A training with `evaluate.tasks` also
+keeps the checkpoints that are still to be scored (`checkpoints.retain`). If a checkpoint is deleted before it is
+scored, a line says so.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -59,8 +59,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def settings(options: argparse.Namespace) -> None:
-    """Without --data, take it and the options that are not given (--tasks, --every, --shots) from the recipe's
-    `evaluate.tasks`. Raises ConfigError if the recipe has no such section."""
+    """Complete the options from the recipe's section `evaluate.tasks`, if --data is not given. The data comes from
+    there, and so do --tasks, --every and --shots if they are not given. Raises ConfigError if the recipe has no such
+    section."""
     from trainer.base.config import ConfigError
     from trainer.loop.run import open_run
 
@@ -74,7 +75,8 @@ def settings(options: argparse.Namespace) -> None:
 
 
 def follow(options: argparse.Namespace, tasks: Sequence[EvalTask], data: Path, clock: Clock = SYSTEM) -> int:
-    """Score checkpoints until the training is at the end of its curriculum. Returns the exit code."""
+    """Score checkpoints as they appear, until the training is at the end of its curriculum and everything is scored.
+    Returns the exit code 0."""
     from trainer.base.config import CheckpointError, ConfigError, TrainingError
     from trainer.checkpoint.checkpoints import survey
     from trainer.evaluation import score_rows
@@ -112,7 +114,7 @@ def follow(options: argparse.Namespace, tasks: Sequence[EvalTask], data: Path, c
                 reader = reader_of(model, options)
                 prepared = {known: (reader, prepare_all(tasks, data, options, reader, heartbeat))}
             reader, ready = prepared[known]
-            missing = unscored(ready, checkpoint, score_rows.step_folder(out, checkpoint.step), options.seed)
+            missing = unscored(ready, checkpoint, out)
             if not missing:
                 continue
             try:
@@ -127,8 +129,8 @@ def follow(options: argparse.Namespace, tasks: Sequence[EvalTask], data: Path, c
 
 
 class Heartbeat(EvaluationProgress):
-    """Keeps the mark of the checkpoint that is scored fresh, but shows no progress. Ends the process when the
-    process `pid` has ended."""
+    """Renews the mark by which the checkpoint that is being scored is protected from deletion. Shows no progress. Each
+    call of `show` also ends this process if the process `pid` (the training) has ended."""
 
     def __init__(self, pid: int | None) -> None:
         super().__init__()
@@ -146,9 +148,9 @@ def due(checkpoint: Checkpoint, every: int | None) -> bool:
 
 def absent(checkpoints: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpoint], every: int | None, after: int,
            out: Path, tasks: Sequence[EvalTask]) -> str:
-    """Return the steps after step `after` and before the latest checkpoint that are due and have neither a checkpoint
-    nor results of all tasks, with commas between them; at most ten are named, and further ones counted. Without `every`
-    it is not known which are due, and the result is empty."""
+    """Return, as text, steps whose checkpoints should be scored but do not exist. These are the multiples of `every`
+    after step `after` and before the latest checkpoint that have neither a checkpoint nor results of all tasks. At most
+    ten steps are named, with commas between them; the others are counted. Returns "" if `every` is None."""
     from trainer.evaluation.score_rows import step_folder
 
     there = {c.step for c in checkpoints} | {c.step for c in damaged}
@@ -161,30 +163,23 @@ def absent(checkpoints: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpoin
 
 
 def samples(run: Path) -> int:
-    """Return how many samples the curriculum of the run has now; it may be prolonged while a training goes on."""
+    """Return how many samples the curriculum of the run has. The file is read at each call, because a curriculum may be
+    prolonged while the training goes on."""
     from tokenizer.mixture.curriculum import Curriculum
 
     return Curriculum.load(run / "curriculum.json").samples
 
 
-def unscored(prepared: Sequence[PreparedTask], checkpoint: Checkpoint, folder: Path, seed: int) -> list[PreparedTask]:
-    """Return the tasks that have no result for this checkpoint in `folder`. A result of another attempt to write the
-    checkpoint or of another origin (`ScoreOrigin`) does not count, nor one without --allow-code if programs are now to
-    be run."""
-    from trainer.evaluation import score_rows
+def unscored(prepared: Sequence[PreparedTask], checkpoint: Checkpoint, out: Path) -> list[PreparedTask]:
+    """Return those prepared tasks that have no result for this checkpoint of the training in the folder `out`. A result
+    does not count if it is from another attempt to write the checkpoint, or from another version of the task, other
+    data, other examples or another seed. Nor does a result without scores of programs, if the task is now to run
+    programs (--allow-code)."""
+    from trainer.evaluation.score_rows import origin_of, results_by_origin
 
-    missing = []
-    for task in prepared:
-        try:
-            result = json.loads((folder / f"{task.task.name}.json").read_text(encoding="utf-8"))
-            wanted = score_rows.origin(task.task.name, task.task.sha256, task.shots, seed, task.files)
-            same = (result["model"]["checkpoint"] == checkpoint.folder.name and score_rows.origin_of(result) == wanted
-                    and ("code" in result["measures"] or "code" not in task.task.file.forms))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            same = False
-        if not same:
-            missing.append(task)
-    return missing
+    results = results_by_origin(out, checkpoint)
+    return [task for task in prepared if (result := results.get(origin_of(task.identity))) is None
+            or ("code" in task.task.file.forms and "code" not in result["measures"])]
 
 
 def alive(pid: int) -> bool:

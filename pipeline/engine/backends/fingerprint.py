@@ -25,8 +25,8 @@ PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
 
 
 def declared_libraries() -> list[str]:
-    """Returns the sorted names of the distributions that may change results: the requirements of Tokenmill and of its
-    extra `pipeline`, and the installed plug-ins that add steps or readers."""
+    """Returns the sorted names of the distributions (installed packages) whose versions may change results: the
+    requirements of Tokenmill and of its extra `pipeline`, and the installed plug-ins that add steps or readers."""
     added = {e.dist.name.lower() for group in GROUPS for e in metadata.entry_points(group=group) if e.dist is not None}
     try:
         requirements = metadata.requires("tokenmill") or []
@@ -37,7 +37,8 @@ def declared_libraries() -> list[str]:
 
 
 def roots() -> dict[str, str]:
-    """Returns {package: folder} for Tokenmill's four packages; the folder is "" if the package is missing."""
+    """Returns {package: folder} for the four top-level packages of Tokenmill. The folder is "" for a package that is
+    missing."""
     result = {}
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)

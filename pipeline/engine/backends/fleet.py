@@ -49,11 +49,11 @@ log = logging.getLogger("tokenmill")
 
 @dataclass(frozen=True)
 class Host:
-    """A node of the cluster: its resources, and those that other programs have reserved (`others`).
+    """A node of the cluster: its resources, and the resources that other programs have reserved there (`others`).
 
-    On a cluster, supervisors reserve their memory. `largest_mb` is then None, and a task may declare at most
-    `memory_mb` less OWN_MB (the supervisor's own memory). If memory is only measured, as on a single machine,
-    `largest_mb` is the most memory that a task may declare when it runs alone on the node.
+    On a cluster, supervisors (actors that run tasks) reserve their memory. `largest_mb` is then None, and a task may
+    declare at most `memory_mb` less OWN_MB (the supervisor's own memory). On a single machine, memory is not reserved
+    but measured. `largest_mb` is then the most memory that a task may declare when it runs alone on the node.
     """
 
     id: str
@@ -70,10 +70,10 @@ class Host:
         return self.memory_mb - OWN_MB if self.largest_mb is None else self.largest_mb
 
     def clamp(self, kind: ResourceRequest) -> ResourceRequest:
-        """Returns the request `kind` with its memory lowered to what a supervisor can have on this node, so that such a
-        supervisor is started for the task. The task then runs alone there, and may use up to `largest_mb`. Returns
-        `kind` unchanged if supervisors reserve their memory here (`largest_mb` is None), or if it needs more than
-        `largest_mb`."""
+        """Returns the request `kind` of a task, with its memory lowered if necessary, so that this node can have a
+        supervisor (an actor that runs tasks) for it. The memory is lowered only where memory is measured and not
+        reserved, and only for a task that needs at most `largest_mb`. The task then runs alone in its supervisor, and
+        may use up to `largest_mb`."""
         if kind.memory_mb > self.largest or self.largest_mb is None:
             return kind
         return kind._replace(memory_mb=max(1, min(kind.memory_mb, self.memory_mb - OWN_MB)))
@@ -113,9 +113,11 @@ class WorkerSlot(Capacity):
 @dataclass
 class ScalingPlan:
     """The decisions about supervisors (actors that run tasks on the nodes) at one moment. `start`: supervisors to
-    start, as (node, number, shape). `leave`: supervisors that must finish their tasks and end. `demand`: for each kind
-    of task, the number of tasks for which neither the present supervisors nor those of `start` have room; at most
-    MAX_DEMAND and, for tasks without a GPU, at most the children that `workers` still allows."""
+    start, as (node, number of the supervisor on the node, its resources). `leave`: supervisors that must finish their
+    tasks and end. `demand`: for each kind of task (tasks that declare the same resources), the number of tasks for
+    which an autoscaler should add nodes. It counts the tasks for which neither the present supervisors nor those of
+    `start` have room, up to MAX_DEMAND. Tasks without a GPU are counted only as far as `workers` allows further
+    children."""
 
     start: list[tuple[Host, int, ResourceShape]] = field(default_factory=list)
     leave: list[WorkerSlot] = field(default_factory=list)
@@ -176,16 +178,17 @@ class Fleet:
         return [h for h in self.hosts.values() if not h.draining and h.name not in self.refused]
 
     def _could_run(self, host: Host, kind: ResourceRequest) -> bool:
-        """Whether one task of this kind would fit this node if neither other programs nor our supervisors used it. A
-        node that is draining or refused fits no task."""
+        """Whether a task that declares the resources `kind` would fit this node if neither other programs nor our
+        supervisors (actors that run tasks) used the node. No task fits a node that is draining (about to be taken away)
+        or was refused (because of its code, or because it does not see the store)."""
         return (not host.draining and host.name not in self.refused
                 and (not kind.cpu or self.tags.get(host.id, kind.cpu) == kind.cpu)
                 and Available(host.cpus, host.memory_mb, host.gpus).shape_for(host.clamp(kind)) is not None)
 
     def before_poll(self, now: float) -> None:
         """Discount the time in which this driver did not run, because its machine was suspended or its process was
-        stopped. The supervisors' answers could not arrive in that time, so no supervisor must count as late because of
-        it."""
+        stopped. The answers of supervisors (actors that run tasks) could not arrive in that time, so it must not make
+        any supervisor count as late."""
         if (blind := now - self._polled_at) > BLIND_S:
             for slot in self.worker_slots.values():
                 slot.polled = min(now, slot.polled + blind)
@@ -196,8 +199,8 @@ class Fleet:
 
     # -- what to do ----------------------------------------------------------------------------------------------
     def plan(self, hosts: Iterable[Host], now: float) -> ScalingPlan:
-        """Decide which supervisors to start and to end on the existing nodes, and for how many tasks the autoscaler
-        should make room."""
+        """Decide which supervisors (actors that run tasks) to start and to end on the existing nodes, and for how many
+        tasks the autoscaler should add nodes."""
         self.hosts = {h.id: h for h in sorted(hosts, key=lambda h: h.id)}
         plan = ScalingPlan()
         plan.leave += [p for p in self.worker_slots.values() if not p.leaving and p.host in self.hosts
@@ -248,9 +251,9 @@ class Fleet:
         return plan
 
     def _preempting_for(self, free: Mapping[str, Available], plan: ScalingPlan, now: float) -> set[ResourceRequest]:
-        """Returns the kinds of tasks for which supervisors were preempted (made to end). The room that these
-        supervisors leave on their nodes is reserved for these kinds, for at most PREEMPT_S seconds after the last of
-        them has left."""
+        """Returns the kinds of tasks for which supervisors (actors that run tasks) were preempted, that is, made to
+        end. Tasks of one kind declare the same resources. The room that these supervisors leave on their nodes is
+        reserved for these kinds, for at most PREEMPT_S seconds after the last of them has left."""
         for host, (kind, _) in list(self._preempted.items()):
             if any(p.leaving and p.host == host for p in self.worker_slots.values()):
                 self._preempted[host] = kind, now
@@ -260,25 +263,28 @@ class Fleet:
         return {kind for kind, _ in self._preempted.values()}
 
     def _takers(self, kind: ResourceRequest, plan: ScalingPlan) -> list[WorkerSlot]:
-        """Returns the supervisors that can take a task of this kind, including those that are still starting, but
-        without those that are about to end."""
+        """Returns the supervisors (actors that run tasks) that can take a task that declares the resources `kind`.
+        Supervisors that are still starting are included, those that are about to end are not."""
         return [p for p in self.worker_slots.values() if not p.leaving and p not in plan.leave and p.takes(kind)]
 
     def greeted(self, slot: WorkerSlot, now: float) -> None:
-        """Note that a supervisor has answered and may work."""
+        """Note that a supervisor (an actor that runs tasks) has answered for the first time and may get tasks."""
         slot.ready, slot.idle_since, self._deaths = True, now, 0
 
     def died(self, slot: WorkerSlot, now: float, why: str = "") -> None:
-        """Note that a supervisor died although it was not asked to end."""
+        """Note that a supervisor (an actor that runs tasks) died although it was not asked to end."""
         if not slot.ready:
             self._deaths, self._last_death = self._deaths + 1, why
         self._crashed(slot, now)
 
     def _crashed(self, slot: WorkerSlot, now: float) -> None:
-        """Note that a supervisor died or did not start. From the second such crash in a row on, its node gets no
-        supervisor for a while. There is one exception: a failed start causes no pause if no supervisor is ready, and
-        none is starting on a node without crashes. Otherwise a run whose supervisors never start would wait through
-        longer and longer pauses before it ends (`stuck`)."""
+        """Note that a supervisor (an actor that runs tasks) died or did not start. From the second such crash in a row
+        on, its node gets no supervisor for a while.
+
+        There is one exception: a failed start causes no pause if no supervisor is ready, and none is starting on a node
+        without crashes. Otherwise a run whose supervisors never start would wait through longer and longer pauses
+        before it ends (`stuck`).
+        """
         before = 0 if slot.ready and now - slot.started > STEADY_S else self._crashes.get(slot.host, (0, 0.0))[0]
         alone = not slot.ready and not self._any_sound()
         pause_s = min(LONGEST_REST_S, REST_S * 2 ** before) if before and not alone else 0.0
@@ -288,16 +294,19 @@ class Fleet:
                         pause_s)
 
     def _any_sound(self) -> bool:
-        """Whether any supervisor is ready, or is starting on a node that has had no recent crash."""
+        """Whether any supervisor (an actor that runs tasks) is ready, or is starting on a node that has had no recent
+        crash."""
         return any(p.ready or p.host not in self._crashes for p in self.worker_slots.values())
 
     def _patience(self, host: str) -> float:
-        """Returns the seconds within which a new supervisor on this node must be ready. Each failed start on the node
-        doubles them, up to eight times PENDING_S. Otherwise no supervisor would ever become ready on a slow machine."""
+        """Returns the seconds within which a new supervisor (an actor that runs tasks) on this node must be ready. Each
+        failed start on the node doubles this time, up to eight times PENDING_S. With a fixed time, no supervisor would
+        ever become ready on a very slow machine."""
         return PENDING_S * float(2 ** min(self._crashes.get(host, (0, 0.0))[0], 3))
 
     def stuck(self, now: float) -> str | None:
-        """Returns the reason why it is hopeless to wait for a supervisor to become ready, or None if there is hope."""
+        """Returns the reason why no supervisor (an actor that runs tasks) can be expected to become ready. Returns None
+        if one is ready or may still become ready, or if no task waits."""
         if any(p.ready for p in self.worker_slots.values()) or not self.waiting:
             self.alone_since, self._deaths, self._last_death = None, 0, ""
             return None
@@ -317,8 +326,9 @@ class Fleet:
         return None
 
     def _warn_of_waiting(self, kind: ResourceRequest, now: float) -> None:
-        """Warn once that tasks of this kind have waited for WARN_S seconds although they would fit a node, because
-        other programs use that node or all `workers` are busy. `set_demand` warns of tasks that fit no node."""
+        """Warn once that tasks that declare the resources `kind` have waited for WARN_S seconds although they would fit
+        a node, because other programs use that node or all `workers` are busy. `set_demand` warns of tasks that fit no
+        node."""
         able = [h for h in self.hosts.values() if self._could_run(h, kind)]
         if not able or not self._unplaced_since.setdefault(kind, now) + WARN_S <= now or ("", kind) in self._warned:
             return
@@ -330,7 +340,7 @@ class Fleet:
 
     @staticmethod
     def _places(hosts: Iterable[Host]) -> str:
-        """Returns text that names at most ten nodes, and what other programs use of each."""
+        """Returns text that names at most ten of these nodes, and says how much of each other programs use."""
         result = [f"{h.name}: others use {h.others.cpus} of {h.cpus} CPUs, {h.others.memory_mb:,} of {h.memory_mb:,} MB"
                  + (f", {h.others.gpus} of {h.gpus} GPUs" if h.gpus else "") for h in hosts]
         more = f" and {len(result) - 10} more" if len(result) > 10 else ""
@@ -354,11 +364,11 @@ class Fleet:
         return free
 
     def _preempt(self, kind: ResourceRequest, free: Mapping[str, Available], plan: ScalingPlan) -> list[WorkerSlot]:
-        """Chooses supervisors that must leave one node so that a task of this kind fits there, and returns them. The
-        node is the one where the fewest tasks are affected, and on it supervisors with few tasks leave first. A
-        supervisor that has had no task yet stays if waiting tasks can use it; otherwise two kinds would preempt each
-        other for ever. Returns [] while any supervisor is leaving, because the room that the leaving supervisor frees
-        may suffice."""
+        """Chooses supervisors (actors that run tasks) that must leave one node so that a task that declares the
+        resources `kind` fits there, and returns them. The node is the one where the fewest tasks are affected, and on
+        it supervisors with few tasks leave first. A supervisor that has had no task yet stays if waiting tasks can use
+        it; otherwise two kinds would preempt each other for ever. Returns [] while any supervisor is leaving, because
+        the room that the leaving supervisor frees may suffice."""
         if plan.leave or any(p.leaving for p in self.worker_slots.values()):
             return []
         best: tuple[int, list[WorkerSlot]] | None = None
@@ -391,7 +401,8 @@ class Fleet:
         return result
 
     def _warn_too_small(self, host: Host, kind: ResourceRequest) -> None:
-        """Warn once that a node is too small for a kind of task."""
+        """Warn, once per node and `kind` (the resources that a task declares), that the node has too little memory for
+        such a task."""
         if (host.name, kind) in self._warned or kind.gpus > host.gpus or host.largest >= kind.memory_mb:
             return
         self._warned.add((host.name, kind))

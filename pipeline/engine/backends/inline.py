@@ -21,8 +21,8 @@ from pipeline.store.fs import Store
 
 
 class InlineBackend:
-    """Runs tasks in the driver's own process: each call of `wait` runs one assignment (an attempt at a task). The
-    interface is that of `protocols.Backend`."""
+    """Runs tasks in the driver's own process: each call of `wait` runs one assignment (an attempt at a task) to its
+    end. The interface is that of `protocols.Backend`."""
 
     def __init__(self, store: Store, *, scratch: str | None = None, clock: Clock = SYSTEM) -> None:
         self.store, self.scratch, self._clock = store, scratch, clock

@@ -14,8 +14,8 @@ from pipeline.engine.task import ResourceRequest
 
 
 class Placement:
-    """Keeps the assignments that the scheduler has handed out, and which supervisor has which of them. `usable` returns
-    the supervisors that take work.
+    """Keeps the assignments (attempts at tasks) that the scheduler has handed out, and which supervisor has which of
+    them. A supervisor runs tasks on a node. `usable` returns the supervisors that take tasks at the moment.
 
     All assignments that were submitted together are placed together (`place`). A search through all supervisors for
     each single assignment would take most of the driver's time on a cluster with hundreds of supervisors.
@@ -31,7 +31,8 @@ class Placement:
         self._submitted.append(assignment)
 
     def place(self) -> None:
-        """Give the submitted assignments to supervisors, each to the one with most room."""
+        """Give each submitted assignment (attempt at a task) to the supervisor (an actor that runs tasks) that has most
+        room for it."""
         submitted, self._submitted = self._submitted, []
         for kind, assignments in groupby(submitted, key=lambda a: a.spec.kind):
             usable = self._usable()
@@ -47,13 +48,15 @@ class Placement:
                 slot.unsent.append(assignment)
 
     def _apart(self, usable: list[WorkerSlot], kind: ResourceRequest, key: str) -> WorkerSlot:
-        """Returns the supervisor for a second attempt at a slow task. The supervisor of the first attempt may be why
-        the task is slow, so another supervisor is chosen if one has room."""
+        """Returns the supervisor (an actor that runs tasks) for a second attempt at a slow task. The supervisor that
+        runs the first attempt may be the reason why the task is slow, so another supervisor is chosen if one has
+        room."""
         fitting = most_room(usable, kind)
         return next((p for p in fitting if p.room(kind) and all(self._keys[i] != key for i in p.open)), fitting[0])
 
     def settle(self, slot: WorkerSlot, ids: Iterable[int]) -> set[int]:
-        """Remove the assignments `ids` from a supervisor. Returns the ids of those that the supervisor had."""
+        """Remove the assignments (attempts at tasks) `ids` from a supervisor (an actor that runs tasks). Returns the
+        ids of those that the supervisor had; other ids are ignored."""
         removed = slot.remove(ids)
         for key in (self._keys.pop(id) for id in removed):
             self._open[key] -= 1

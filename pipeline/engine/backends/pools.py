@@ -37,8 +37,9 @@ def per_devices(devices: int, gpus: float) -> int:
 
 @dataclass
 class Capacity:
-    """The capacity of one supervisor, which runs tasks in child processes. `open` lists the assignments of the
-    supervisor in the order of their arrival, as {id: kind}. Tasks that declare the same resources are of one kind."""
+    """The capacity of one supervisor, which runs tasks in child processes, and its present load. `open` lists the
+    assignments (attempts at tasks) of the supervisor in the order of their arrival, as {id: kind}. Tasks that declare
+    the same resources are of one kind."""
 
     slots: int
     memory_mb: int
@@ -55,13 +56,15 @@ class Capacity:
     _capacity: dict[tuple[ResourceRequest, str], int] = field(default_factory=dict)
 
     def takes(self, kind: ResourceRequest) -> bool:
-        """Whether a task of this kind can ever run here."""
+        """Whether a task that declares the resources `kind` can ever run in this supervisor, even when no other task
+        runs there."""
         return (kind.memory_mb <= max(self.memory_mb, self.largest_mb)
                 and (not kind.cpu or self.cpu in ("", kind.cpu))
                 and (share(kind.gpus) <= self.gpus if kind.gpus else self.shared or not self.gpus))
 
     def capacity(self, kind: ResourceRequest) -> int:
-        """Returns the number of tasks of this kind that can run at the same time if no other tasks run."""
+        """Returns the number of tasks that can run at the same time in this supervisor if each declares the resources
+        `kind` and no other tasks run."""
         count = self._capacity.get((kind, self.cpu))
         if count is None:                        # cached: computed for every worker and assignment
             count = min(self.slots, max(1, self.memory_mb // max(kind.memory_mb, 1))) if self.takes(kind) else 0
@@ -71,7 +74,8 @@ class Capacity:
         return count
 
     def room(self, kind: ResourceRequest) -> int:
-        """Returns how many more tasks of this kind would start at once."""
+        """Returns how many further tasks that declare the resources `kind` would start immediately in this supervisor,
+        besides the tasks that run."""
         if self._runs >= self.slots or not self.capacity(kind) or self.reserved_for not in (None, kind):
             return 0
         by_memory = (self.memory_mb - self._memory) // max(kind.memory_mb, 1)
@@ -86,7 +90,8 @@ class Capacity:
 
     @property
     def prefetched(self) -> int:
-        """Return the number of assignments (attempts at tasks) of this worker that wait for a slot."""
+        """Return the number of assignments (attempts at tasks) that this worker has in advance: they wait until a
+        running one ends."""
         return len(self.open) - self._runs
 
     def add(self, id: int, kind: ResourceRequest) -> None:
@@ -96,15 +101,15 @@ class Capacity:
             self.reserved_for = None
 
     def remove(self, ids: Iterable[int]) -> set[int]:
-        """Remove those of the assignments `ids` that this worker has, and return their ids."""
+        """Remove those of the assignments (attempts at tasks) `ids` that this worker has, and return their ids."""
         removed = {i for i in ids if self.open.pop(i, None) is not None}
         if removed:
             self._pack()
         return removed
 
     def _pack(self) -> None:
-        """Count the assignments of `open` that can run together, in the order in which the supervisor starts them. All
-        other assignments are prefetched: they wait for a slot."""
+        """Count again which of the assignments (attempts at tasks) in `open` run: those that fit together, in the order
+        in which the supervisor starts them. All others are prefetched: they wait until a running one ends."""
         self._runs, self._memory, self._gpus = 0, 0, 0.0
         for kind in self.open.values():
             if self._runs == self.slots:
@@ -112,7 +117,8 @@ class Capacity:
             self._run_if_fits(kind)
 
     def _run_if_fits(self, kind: ResourceRequest) -> None:
-        """Count an assignment (an attempt at a task) as running if it fits beside those that run."""
+        """Count an assignment (an attempt at a task) with the resources `kind` as running if it fits beside those that
+        run. Otherwise nothing changes."""
         gpus = share(kind.gpus) if kind.gpus else 0.0
         if self._runs < self.slots and self._gpus + gpus <= self.gpus + 1e-6 and (
                 not self._runs or self._memory + kind.memory_mb <= self.memory_mb):
@@ -124,9 +130,9 @@ WorkerT = TypeVar("WorkerT", bound=Capacity)
 
 
 def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
-    """Returns the number of assignments (attempts at tasks) of a kind that would start at once on these workers
-    together. If none would start, returns 0 or a negative number, as `protocols.Backend.room_for` defines it. Tasks
-    that wait at a full worker do not reduce the room of an idle worker."""
+    """Returns the number of assignments (attempts at tasks) with the resources `kind` that would start immediately on
+    these workers together. If none would start, returns 0 or a negative number, as `protocols.Backend.room_for` defines
+    it. Tasks that wait at a full worker do not reduce the room of an idle worker."""
     free = sum(b.room(kind) for b in workers if b.has_slot)
     if free:
         return free
@@ -139,9 +145,10 @@ def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
 
 
 def best_first(workers: Sequence[WorkerT], kind: ResourceRequest) -> Iterator[WorkerT]:
-    """Yields the worker that should take the next assignment of this kind: the first that `most_room` would return. The
-    caller must add an assignment to this worker before it takes the next worker from the iterator. With n workers, this
-    takes O(log n) time for each assignment, while a call of `most_room` takes O(n)."""
+    """Yields, for one assignment (an attempt at a task) after the other, the worker that should take it. All
+    assignments declare the resources `kind`. The worker is the first that `most_room` would return. The caller must add
+    the assignment to this worker before it takes the next worker from the iterator. With n workers, each assignment
+    takes O(log n) time, while a call of `most_room` takes O(n)."""
     rooms = [(-room, place) for place, b in enumerate(workers) if b.has_slot and (room := b.room(kind))]
     heapq.heapify(rooms)
     while rooms:
@@ -161,8 +168,9 @@ def best_first(workers: Sequence[WorkerT], kind: ResourceRequest) -> Iterator[Wo
 
 
 def most_room(workers: Sequence[WorkerT], kind: ResourceRequest) -> list[WorkerT]:
-    """Returns the workers that may take an assignment of this kind, best first. If some workers would start the
-    assignment at once, only these are returned. Equally good workers stay in the order of `workers`."""
+    """Returns the workers that may take an assignment (an attempt at a task) with the resources `kind`, best first. If
+    some workers would start the assignment immediately, only these are returned, those with most room first. Otherwise
+    workers with few waiting assignments come first. Equally good workers stay in the order of `workers`."""
     rooms = [(-room, place, b) for place, b in enumerate(workers) if b.has_slot and (room := b.room(kind))]
     if rooms:
         return [b for _, _, b in sorted(rooms)]
@@ -172,8 +180,9 @@ def most_room(workers: Sequence[WorkerT], kind: ResourceRequest) -> list[WorkerT
 
 class StarvationGuard:
     """Makes sure that large tasks get to run. Small tasks would otherwise take all room that becomes free, and a large
-    task would never fit. When tasks of one kind have waited without room for PATIENCE_S seconds, and no worker has one
-    of them, one worker takes no tasks of other kinds until it has got a task of this kind, or none waits any more."""
+    task would never fit. Tasks that declare the same resources are of one kind. The guard acts when tasks of one kind
+    have waited without room for PATIENCE_S seconds, and no worker has one of them. One worker then takes no tasks of
+    other kinds until it has got a task of this kind, or until none waits any more."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self.patience_s = patience_s
@@ -197,8 +206,8 @@ class StarvationGuard:
 
 @dataclass(frozen=True)
 class ResourceShape:
-    """The resources that a new supervisor reserves. `memory_mb` includes OWN_MB, the memory of the supervisor without
-    its children."""
+    """The resources that a new supervisor (which runs tasks in child processes) reserves on its node. `memory_mb`
+    includes OWN_MB, the memory of the supervisor without its children."""
 
     slots: int
     cpus: int
@@ -208,7 +217,8 @@ class ResourceShape:
 
 @dataclass
 class Available:
-    """The resources of a node (machine) that are not reserved."""
+    """The resources of a node (machine) that neither our supervisors (which run tasks) nor other programs have
+    reserved."""
 
     cpus: int
     memory_mb: int
@@ -218,14 +228,15 @@ class Available:
         return Available(self.cpus - shape.cpus, self.memory_mb - shape.memory_mb, self.gpus - shape.gpus)
 
     def shape_for(self, kind: ResourceRequest, most: int = CPUS_A_WORKER) -> ResourceShape | None:
-        """Returns the resources of a supervisor to start on this node for tasks of this kind; None if not a single task
-        fits.
+        """Returns the resources of a supervisor (which runs tasks in child processes) to start on this node for tasks
+        that declare the resources `kind`; None if not a single task fits.
 
         For tasks without a GPU, the supervisor gets the free CPUs (at most `most` and CPUS_A_WORKER), and the same
-        share of the free memory, or more memory if a single task needs more. For GPU tasks it gets all free GPUs, as
-        many children as tasks of this kind fit on them, and one CPU for each child, but leaves one CPU to tasks without
-        a GPU. Its memory is then the share of its CPUs, or what these tasks declare if that is more and as far as it is
-        free.
+        share of the free memory. It gets more memory if a single task needs more.
+
+        For GPU tasks, the supervisor gets all free GPUs, as many children as tasks fit on the GPUs, and one CPU for
+        each child. One CPU of the node is left for tasks without a GPU. The supervisor's share of the free memory
+        equals its share of the free CPUs. If the tasks declare more memory, it gets that much, as far as it is free.
         """
         need = kind.memory_mb + OWN_MB
         if need > self.memory_mb:
@@ -244,7 +255,7 @@ class Available:
 
 
 def needs(kind: ResourceRequest) -> str:
-    """Return, in words, the resources that a task of this kind declares."""
+    """Return, in words, the resources `kind` that a task declares: memory, GPUs and the type of CPU."""
     words = [f"{kind.memory_mb:,} MB of memory"]
     if kind.gpus:
         words.append(f"{kind.gpus:g} GPU" + ("s" if kind.gpus > 1 else ""))
@@ -254,8 +265,8 @@ def needs(kind: ResourceRequest) -> str:
 
 
 def cannot(kind: ResourceRequest, places: Iterable[tuple[str, int, float, str]]) -> str:
-    """Returns, in words, why a task of this kind fits no node. `places` describes every node: (name, memory of the
-    largest possible task in MB, GPUs, CPU tag or "")."""
+    """Returns, in words, why a task that declares the resources `kind` fits no node. `places` describes every node:
+    (name, memory of the largest possible task in MB, GPUs, instruction-set family of the CPU or "")."""
     ordered = sorted(places, key=lambda p: (p[1], p[2], p[0]))
     if not ordered:
         return f"it declares {needs(kind)}, and there is no node"

@@ -76,8 +76,8 @@ log = logging.getLogger("tokenmill")
 
 
 class NoNodes(TokenmillError):
-    """Raised when no supervisor works and none will: all nodes were refused, supervisors die before they are ready, or
-    none was ready in time. The message says why."""
+    """Raised when no supervisor (an actor that runs tasks) works and none will: all nodes were refused, supervisors die
+    before they are ready, or none was ready in time. The message says why."""
 
 
 class RayBackend:
@@ -88,11 +88,12 @@ class RayBackend:
     Tasks run in child processes of supervisors, which are actors on the nodes. `workers` bounds the number of children
     without a GPU (default: one per CPU). Supervisors start while tasks find no room, and end after `idle_s` idle
     seconds (in a cluster that this backend starts, only at the end). If the nodes of an existing cluster have no room
-    left, Ray's autoscaler is asked for more nodes. Until `set_demand` is called, the first supervisor is planned for a
-    task of `child_memory_mb`, or of the `memory_mb` that `start` gets if that is more.
+    left, Ray's autoscaler is asked for more nodes. The first supervisor is planned before `set_demand` says what tasks
+    wait. It gets enough memory for a task of `child_memory_mb`, or of the `memory_mb` that `start` gets if that is
+    more.
 
-    `ship_code` sends Tokenmill's packages to the nodes of the cluster at `address` (Ray's `py_modules`). By default the
-    packages must be installed on every node.
+    `ship_code` sends Tokenmill's packages to the nodes of the cluster at `address` (Ray's `py_modules`). Without it,
+    the packages must be installed on every node.
     """
 
     interruptible = False
@@ -243,9 +244,10 @@ class RayBackend:
         return events + self._report(due)
 
     def _report(self, due: bool) -> list[Event]:
-        """Returns [one StatusReport for all supervisors] if a report is `due`, else []. The report lists the running
-        tasks of all supervisors, because progress shows only the tasks of the latest report. Must be called after the
-        events of a poll were handled: a task that ended in this poll is then not listed."""
+        """Returns [one StatusReport for all supervisors] if a report is `due`, else []. Supervisors are actors that run
+        tasks. The report lists the running tasks of all of them, because progress shows only the tasks of the latest
+        report. Must be called after the events of a poll were handled: a task that ended in this poll is then not
+        listed."""
         running = (s for p in self.fleet.worker_slots.values() for s in p.running if s.id in p.open)
         return [StatusReport(tuple(running))] if due else []
 
@@ -276,8 +278,8 @@ class RayBackend:
             self._spawn(host, number, shape)
 
     def _hosts(self) -> list[Host]:
-        """Returns the living nodes of the cluster. On each node, resources that are neither free nor reserved by this
-        run's supervisors count as used by other programs."""
+        """Returns the living nodes of the cluster with their resources. Resources that are neither free nor reserved by
+        this run's supervisors (actors that run tasks) count as used by other programs."""
         state: Any = ray._private.state
         nodes: list[dict[str, Any]] = state.nodes()
         draining, free = set(state.state.get_draining_nodes()), state.available_resources_per_node()
@@ -304,8 +306,8 @@ class RayBackend:
 
     @property
     def _measured(self) -> int:
-        """Return the memory of this machine that the run's supervisors may use, in MB. It is measured once, before the
-        first supervisor starts."""
+        """Return the memory of this machine that the run's supervisors (actors that run tasks) may use together, in MB.
+        It is measured once, before the first supervisor starts."""
         if not hasattr(self, "_memory_mb"):
             used, total = measure.memory_use()
             self._memory_mb = max(2 * OWN_MB, int(self.limits.memory_share * total - used) >> 20)
@@ -324,8 +326,8 @@ class RayBackend:
         self.fleet.worker_slots[host.id, number] = slot
 
     def _greet(self, slot: WorkerSlot, ready: Ready) -> None:
-        """Handle the first answer of a supervisor: refuse its node if it has other code or libraries than the driver or
-        does not see the store, otherwise let the supervisor work."""
+        """Handle the first answer of a supervisor (an actor that runs tasks). If its node has other code or libraries
+        than the driver, or does not see the store, the node is refused. Otherwise the supervisor may work."""
         assert self._own_fingerprint is not None, "start() comes first"
         own, remote = self._own_fingerprint, ready.fingerprint
         slot.fingerprint = remote
@@ -365,10 +367,10 @@ class RayBackend:
                         len(waiting))
 
     def _handle_death(self, slot: WorkerSlot, why: str, preempted: bool = False) -> list[Event]:
-        """Handle the death of a supervisor (an actor that runs tasks). Returns events that give its assignments back to
-        the scheduler: as lost those that were sent to it, as returned the others. If its node was draining, or was
-        taken away on purpose (`preempted`), all are returned. A replacement starts when tasks need one and there is
-        room."""
+        """Handle the death of a supervisor (an actor that runs tasks). Returns events that give its assignments
+        (attempts at tasks) back to the scheduler. An assignment that had been sent to the supervisor counts as lost,
+        and one that had not been sent as returned. If its node was draining, or was taken away on purpose
+        (`preempted`), all assignments count as returned. A replacement starts when tasks need one and there is room."""
         self.nodes_lost += slot.ready
         ids, unsent = sorted(slot.open), {a.id for a in slot.unsent}
         free = ids if preempted or slot.drained else [i for i in ids if i in unsent]
@@ -388,7 +390,7 @@ class RayBackend:
             ray.kill(slot.actor)
 
     def _dismiss(self, worker_slots: list[WorkerSlot], patience_s: float = 2.0) -> None:
-        """End supervisors, after giving them at most `patience_s` seconds to clean up."""
+        """End these supervisors (actors that run tasks), after giving them at most `patience_s` seconds to clean up."""
         closing = [p.actor.close.remote() for p in worker_slots if p.fingerprint]
         if closing:
             with contextlib.suppress(RayError):
@@ -397,6 +399,7 @@ class RayBackend:
             self._drop(slot)
 
     def _check_any(self) -> None:
-        """Raise NoNodes if no supervisor is ready and waiting for one is hopeless (`Fleet.stuck`)."""
+        """Raise NoNodes if no supervisor (an actor that runs tasks) is ready and none can be expected to become ready
+        (`Fleet.stuck`)."""
         if (why := self.fleet.stuck(self._clock.now())) is not None:
             raise NoNodes(why)

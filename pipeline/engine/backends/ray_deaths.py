@@ -7,8 +7,8 @@ import re
 
 
 def cause(error: Exception) -> str:
-    """Returns one line for the user: the cause of a supervisor's death and, if there is one, the remedy. `error` is the
-    error that Ray raised."""
+    """Returns one line for the user: the cause of a supervisor's death and, if there is one, the remedy. A supervisor
+    is the actor that runs tasks on a node. `error` is the error that Ray raised."""
     text = str(error)
     if match := re.search(r"running low on memory.*? was (\S+) used / (\S+) limit", text, re.S):
         return (f"Ray killed it because its node ran low on memory ({match[1]} of {match[2]} used); stop what else "

@@ -14,20 +14,21 @@ from pipeline.engine.task import ResourceRequest
 
 @ray.remote(max_retries=0)
 def _pending_task() -> None:
-    """A placeholder for a task that finds no room. While the placeholder is pending, the autoscaler adds nodes. It ends
-    at once when it gets room, and also when the driver ends. (`ray.autoscaler.sdk.request_resources` is not used,
-    because such a request would outlive the driver.)"""
+    """A placeholder for a task for which the cluster has no room. While the placeholder is pending in Ray, the
+    autoscaler adds nodes. The placeholder ends as soon as it gets room, and also when the driver ends.
+    (`ray.autoscaler.sdk.request_resources` is not used, because such a request would outlive the driver.)"""
 
 
 class PendingDemand:
-    """Keeps placeholder tasks pending in Ray, so that the autoscaler adds nodes. `shown` lists the references of Ray to
-    the pending placeholders, for each kind of task."""
+    """Keeps placeholder tasks pending in Ray, so that the autoscaler adds nodes. `shown` lists the pending placeholders
+    of each kind of task, as Ray's references to them."""
 
     def __init__(self) -> None:
         self.shown: dict[ResourceRequest, list[Any]] = {}
 
     def show(self, demand: Mapping[ResourceRequest, int]) -> None:
-        """Add or cancel placeholder tasks in Ray until `demand[kind]` of them are pending for each kind of task."""
+        """Start or cancel placeholder tasks in Ray, so that `demand[kind]` placeholders are pending for each kind of
+        task (tasks that declare the same resources)."""
         for kind in {*self.shown, *demand}:
             pending = self.shown.pop(kind, [])
             if pending:

@@ -22,16 +22,18 @@ log = logging.getLogger("tokenmill")
 
 
 def connect(**options: Any) -> None:
-    """Call `ray.init` from the folder `/`. Ray puts the current folder first on the import path of all workers of this
-    driver. A folder in it that is named like one of our packages would be imported in place of the package, and others
-    may write to the folder in which the driver of a submitted recipe runs."""
+    """Call `ray.init` while the current folder is `/`. Ray puts the current folder first on the import path of all
+    workers of this driver. If that folder held a folder named like one of our packages, it would be imported in place
+    of the package. Others may write to the folder in which the driver of a submitted recipe runs, so it must not be on
+    the path."""
     with contextlib.chdir(os.sep):
         ray.init(**options)
 
 
 @contextlib.contextmanager
 def _same_imports() -> Iterator[None]:
-    """A context in which processes start with the import path of this process."""
+    """A context in which new processes get the import path of this process (PYTHONPATH), so that they import the same
+    modules."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = import_path()
     try:
@@ -44,7 +46,7 @@ def _same_imports() -> Iterator[None]:
 
 
 def start_local(cpus: int, object_store_mb: int, temp: str) -> None:
-    """Start Ray on this machine and connect to it. Raises ClusterError when STARTS attempts have failed."""
+    """Start a Ray cluster on this machine and connect to it. Raises ClusterError when STARTS attempts have failed."""
     for remaining in reversed(range(STARTS)):
         try:
             with _same_imports():

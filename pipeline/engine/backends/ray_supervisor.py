@@ -1,4 +1,4 @@
-"""The Ray actor in which a supervisor runs on a node of a Ray cluster."""
+"""The Ray actor in which a supervisor runs on a node of a Ray cluster. A supervisor runs tasks in child processes."""
 
 from __future__ import annotations
 

@@ -38,22 +38,23 @@ class BadFiles:
         self._dying: dict[tuple[str, int], str] = {}
 
     def done(self, record: PartRecord) -> None:
-        """Count the bad input files that the commit record of a finished task lists."""
+        """Count the bad input files (files that could not be read) that the commit record of a finished task lists."""
         self.add(record.counters.get("bad_files", {}))
         for task in [t for t in self._dying if t[0] == record.key]:
             del self._dying[task]
 
     def add(self, bad_files: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
-        """Count the bad files in {source: {file: {reason: bytes not read}}}."""
+        """Count bad input files (files that could not be read). They are given as {source: {file: {reason: bytes not
+        read}}}."""
         for source, files in bad_files.items():
             files_of_source = self.by_source.setdefault(source, {})
             for file, reasons in files.items():
                 files_of_source[file] = dict(reasons)          # not added up: two datasets may read the same source
 
     def quarantined(self, spec: TaskSpec, stage: int, reason: str) -> None:
-        """Count an input file that killed the processes that read it. `stage` encodes the number of the file
-        (`store.records.READING`). If it is the number of a stage instead, the report is about a document and is
-        ignored."""
+        """Count an input file that killed the processes that read it. Callers report every quarantined row of a task.
+        If the row was being read, `stage` encodes the number of the file (`store.records.READING`). Otherwise `stage`
+        is the number of a stage, the row is a document, and nothing is counted."""
         if stage <= READING:
             self._dying[spec.key, READING - stage] = f"{spec.label} ({reason})"
 
@@ -74,8 +75,8 @@ class BadFiles:
 
     def warnings(self, of_records: Iterable[str] = ()) -> Iterator[str]:
         """Yield the warnings to show at the end of the run, one line for each source with warnings. `of_records` are
-        lines about single records that could not be read; each line begins with its source. If the source also has
-        files that could not be read, they are appended to its line."""
+        lines about single records that could not be read; each line begins with its source. If a source also has files
+        that could not be read, these files are appended to the source's line."""
         lines = {line.partition(":")[0].partition(" gave")[0]: line for line in of_records}
         for name, files in sorted(self.by_source.items()):
             size = sum(n for reasons in files.values() for n in reasons.values())

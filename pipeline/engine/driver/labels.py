@@ -1,5 +1,5 @@
-"""Labels of tasks as they are shown. A label names the input of a task, and the address of an input may hold secrets
-and personal data."""
+"""Returns labels of tasks in the form in which they may be shown. A label names the input of its task, and the address
+of an input may hold secrets and personal data. These are masked."""
 
 from __future__ import annotations
 

@@ -45,14 +45,15 @@ EVIDENCE = 20            # times the task's own seconds: if others ran so long w
 @dataclass
 class BaseRate:
     """Statistics of all attempts at tasks on one class of machines: for how long they ran, how many were lost to each
-    cause, and in how many events. The death of a machine is one event, even if it ends several attempts."""
+    cause, and in how many events. An attempt is lost if it ends without a fault of its task, for instance because its
+    machine dies. The death of a machine is one event, even if it ends several attempts."""
 
     lost: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
     _deaths: dict[str, float] = field(default_factory=dict)      # node that died lately → when it was first reported
     _running: int = 0
     _began: float = 0.0              # sum of the times at which the running attempts began
-    _ended_s: float = 0.0            # seconds that attempts ran which have ended
+    _ended_s: float = 0.0            # run time of all attempts that have ended, in seconds
 
     def began(self, now: float) -> None:
         self._running += 1
@@ -88,10 +89,10 @@ class TaskLosses:
         self.count: Counter[str] = Counter()
         self.suspect = False
         self._base, self._events, self._since_s = base, base.events.copy(), base.seconds(now)
-        self._after_first: Counter[str] = Counter()  # losses since the first one
-        self._seconds = 0.0                          # seconds that attempts at the task ran before those losses
-        self._beside_s = 0.0                         # upper bound of the seconds of those and of others lost with them
-        self._beside_first_s = 0.0                   # upper bound of the seconds of the attempts of the first loss
+        self._after_first: Counter[str] = Counter()  # losses after the first one, by cause
+        self._seconds = 0.0                          # run time of the attempts that these losses ended
+        self._beside_s = 0.0                         # upper bound: those attempts and others lost with them
+        self._beside_first_s = 0.0                   # upper bound: all attempts that the first loss ended
         self._fruitless = self._finished = 0         # losses since a task last finished, and tasks finished by then
 
     def add(self, cause: str, seconds: float, together: int, finished: int) -> None:
@@ -109,9 +110,10 @@ class TaskLosses:
 
     def others(self, cause: str, now: float) -> tuple[int, float]:
         """Returns (events, seconds), with which this task's own losses to `cause` are compared. `events` is the number
-        of events (such as deaths of a node) since this task's first loss that hit only other tasks. `seconds` is the
-        time that other attempts ran since then, divided by the number of attempts that an event ends on average. If
-        this time is shorter than the time that this task ran, both numbers count from the beginning of the run."""
+        of events (such as deaths of a node) that hit only other tasks. `seconds` is the time that attempts at other
+        tasks ran, divided by the number of attempts that an event ends on average. Both count from this task's first
+        loss on. If others have run for less time since then than this task has, both count from the beginning of the
+        run."""
         size = max(1.0, self._base.lost[cause] / max(1, self._base.events[cause]))
         all_s = self._base.seconds(now) - self._beside_s
         events = self._base.events[cause] - self._after_first[cause]
@@ -122,8 +124,8 @@ class TaskLosses:
         return max(0, events - first), max(0.0, (all_s - self._beside_first_s) / size)
 
     def comparable(self, cause: str, now: float) -> bool:
-        """Whether other tasks have run long enough for a comparison: one more loss of this task to `cause` would then
-        be evidence against it."""
+        """Whether other tasks have run long enough to be compared with this task. If they have, one more loss of this
+        task to `cause` is evidence that the task causes its losses."""
         return self.others(cause, now)[1] >= EVIDENCE * self._seconds
 
     def held_back(self, now: float) -> bool:
@@ -151,7 +153,7 @@ class TaskLosses:
 
 @dataclass
 class History:
-    """The failed attempts at one task so far."""
+    """The failed attempts at one task so far in this run."""
 
     reasons: list[str] = field(default_factory=list)
     tracebacks: list[str] = field(default_factory=list)
@@ -173,9 +175,9 @@ class History:
 
 
 def improbable(count: int, others: int, share: float, least: float) -> bool:
-    """Whether it is improbable that `count` or more of `count + others` events hit this task by chance, if each event
-    hits it with probability `share`. Improbable means that Chernoff's bound on this probability is below
-    exp(-least)."""
+    """Whether a task was hit by so many events (such as deaths of a node) that chance is an improbable explanation. Of
+    `count + others` events, `count` hit this task. By chance, each event hits it with probability `share`. Improbable
+    means that Chernoff's bound on the probability of `count` or more hits is below exp(-least)."""
     if share <= 0.0:
         return True
     part = count / (count + others)

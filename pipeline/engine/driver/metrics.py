@@ -23,7 +23,8 @@ OUTCOMES = ("in", "kept", "dropped", "quarantined")
 
 @dataclass(frozen=True)
 class Metric:
-    """A Prometheus metric. `kind` is "gauge" (a state) or "counter" (events since this driver started)."""
+    """The definition of a Prometheus metric. `kind` is "gauge" (a present value) or "counter" (events since this driver
+    started)."""
 
     name: str
     kind: str
@@ -32,8 +33,8 @@ class Metric:
 
     @property
     def exported(self) -> str:
-        """Return the name on Ray's metrics port, for dashboards and alerts: Ray puts `ray_` before custom metrics, and
-        `_total` after counters."""
+        """Return the metric's name on Ray's metrics port, for dashboards and alerts: Ray puts `ray_` before custom
+        metrics, and `_total` after counters."""
         return f"ray_{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 
@@ -62,8 +63,8 @@ Sample = tuple[Metric, dict[str, str], float]
 
 
 def kind_of(node: str) -> str:
-    """Returns the kind of a plan node: index, pass, barrier, tokenizer or shards. The kind follows from the node's
-    name."""
+    """Returns the kind of a plan node (a group of tasks): index, pass, barrier, tokenizer or shards. The kind follows
+    from the node's name."""
     head, colon, _ = node.partition(":")
     if colon and head in ("index", "tokenizer", "shards"):
         return head

@@ -58,7 +58,7 @@ class _Node:
     failed: int = 0             # failed attempts
     retried: int = 0            # repeated attempts
     doubled: int = 0            # second attempts beside a slow one
-    outcomes_run: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))    # documents run here
+    outcomes_run: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))    # documents of this run
     running: int = 0
     hung: int = 0
     cpu_s: float = 0.0
@@ -84,6 +84,7 @@ class _Node:
                 "bytes_done": self.weight_done, "docs": self.docs, "quarantined": self.quarantined,
                 "failed_attempts": self.failed, "retried": self.retried, "doubled": self.doubled,
                 "bytes_run": self.weight_run, "documents_run": dict(self.outcomes_run),
+                "docs_reused": self.docs - self.docs_run,
                 "cpu_s": round(self.cpu_s, 2), "seconds": round(self.seconds(now), 1),
                 "bytes_per_s": round(rate), "docs_per_s": round(self.docs_run / seconds, 1),
                 "eta_s": 0 if remaining == 0 else round(remaining / rate) if rate else None}
@@ -191,8 +192,8 @@ class Progress:
         self._tick()
 
     def failed(self, spec: TaskSpec, kind: str, message: str, again: bool) -> None:
-        """Count a failed attempt at a task. `again`: the task gets another attempt. If it does not, the run ends with
-        an error that gives the reason, so nothing is printed here."""
+        """Count a failed attempt at a task, and print its message if the task gets another attempt (`again`). Without
+        another attempt the run ends with an error that gives the reason, so nothing is printed here."""
         self.nodes[spec.node].failed += 1
         message = redact(message)
         key = (spec.node, kind, gist(message))
@@ -266,7 +267,7 @@ class Progress:
     # -- output --------------------------------------------------------------------------------------------------
     def snapshot(self) -> dict[str, Any]:
         """Returns the progress of the run as a dict that can be written as JSON: totals, remaining seconds (None:
-        unknown), and a dict for each plan node."""
+        unknown), and a dict for each plan node (a group of tasks, such as a pass)."""
         now = self._clock.now()
         nodes = {name: node.snapshot(now) for name, node in self.nodes.items()}
         remaining = sum(n.weight - n.weight_done for n in self.nodes.values())
@@ -339,8 +340,8 @@ class Progress:
             console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
 
     def _print_once(self, message: str, line: str) -> None:
-        """Print `line`, unless a `message` that is equal except for its paths was printed in the last AGAIN_S seconds.
-        Many workers may meet the same failure."""
+        """Print `line`, which reports `message`, unless the same message was reported in the last AGAIN_S seconds.
+        Messages that differ only in paths count as the same, because many workers may meet the same failure."""
         now, key = self._clock.now(), gist(message)
         if now - self._printed.get(key, -AGAIN_S) >= AGAIN_S:
             self._printed[key] = now

@@ -14,25 +14,27 @@ from pipeline.store.records import PartRecord
 
 
 class Backend(Protocol):
-    """Runs tasks: inline, in child processes, or on Ray."""
+    """The interface of a backend, to which the scheduler hands tasks. A backend runs them in the driver's process, in
+    child processes, or on a Ray cluster."""
 
     interruptible: bool
 
     def start(self, memory_mb: int = 0) -> None:
-        """Get ready to run tasks. The first tasks declare up to `memory_mb` of memory. A second call does nothing."""
+        """Get ready to run tasks. `memory_mb` is the largest memory that the first tasks declare. A second call does
+        nothing."""
 
     @property
     def slots(self) -> int:
-        """Return the number of tasks that can run at the same time right now."""
+        """Return the number of slots at the moment, that is, of tasks that can run at the same time."""
 
     def set_demand(self, waiting: Mapping[ResourceRequest, int]) -> Mapping[ResourceRequest, str]:
         """Tell the backend how many tasks of each kind wait, so that it can start workers for them. Tasks that declare
         the same resources are of one kind. Returns {kind: reason} for the kinds that can never run on this backend."""
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
-        """Returns how many assignments (attempts at tasks) with these resources would start at once. If none would
-        start, the result r is 0 or negative. The backend then takes up to `slots` + r further assignments in advance,
-        which wait for a slot."""
+        """Returns how many assignments (attempts at tasks) with these resources would start immediately. If none would
+        start, the result r is 0 or negative. The backend then accepts up to `slots` + r further assignments in advance,
+        which wait until a slot is free."""
 
     def submit(self, assignment: Assignment) -> None: ...
 
@@ -40,8 +42,8 @@ class Backend(Protocol):
         """Forget these assignments (attempts at tasks) and kill those that run. Events about them may still arrive."""
 
     def wait(self, timeout: float) -> list[Event]:
-        """Return events as soon as there are any. Returns [] after `timeout` seconds, or earlier if nothing runs. (The
-        inline backend runs one task in this call, however long it takes.)"""
+        """Return events as soon as there are any. Returns [] if there is none within `timeout` seconds, and at once if
+        nothing runs. (The inline backend runs one task in this call, however long that takes.)"""
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
         """Export a snapshot of the run's progress as metrics of the cluster (Ray only)."""

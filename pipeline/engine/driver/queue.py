@@ -53,7 +53,7 @@ class TaskRecords(OnDisk[PartRecord]):
             yield from self._rows(first, min(first + CHUNK, self._size))
 
     def with_tasks(self) -> Iterator[tuple[Row, PartRecord]]:
-        """Yields (task, record) for each task of the batch."""
+        """Yields ((key, origin, weight) of the task, its commit record) for each task of the batch."""
         for first in range(0, self._size, RECORDS):
             rows = self._rows(first, min(first + RECORDS, self._size))
             yield from zip(rows, self._records(rows))
@@ -70,7 +70,8 @@ class TaskRecords(OnDisk[PartRecord]):
 
 
 class TaskTable:
-    """Keeps the key, origin and weight of every task of all batches on disk."""
+    """Keeps a table on disk with the key, origin (source or dataset that is read) and weight (bytes to read) of every
+    task of all batches."""
 
     def __init__(self) -> None:
         self._db = scratch_database()
@@ -83,7 +84,8 @@ class TaskTable:
             (batch, place + i, s.key, s.origin, s.weight) for i, s in enumerate(specs)))
 
     def records(self, batch: int, size: int, get: Get, node: str) -> TaskRecords:
-        """Return the commit records of the `size` tasks of a batch. They are read with `get` on demand."""
+        """Return the commit records of a batch, which has `size` tasks. The records are read with `get` on demand.
+        `node` names the batch's plan node (a group of tasks, such as a pass)."""
         def rows(first: int, stop: int) -> list[Row]:
             return self._db.execute("SELECT key, origin, weight FROM task WHERE batch = ? AND place >= ? AND place < ? "
                                     "ORDER BY place", (batch, first, stop)).fetchall()
@@ -107,8 +109,9 @@ class TaskBatch:
 
 
 class TaskQueue:
-    """Holds batches of tasks. Tasks of one kind that still have to run are dispatched from the largest to the smallest,
-    or in an order shuffled by `seed`. `get` reads commit records by task key."""
+    """Holds batches of tasks, and hands out the tasks that still have to run. Tasks that declare the same resources are
+    of one kind; within a kind, the largest are handed out first. With `seed`, the order is shuffled instead. `get`
+    reads commit records by task key."""
 
     def __init__(self, get: Get, seed: int | None = None) -> None:
         self._get, self._seed = get, seed
@@ -131,7 +134,7 @@ class TaskQueue:
 
     @property
     def unread(self) -> bool:
-        """Whether a batch may hold tasks that have not been read yet."""
+        """Whether some batch may have tasks that have not been read from its iterable yet."""
         return any(b.source is not None for b in self._batches.values())
 
     def add(self, specs: Iterable[TaskSpec]) -> TaskBatch:
@@ -141,8 +144,8 @@ class TaskQueue:
 
     def read(self, limit: int) -> Iterator[tuple[list[TaskSpec], Mapping[str, PartRecord]]]:
         """Read at most `limit` further tasks of every batch. Yields (tasks, records) for each batch that had unread
-        tasks. `tasks` are those that have just entered the queue, and those that are done already; tasks that wait or
-        run already are left out. `records` maps the keys of the done tasks to their commit records."""
+        tasks. `tasks` are those that have just entered the queue, and those that are done already; tasks that were
+        waiting or running before are left out. `records` maps the keys of the done tasks to their commit records."""
         for batch in list(self._batches.values()):
             if batch.source is None:
                 continue
@@ -198,7 +201,8 @@ class TaskQueue:
         return [kind for _, kind in sorted(heads)]
 
     def pop(self, kind: ResourceRequest, most: int = 1) -> list[TaskSpec]:
-        """Remove and return the next tasks of a kind, at most `most`. There must be at least one."""
+        """Remove the next tasks of a kind (those that declare the resources `kind`) from the queue and return them, at
+        most `most`. At least one such task must wait."""
         rows = self._db.execute("SELECT rank, key, spec FROM ready WHERE memory = ? AND gpus = ? AND cpu = ? "
                                 "ORDER BY rank, key LIMIT ?", (*kind, most)).fetchall()
         rank, key, _ = rows[-1]
@@ -216,8 +220,8 @@ class TaskQueue:
             self._settle()
 
     def _settle(self) -> None:
-        """Tell the batches which of their tasks are done. `done` leaves this for later, because one SQL statement for
-        many tasks takes half the time."""
+        """Tell the batches which of their tasks are done. `done` only collects the tasks for this method, because one
+        SQL statement for many tasks takes half the time of one statement per task."""
         if self._done:
             marks = ",".join("?" * len(self._done))
             for number, in self._db.execute(f"DELETE FROM waiter WHERE key IN ({marks}) RETURNING batch",
@@ -226,7 +230,7 @@ class TaskQueue:
             self._done.clear()
 
     def finished(self) -> list[tuple[TaskBatch, TaskRecords]]:
-        """Remove the complete batches and return them with their records."""
+        """Remove the complete batches (all of whose tasks are done) and return each with its commit records."""
         self._settle()
         complete = [b for b in self._batches.values() if b.complete]
         for batch in complete:

@@ -91,7 +91,7 @@ class Scheduler:
         self._flights: dict[int, Flight] = {}        # by id of the attempt; ids follow the order of starts
         self._attempts: dict[str, list[int]] = {}    # ids of a task's attempts, by its key
         self._base_rates: dict[tuple[float, str], BaseRate] = defaultdict(BaseRate)    # by devices and kind of CPU
-        self._trial = 0                              # the latest attempt at a task suspected to take its nodes down
+        self._trial = 0                              # id of the latest attempt at a suspect or a task that is held back
         self._given_up: list[str] = []               # keys of the tasks that get no further attempt
         self._forget()
         self._history: dict[str, History] = defaultdict(History)
@@ -129,8 +129,8 @@ class Scheduler:
             self.progress.plan_again()
 
     def run(self, specs: Iterable[TaskSpec]) -> list[PartRecord]:
-        """Run the tasks `specs` and return their commit records in order. A task whose record is in the commit log does
-        not run again. Tasks with equal keys run once.
+        """Run the tasks `specs` and return their commit records in the order of `specs`. A task whose record is in the
+        commit log does not run again. Tasks with equal keys run once.
 
         Raises the errors of `step`.
         """
@@ -237,8 +237,8 @@ class Scheduler:
                 self.progress.running(self.backend.slots, [self._running(s) for s in running if s.id in self._flights])
 
     def _remove_flights(self, ids: Iterable[int]) -> list[Flight]:
-        """Remove attempts from the attempts in flight, and return those that were removed. Ids of attempts that are not
-        in flight are ignored."""
+        """Remove attempts from the attempts in flight (those that were handed to the backend and have not ended), and
+        return them. Ids of attempts that are not in flight are ignored."""
         landed, now = [], self._clock.now()
         for id in ids:
             if (flight := self._flights.pop(id, None)) is not None:
@@ -313,18 +313,21 @@ class Scheduler:
             self._double_stragglers(idle=True)
 
     def _room(self, kind: ResourceRequest) -> int:
-        """Returns how many tasks of this kind may be dispatched now. Each slot gets one task that runs. While more than
-        two tasks of this kind per slot wait, each slot also gets a second task in advance (prefetched), so that no slot
-        waits for the driver. Near the end nothing is prefetched, because a prefetched task could wait behind a long one
-        while another slot is idle."""
+        """Returns how many tasks that declare the resources `kind` may be dispatched at the moment. Each slot gets one
+        task that runs. While more than two such tasks per slot wait, each slot also gets a second task in advance
+        (prefetched), so that no slot waits for the driver. Near the end nothing is prefetched, because a prefetched
+        task could wait behind a long one while another slot is idle."""
         room, slots = self.backend.room_for(*kind), self.backend.slots
         return room if room > 0 else max(0, min(room + slots, self._queue.waiting.get(kind, 0) - 2 * slots))
 
     def _may_start(self, spec: TaskSpec) -> bool:
-        """Whether an attempt at this task may start now. A task that was lost a few times waits while other tasks can
-        run and show how often they are lost. Such tasks, and those that are suspected of taking their machines down,
-        run one at a time, so that the next loss shows which task is the cause. If the answer for one of them is True,
-        the caller must dispatch it next: the next attempt then counts as the one that may run."""
+        """Whether an attempt at this task may start at the moment. A task that was lost a few times waits while other
+        tasks can run and show how often they are lost. Such tasks, and those that are suspected of taking their
+        machines down, run one at a time, so that the next loss shows which task is the cause.
+
+        If such a task may start, the caller must dispatch it immediately: this method takes the next attempt that is
+        dispatched for the attempt that it has allowed.
+        """
         losses = self._history[spec.key].losses if spec.key in self._history else None
         held_back = losses is not None and losses.held_back(self._clock.now())
         if losses is None or not (losses.suspect or held_back):
@@ -362,7 +365,7 @@ class Scheduler:
     # -- failure -------------------------------------------------------------------------------------------------
     def _quarantine(self, spec: TaskSpec, row: int, stage: int, reason: str) -> None:
         """Record in the commit log that a row (a document) of a task is quarantined. All later attempts at the task
-        skip it, also those of other drivers."""
+        skip the row, also those of other drivers."""
         self.log.quarantine(spec.key, row, stage, reason)
         if self.bad_files:
             self.bad_files.quarantined(spec, stage, reason)

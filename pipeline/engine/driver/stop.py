@@ -13,8 +13,8 @@ from pipeline.engine.driver.endings import Interrupted
 
 
 class StopRequest:
-    """Whether a stop of the run was requested, by a signal or from any thread (`ask`), and until when running tasks
-    may go on."""
+    """A request to stop the run: whether there is one, by a signal or from any thread (`ask`), and until when running
+    tasks may go on."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -26,14 +26,14 @@ class StopRequest:
         return self._signum is not None
 
     def ask(self, signum: int, grace_s: float) -> None:
-        """Ask for a stop in the name of a signal. Running tasks may finish within `grace_s` seconds. If several stops
-        are requested, the earliest deadline counts."""
+        """Ask for a stop of the run, because of the signal `signum`. Running tasks may finish within `grace_s` seconds.
+        If several stops are requested, the earliest deadline counts."""
         deadline = self._clock.now() + grace_s
         if self._signum is None or deadline < self._deadline:
             self._deadline, self._signum = deadline, signum
 
     def end_grace(self) -> None:
-        """Let the time for running tasks be over now."""
+        """End the time that running tasks still have, so that they are killed."""
         self._deadline = 0.0
 
     def check(self, idle: bool) -> None:
@@ -45,10 +45,10 @@ class StopRequest:
 
     @contextlib.contextmanager
     def at_signals(self, grace_s: float, interruptible: Callable[[], bool]) -> Iterator[None]:
-        """Context manager: inside it, SIGINT and SIGTERM ask for a stop, and only SIGTERM leaves running tasks
-        `grace_s` seconds. If `interruptible()` says so, they raise Interrupted at once instead. A second signal goes to
-        the previous handlers, which by default end the process. In a thread that is not the main thread, it does
-        nothing."""
+        """Context manager that makes SIGINT and SIGTERM ask for a stop of the run. After SIGTERM, running tasks may go
+        on for `grace_s` seconds; after SIGINT, they are killed at once. While `interruptible()` is true, a signal does
+        not ask for a stop but raises Interrupted at once. A second signal goes to the previous handlers, which by
+        default end the process. Signals are handled only if the context is entered in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield                     # only the main thread may install handlers; another thread's owner calls `ask`
             return

@@ -39,10 +39,10 @@ def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], n
     """Returns the tasks that should get a second attempt beside the running one, longest-running first. A task that has
     a second attempt already is not among them.
 
-    `times`: for each plan node (a group of tasks, such as a pass), the seconds from the dispatch to the end of its
-    finished tasks. `idle`: no task waits for a slot. `unfinished`: plan nodes with tasks that have not been dispatched
-    yet. `awaited`: plan nodes that must end before others can begin. A task that was dispatched less than `least_s`
-    seconds ago gets no second attempt.
+    `times`: for each plan node (a group of tasks, such as a pass), a list with one number for each finished task, the
+    seconds from its dispatch to its end. `idle`: no task waits for a slot (a place for a running task). `unfinished`:
+    plan nodes with tasks that have not been dispatched yet. `awaited`: plan nodes that must end before others can
+    begin. A task that was dispatched less than `least_s` seconds ago gets no second attempt.
     """
     limits: dict[str, float] = {}                    # by node; sorted once, not for every attempt
     flown: set[str] = set()
@@ -67,10 +67,13 @@ def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], n
 
 
 def _limit(times: Sequence[float], idle: bool, blocks: bool) -> float:
-    """Returns after how many seconds a task of a plan node (a group of tasks, such as a pass) gets a second attempt;
-    infinity if fewer than MIN_FINISHED tasks of the node have finished, or if neither `idle` nor `blocks` holds.
-    `times`: the seconds that finished tasks of the node took. `idle`: no task waits for a slot. `blocks`: later nodes
-    wait for this node, and all of its tasks have been handed out."""
+    """Returns after how many seconds a task of a plan node (a group of tasks, such as a pass) gets a second attempt.
+    Returns infinity if fewer than MIN_FINISHED tasks of the node have finished, or if neither `idle` nor `blocks`
+    holds.
+
+    `times`: for each finished task of the node, the seconds that it took. `idle`: no task waits for a slot (a place for
+    a running task). `blocks`: later nodes wait for this node, and all of its tasks have been handed out.
+    """
     if len(times) < MIN_FINISHED or not (idle or blocks):
         return float("inf")
     ordered = sorted(times)

@@ -87,8 +87,8 @@ class Summing:
         self._results.update(b"batch\n")
 
     def add(self, record: PartRecord, weight: int = 0, origin: str = "") -> None:
-        """Add the next commit record. `weight`: the bytes that its task reads. `origin`: the source or dataset that the
-        task reads."""
+        """Add the next commit record to the sums. `weight`: the bytes that its task reads. `origin`: the source or
+        dataset that the task reads."""
         sums, batch, counters = self.sums, self.sums.batches[-1], record.counters
         self._results.update(f"{record.key} {record.attempt} {origin}\n".encode("utf-8", "surrogatepass"))
         batch.tasks += 1
@@ -116,9 +116,10 @@ class Summing:
             self._count_lost(counters)
 
     def _wave(self, node: str) -> str:
-        """Returns the name of the wave (a group of tasks that may run at the same time) that a record belongs to, or
-        "task" if its node has no waves. `node` is the name in the record. It may begin with the name of another plan
-        node, if several nodes asked for the same task."""
+        """Returns the name of the wave (a group of tasks that may run at the same time) that a record belongs to;
+        "task" if its plan node has no waves. `node` is the plan node or wave that the record names ("NODE" or
+        "NODE/WAVE"). The record may name another plan node than the one being summed, if both asked for the same
+        task."""
         if node == self._node or "/" not in node:
             return "task"
         return node.removeprefix(f"{self._node}/") if node.startswith(f"{self._node}/") else node.rpartition("/")[2]
@@ -141,7 +142,8 @@ class Summing:
 
 
 def content_hash(contents: Iterable[str]) -> str:
-    """Returns the hash `NodeSums.content` over the content hashes of files, which must be sorted."""
+    """Returns the hash `NodeSums.content` of a plan node (a group of tasks, such as a pass). `contents` are the content
+    hashes of the files that it covers, in sorted order."""
     digest = hashlib.sha256()
     for i, content in enumerate(contents):
         digest.update(("\n" * bool(i) + content).encode())
@@ -160,8 +162,8 @@ def sum_records(node: str, kind: str, records: Iterable[PartRecord]) -> NodeSums
 
 
 def docs_in(record: PartRecord) -> int:
-    """Returns the number of documents that a task read, from the counters in its record; 0 for a task that reads no
-    documents."""
+    """Returns the number of documents that one task read, from the counters in its commit record; 0 for a task that
+    reads no documents."""
     sources = record.counters.get("in")
     if isinstance(sources, dict):
         return sum(s.get("docs", 0) for s in sources.values() if isinstance(s, dict))

@@ -96,8 +96,8 @@ class SegmentWriter:
         self._spill: BinaryIO | None = None
 
     def write(self, buckets: Any, records: np.ndarray) -> None:
-        """Add n records. `buckets` holds n bucket numbers, one for each record, all below the file's number of
-        buckets."""
+        """Add n records to the file. `buckets` holds n bucket numbers, one for each record, all below the file's number
+        of buckets."""
         ids = np.asarray(buckets)
         if ids.shape != records.shape or records.ndim != 1 or records.dtype != self.dtype:
             raise TypeError(f"{self.path}: {ids.shape} buckets for records {records.shape} of {records.dtype}; as many "
@@ -116,8 +116,8 @@ class SegmentWriter:
         self.rows += len(ids)
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
-        """Sorts the records in the buffer by bucket and then by key, and empties the buffer. Returns (sorted records,
-        number of records in each bucket)."""
+        """Sorts the records in the buffer by bucket (the part of the file that they go to) and then by key, and empties
+        the buffer. Returns (sorted records, number of records in each bucket)."""
         ids, records = self._ids[:self._used], self._records[:self._used]
         order = np.argsort(ids if self.buckets > 1 << 16 else ids.astype(np.uint16), kind="stable")   # u16: radix sort
         if self.key is None or self.key:
@@ -130,7 +130,8 @@ class SegmentWriter:
         return records[order], counts
 
     def _flush(self) -> None:
-        """Spill the buffer to scratch as a sorted run."""
+        """Write the buffered records, sorted by bucket and key, to the scratch file as one more run, and empty the
+        buffer. `close` merges the runs."""
         if self._spill is None:
             self._spill = open(self.path + ".runs", "w+b")  # noqa: SIM115  (closed by `close`)
         records, counts = self._sorted()
@@ -139,7 +140,9 @@ class SegmentWriter:
         self._spill.write(records.view(np.uint8).data)
 
     def close(self) -> None:
-        """Merge the spilled runs and finish the file."""
+        """Write the exchange file (records that tasks pass to each other, in buckets). The sorted runs in the scratch
+        file are merged with the records still in memory, bucket by bucket, and the header and the index are put before
+        them. Does nothing if the file is written already."""
         if self.content:
             return
         last, counts = self._sorted()
@@ -209,7 +212,8 @@ def _head(header: Mapping[str, Any], covers: Sequence[str]) -> bytes:
 
 
 def _content(header: Mapping[str, Any]) -> str:
-    """Returns the content hash of an exchange file: the sha256 of its header without `covers`."""
+    """Returns the content hash of an exchange file (records that tasks pass to each other): the sha256 of its header
+    without `covers`."""
     content = json.dumps({name: value for name, value in header.items() if name != "covers"}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -249,9 +253,10 @@ class SegmentFile:
 
     @classmethod
     def open(cls, store: Store, ref: Mapping[str, Any]) -> SegmentFile:
-        """Read the beginning of the file that `ref` names ({"$ref", "bytes", "content"}). Raises DamagedFile when the
-        file is missing, or its size or its header differs from the reference. On object storage, the size is not
-        checked here; a file that was cut short is noticed when its records are read."""
+        """Read the beginning of the exchange file (records that tasks pass to each other, in buckets) that `ref` names
+        ({"$ref", "bytes", "content"}). Raises DamagedFile when the file is missing, or its size or its header differs
+        from the reference. On object storage, the size is not checked here; a file that was cut short is noticed when
+        its records are read."""
         path, size = ref["$ref"], ref["bytes"]
         if store.local is not None and store.size(path) != size:       # on object storage that would cost a request
             raise DamagedFile(path, "is gone or has another size than its record says")
@@ -279,13 +284,13 @@ class SegmentFile:
 
     @property
     def start(self) -> int:
-        """Offset of the records in bytes."""
+        """The offset in bytes at which the records begin in the exchange file."""
         return self.after + _index_bytes(self.buckets)
 
     def bounds(self, bucket: int) -> tuple[int, int, bytes]:
-        """Returns (first, stop, checksum) of a bucket: its records are the records [first, stop) of the file. Of a
-        large index, only the page that describes the bucket is read. Raises IndexError if the file has no such bucket,
-        and DamagedFile if the page is damaged."""
+        """Returns (first, stop, checksum) of a bucket of the exchange file: the bucket's records are the records
+        [first, stop) of the file. Of a large index, only the page that describes the bucket is read. Raises IndexError
+        if the file has no such bucket, and DamagedFile if the page is damaged."""
         if not 0 <= bucket < self.buckets:
             raise IndexError(f"{self.store.at(self.path)} has buckets 0 to {self.buckets - 1}, not {bucket}")
         number, place = divmod(bucket, PAGE)
@@ -307,8 +312,9 @@ def _range(store: Store, path: str, start: int, stop: int) -> bytes:
 
 
 def _read(store: Store, path: str, dtype: np.dtype[Any], start: int, first: int, stop: int) -> np.ndarray:
-    """Returns the records [first, stop) of a file whose records begin at byte `start`. Raises DamagedFile when the file
-    ends early, because documents would be lost with the missing records."""
+    """Returns the records [first, stop) of an exchange file (records that tasks pass to each other) whose records begin
+    at byte `start`. Raises DamagedFile when the file ends early, because documents would be lost with the missing
+    records."""
     data = _range(store, path, start + first * dtype.itemsize, start + stop * dtype.itemsize)
     if len(data) != (stop - first) * dtype.itemsize:
         raise DamagedFile(path, "is cut short")
@@ -316,9 +322,10 @@ def _read(store: Store, path: str, dtype: np.dtype[Any], start: int, first: int,
 
 
 def read_segment(store: Store, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
-    """Returns the records of one bucket of the exchange file that `ref` names ({"$ref", "bytes", "content"}),
-    read-only. In a local store, the records are mapped into memory; from a remote store, they are fetched by one range
-    request. Raises DamagedFile when the file is missing, or the header, the index or the records are damaged."""
+    """Returns the records of one bucket of an exchange file, read-only. Tasks pass records to each other in such files,
+    which are divided into buckets. `ref` names the file ({"$ref", "bytes", "content"}). In a local store, the records
+    are mapped into memory; from a remote store, they are fetched by one range request. Raises DamagedFile when the file
+    is missing, or the header, the index or the records are damaged."""
     file = SegmentFile.open(store, ref)
     first, stop, expected = file.bounds(bucket)
     if store.local is None or first == stop:
@@ -335,8 +342,9 @@ def merge_segments(store: Store, refs: Sequence[Mapping[str, Any]], bucket: int,
                    whole: Sequence[str] = (), numbered: bool = False,
                    scratch: str | None = None) -> Iterator[np.ndarray]:
     """Yields the records of one bucket of all exchange files `refs`, in blocks, merged by the key that the files are
-    sorted by. Records with equal keys come in the order of `refs`. If the files have no key, the records of one file
-    follow those of the file before it.
+    sorted by. Tasks pass records to each other in exchange files, which are divided into buckets. Records with equal
+    keys come in the order of `refs`. If the files have no key, the records of one file follow those of the file before
+    it.
 
     `whole`: first fields of the key; all records with equal values in them come in one block. `numbered`: adds the
     field `source` (u4), the position in `refs` of the file that the record comes from. `scratch`: folder for temporary
@@ -370,9 +378,9 @@ def _numbered(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _run_of(file: SegmentFile, bucket: int, number: int | None) -> Run:
-    """Returns a bucket of an exchange file as a sorted run: (function that reads records, number of records). Memory
-    holds only what is needed to read the records later. If `number` is not None, the function adds it to each record as
-    the field `source`.
+    """Returns one bucket of an exchange file (records that tasks pass to each other) as a sorted run: (function that
+    reads records, number of records). Memory holds only what is needed to read the records later. If `number` is not
+    None, the function adds it to each record as the field `source`.
 
     A run must be read from beginning to end, because its checksum is compared after its last record. If the records are
     damaged, the task that used them gets an error before it returns, and so commits nothing.

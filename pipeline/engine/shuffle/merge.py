@@ -19,7 +19,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class MergeLimits:
-    """Memory, block size and number of runs of a merge. They never change the merged records."""
+    """How much memory a merge of sorted runs may use, how large its blocks are, and how many runs it merges at a time.
+    The merged records do not depend on these limits."""
 
     #: bytes that a writer or a merge may use for records in memory and their sorted copies
     memory: int = 64 << 20
@@ -119,7 +120,7 @@ class _SortedRun:
         self.block = self.keys = np.empty(0)
 
     def fill(self, step: int, key: Sequence[str] | None) -> None:
-        """Read the next block when the current one is used up."""
+        """Read the next block of the run into memory, if all records of the present block have been taken."""
         if not len(self.keys) and self.next < self.length:
             stop = min(self.next + step, self.length)
             self.block = self.read(self.next, stop)
@@ -145,9 +146,9 @@ def _in_order(blocks: list[np.ndarray], key: Sequence[str] | None) -> Iterator[n
 # -- many runs, whole keys -------------------------------------------------------------------------------------------
 def limit_runs(runs: Sequence[Run], key: Sequence[str] | None, dtype: np.dtype[Any], scratch: str,
                limits: MergeLimits = LIMITS) -> list[Run]:
-    """Merge groups of consecutive runs until at most `limits.fan_in` runs remain, and return these. The merged runs are
-    files in the folder `scratch`; no file stays open. Records with equal keys keep their order. If the key has no
-    fields, the runs are returned unmerged."""
+    """Merge groups of up to `limits.fan_in` consecutive sorted runs into one run each, until at most `limits.fan_in`
+    runs remain, and return these. The merged runs are files in the folder `scratch`; no file stays open. Records with
+    equal keys keep their order. If the key has no fields, the runs are returned unmerged."""
     runs = [run for run in runs if run[1]]
     files: list[str] = []
     while len(runs) > limits.fan_in and (key is None or key):

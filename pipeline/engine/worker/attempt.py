@@ -37,11 +37,11 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: CrashCursor, sc
                 clock: Clock = SYSTEM) -> PartRecord:
     """Run the task `spec` once and return its commit record. Raises the errors of the task and of the store.
 
-    `name` is the scheduler's name of the attempt. `scratch` is a folder for temporary files (default: the system's).
+    `name` is the scheduler's name for this attempt. `scratch` is a folder for temporary files (default: the system's).
     With `only`, the run processes only these rows in order to investigate a crash: nothing is written to the store, and
     the record names no files. `skip`, `batch_rows` and `file` are passed on to the task (`TaskInputs`). If the run
-    raises an error, `cursor` still shows at which document. `confine` removes the rights of this process that a parser
-    must not have (`base.confinement`).
+    raises an error, `cursor` still shows the document that was being processed. `confine` removes the rights of this
+    process that a parser must not have (`base.confinement`).
     """
     started, cpu = clock.now(), _cpu_seconds()
     _reset_peak_rss()
@@ -76,10 +76,10 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: CrashCursor, sc
 
 
 def _run(task: Task, inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
-    """Run the task and return its counters. If the task raises and a file that it read by range is damaged, DamagedFile
-    is raised instead of the task's own error. Damaged records can cause any error, because the checksum of a range is
-    compared only at the end of the range. After a temporary fault of the machine or the storage, a changed input, or a
-    lack of memory, the files are not checked."""
+    """Run the task and return its counters. If the task raises an error and one of the files that it read by range is
+    damaged, DamagedFile is raised instead. Damaged records can cause any error in the task, because the checksum of a
+    range is compared only at the end of the range. The files are not checked after an error that has another cause: a
+    temporary fault of the machine or the storage, a changed input, or a lack of memory."""
     try:
         return task.run(inputs, cursor, out)
     except (EnvironmentFailure, ChangedInput, MemoryError):
@@ -95,8 +95,9 @@ def _run(task: Task, inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) 
 
 
 def _deliver(spec: TaskSpec, store: Store, attempt: str, out: TaskOutputs) -> dict[str, FileInfo]:
-    """Hash the output files of an attempt and move them into the store. If moving one fails, all are removed from the
-    store. Raises FileNotFoundError if the task named an output but did not write it."""
+    """Hash the output files of an attempt and move them into the store. If one of them cannot be moved, all files of
+    the attempt are removed from the store. Raises FileNotFoundError if the task named an output but did not write
+    it."""
     files: dict[str, FileInfo] = {}
     for file, note in sorted(out.names.items()):
         local = out.path(file)

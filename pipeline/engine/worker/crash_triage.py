@@ -57,8 +57,8 @@ MAX_STOPS = 3
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a child process died. `charged` is True if the document that it processed may be at fault. `reason` goes into
-    the quarantine entry of that document."""
+    """The reason why a child process (which runs a task) died. `charged` is True if the document that the child
+    processed may be at fault. `reason` goes into the quarantine entry of that document."""
 
     reason: str
     charged: bool
@@ -95,16 +95,16 @@ def hinders(error: Exception) -> bool:
 
 
 def permanent(error: Exception) -> bool:
-    """Whether every other attempt at the task would meet the same error. The class of the error declares this
-    (`SettingsError`, a tokenizer that cannot be loaded, an input that changed). The message of such an error needs no
-    traceback."""
+    """Whether every other attempt at the task would meet the same error. The class of the error declares this (for
+    instance `SettingsError`, or the errors of a tokenizer that cannot be loaded or of an input that changed)."""
     return getattr(error, "permanent", False) is True
 
 
 def failure(error: Exception, row: int, hint: str = "") -> Failure:
-    """Returns the `Failure` message for `error`, which a task raised at `row`. Must be called while the error is being
-    handled. `Failure.row` is `row` only for errors of the kind "exception", and None if such an error is one of the
-    operating system: it may be temporary, and meeting it twice at one row proves nothing."""
+    """Returns the `Failure` message for `error`, which a task raised at the document in row `row`. Must be called while
+    the error is being handled. In the message, `row` is set only for errors of the kind "exception". For an error of
+    the operating system it is None all the same: the error may be temporary, so meeting it twice at one row proves
+    nothing."""
     message, trace = describe(error) + hint, traceback.format_exc()[-8000:]
     if path := damaged_path(error):
         return Failure("damaged", message, path=path, traceback=trace)
@@ -146,8 +146,8 @@ _TOO_BIG = ("; reading or writing its files takes more memory than its reader an
 
 
 class GaveUp(Exception):
-    """Raised when crash triage gives the attempt up. `kind` says what is at fault: "exception" (the task) or
-    "environment" (the node)."""
+    """Raised when crash triage (the search for the document that kills the processes of a task) gives the attempt up.
+    `kind` says what is at fault: "exception" (the task) or "environment" (the node)."""
 
     def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)

@@ -1,5 +1,5 @@
-"""Defines a job: an assignment (one attempt at a task) that a supervisor works on, with the state that the supervisor
-keeps about it."""
+"""Defines a job: an assignment (one attempt at a task) that a supervisor runs in child processes, with the state that
+the supervisor keeps about it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pipeline.engine.worker.crash_triage import CrashTriage
 
 @dataclass
 class Job:
-    """An assignment (one attempt at a task) that a supervisor works on. If child processes die, the supervisor needs
-    several of them for one job."""
+    """An assignment (one attempt at a task) that a supervisor works on. The supervisor runs it in a child process. If
+    that process dies, the job continues in another one."""
 
     assignment: Assignment
     triage: CrashTriage
@@ -40,9 +40,10 @@ class Job:
         return share(self.spec.gpus) if self.spec.gpus else 0.0
 
     def allows(self, answer: Answer) -> bool:
-        """Whether the child process that works on this job may send this answer. A commit record must be of this job's
-        task, and name only files of this attempt. A file that is reported as damaged must be inside the store. Without
-        these checks, a document that took over the child could commit or remove the results of other tasks."""
+        """Whether the child process that works on this job (an attempt at a task) may send this answer. A commit record
+        must be of this job's task, and name only files of this attempt. A file that is reported as damaged must be
+        inside the store. Without these checks, a document that took over the child could commit or remove the results
+        of other tasks."""
         match answer:
             case Finished(record):
                 attempt = f"{self.assignment.attempt}-"

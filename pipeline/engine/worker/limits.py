@@ -34,7 +34,7 @@ RECORD_BYTES = 1_000_000
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """The limits of the child processes in which a supervisor runs tasks."""
+    """The limits on CPU time, idle time and memory of the child processes in which a supervisor runs tasks."""
 
     cpu_s: float = 60.0            # CPU seconds a document may take in one stage (a batch: `batch_cpu_s`)
     record_cpu_s: float = 300.0    # CPU seconds to read one record, plus one for each RECORD_BYTES of the task
@@ -102,8 +102,8 @@ def anonymous_mb(pid: int) -> float:
 
 
 def die_of(number: int) -> NoReturn:
-    """End this process by the signal `number`, which has killed a process that this one had started. The supervisor
-    then treats both deaths alike."""
+    """End this process by the signal `number`. A process that this one had started was killed by that signal, and the
+    supervisor then treats both deaths alike."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.disable()                              # its traceback would show a place that did not crash
     signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
@@ -112,14 +112,16 @@ def die_of(number: int) -> NoReturn:
 
 
 def raise_oom_score(score: int = 500) -> None:
-    """Make the kernel's OOM killer choose this process before its supervisor and Ray."""
+    """Make the kernel's OOM killer choose this process before its supervisor (the process that started it) and before
+    Ray."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
         f.write(str(score))
 
 
 def memory_use() -> tuple[int, int]:
-    """Returns (used, total) bytes of memory. They are those of this machine or of a cgroup that this process is in,
-    whichever is fullest. File cache that the kernel can reclaim does not count as used."""
+    """Returns (used, total) in bytes for the memory that limits this process most. It is the machine or a cgroup of
+    this process, whichever has the largest used share. File cache that the kernel can reclaim does not count as
+    used."""
     result = [_machine()]
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -177,9 +179,9 @@ class Devices:
         self._free = dict.fromkeys(self.names, 1.0)
 
     def take(self, share: float) -> dict[str, float] | None:
-        """Reserve GPUs for a child process that needs `share` of them (`pools.share`). Returns {device: part}, which is
-        {} if the share is 0. Returns None if not enough is free. A part of a device is taken from the fullest device
-        that has enough left, so that whole devices stay free."""
+        """Reserve GPUs for a child process that needs `share` GPUs (a number of GPUs, or a part of one; `pools.share`).
+        Returns {device: part}, which is {} if `share` is 0. Returns None if not enough is free. A part of a device is
+        taken from the fullest device that has enough left, so that whole devices stay free."""
         if share < 1:
             fitting = sorted((free, i) for i, free in enumerate(self._free.values()) if free >= share - 1e-6)
             parts = {self.names[fitting[0][1]]: share} if fitting and share else {}

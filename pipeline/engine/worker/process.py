@@ -33,9 +33,9 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_
 
 
 class ChildProcess:
-    """A child process that a supervisor has started to run tasks. `job` is its current job, or None while it is idle.
-    Each child has a process group of its own. Processes that the child started therefore end with it, and Ctrl-C
-    reaches only the driver."""
+    """A child process that a supervisor has started to run tasks. `job` is the attempt at a task that it runs now, or
+    None while it is idle. Each child has a process group of its own. Processes that the child started therefore end
+    with it, and Ctrl-C reaches only the driver."""
 
     def __init__(self, scratch: str, env: Mapping[str, str], store: str, clock: Clock, *,
                  confined: bool = True) -> None:
@@ -84,8 +84,8 @@ class ChildProcess:
             selector.register(self.broker.own_end, selectors.EVENT_READ, (self, "storage"))
 
     def give(self, job: Job, order: Work) -> None:
-        """Send `order`, the work order of `job`, to the child. Bytes for which the pipe has no room yet are kept until
-        `send` is called."""
+        """Send `order`, the work order of `job` (an attempt at a task), to the child. Bytes for which the pipe has no
+        room yet are kept until `send` is called."""
         self.cursor.clear()
         self.job, self.position, self.quiet_since = job, (-1, -1, -1), self._clock.now()
         with contextlib.suppress(OSError):
@@ -94,8 +94,8 @@ class ChildProcess:
         self.send()
 
     def send(self) -> bool:
-        """Write the bytes of earlier orders for which the pipe had no room. Returns whether there are bytes left to
-        write."""
+        """Write to the child those bytes of its orders for which its pipe had no room before. Returns whether there are
+        bytes left to write."""
         try:
             while self._sending:
                 del self._sending[:os.write(self._in.fileno(), self._sending[:1 << 16])]
@@ -106,9 +106,10 @@ class ChildProcess:
         return bool(self._sending)
 
     def move(self, what: str, selector: selectors.BaseSelector) -> Answer | None:
-        """Read available bytes (at most 64 KiB) of one channel of the child process, `what`: "out", "err" or "storage".
-        Returns the child's answer once it is complete, otherwise None. Raises ProtocolError for invalid bytes. The
-        first bytes on "storage" start the child's storage broker (the process that accesses object storage for it)."""
+        """Read available bytes (at most 64 KiB) of one channel of the child process, `what`: "out" (its answers), "err"
+        (its stderr) or "storage". Returns the child's answer once it is complete, otherwise None. Raises ProtocolError
+        for invalid bytes. The first bytes on "storage" start the child's storage broker (the process that accesses
+        object storage for it)."""
         if what == "storage":
             assert self.broker is not None
             selector.unregister(self.broker.own_end)
@@ -165,8 +166,8 @@ class ChildProcess:
             return 0.0
 
     def exited(self) -> bool:
-        """Whether the child is dead. A dead child stays a zombie until `end` has killed its process group, so that the
-        id of the group cannot be reused before that."""
+        """Whether the child is dead. A dead child stays a zombie until `end` has killed its process group. The id of
+        the group can therefore not be reused before that."""
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:

@@ -144,7 +144,7 @@ class Supervisor:
                 self._end_child(child)
 
     def close(self) -> None:
-        """Kill all children and remove all scratch."""
+        """Kill all child processes and remove all scratch folders."""
         for child in list(self._children):
             self._end_child(child)
         self._queue.clear()
@@ -153,12 +153,12 @@ class Supervisor:
 
     @property
     def pids(self) -> list[int]:
-        """Return the process ids of the living children."""
+        """Return the process ids of the living child processes, which run the tasks."""
         return [c.pid for c in self._children]
 
     # -- starting ------------------------------------------------------------------------------------------------
     def _start(self) -> None:
-        """Give waiting jobs to child processes, as far as slots, declared memory and GPUs allow."""
+        """Give waiting jobs (attempts at tasks) to child processes, as far as slots, declared memory and GPUs allow."""
         while (job := self._next()) is not None:
             self._queue.remove(job)
             try:
@@ -178,9 +178,10 @@ class Supervisor:
                 self._failed(job, Failure("permanent", f"{e}; lower run.partition"))
 
     def _next(self) -> Job | None:
-        """Returns the job to start next: the first in the queue for which enough memory and GPUs are free; None if
-        there is no such job, or if as many children as allowed are busy. A job that was overtaken by `slots` others
-        blocks all jobs behind it. Otherwise the memory and GPUs that it needs might never be free at the same time."""
+        """Returns the job (attempt at a task) to start next: the first in the queue for which enough memory and GPUs
+        are free. Returns None if there is no such job, or if as many children as allowed are busy. A job that `slots`
+        others have overtaken blocks all jobs behind it. Otherwise the memory and GPUs that it needs might never be free
+        at the same time."""
         busy = [c.job for c in self._children if c.job]
         if len(busy) >= self._allowed:
             return None
@@ -199,7 +200,8 @@ class Supervisor:
         return None
 
     def _can_free(self, share: float) -> bool:
-        """Whether `share` of the GPUs is free, or would be if idle child processes ended."""
+        """Whether `share` GPUs (a number of GPUs, or a part of one) are free, or would be if idle child processes
+        ended."""
         trial = self.devices.copy()
         for child in self._children:
             if not child.job:
@@ -207,20 +209,23 @@ class Supervisor:
         return trial.take(share) is not None
 
     def _warm(self, job: Job) -> ChildProcess | None:
-        """Returns an idle child process that can take the job, or None if the job needs a new child."""
+        """Returns an idle child process that can take the job (attempt at a task), or None if the job needs a new
+        child."""
         if job.fresh or job.triage.fresh:
             return None
         return next((c for c in self._children if not c.job and self._suits(c, job)), None)
 
     def _suits(self, child: ChildProcess, job: Job) -> bool:
-        """Whether an idle child process can take the job. There are four conditions:
+        """Whether an idle child process can take the job (an attempt at a task). There are four conditions:
 
-        * The child must be confined (without rights that a parser must not have) if and only if the job's task must be.
+        * The child must be confined (without rights that a parser must not have) if the job's task must be confined,
+          and only then.
         * Its storage broker (the process that accesses object storage for it) must serve exactly the storage that the
           job reads, or must not have started yet.
         * The child must hold exactly the share of GPUs that the job needs.
-        * A child that ran tasks of another plan node may still hold models. Such a child must hold no GPUs, and at most
-          half of the memory that the job declares (not counting `empty_mb`, which an idle child holds anyway).
+        * A child that ran tasks of another plan node (group of tasks) may still hold models. Such a child must hold no
+          GPUs, and at most half of the memory that the job declares (not counting `empty_mb`, which an idle child holds
+          anyway).
         """
         if child.confined != job.spec.confined:
             return False
@@ -238,9 +243,9 @@ class Supervisor:
             return False
 
     def _spawn(self, job: Job) -> ChildProcess:
-        """Start a child process with the GPUs that the job needs. First, one idle child ends if there is one of the
-        same sort (with or without GPUs) or if all slots are taken. Then more idle children end until enough GPUs are
-        free."""
+        """Start a child process for a job (attempt at a task), with the GPUs that the job needs. Before that, one idle
+        child of the same sort (with or without GPUs) is ended if there is one. If there is none but all slots are
+        taken, any idle child is ended. Then more idle children are ended until enough GPUs are free."""
         idle = [c for c in self._children if not c.job]
         alike = [c for c in idle if bool(self._parts[c]) == bool(job.spec.gpus)]
         if alike or len(self._children) >= self.slots:
@@ -265,7 +270,7 @@ class Supervisor:
 
     # -- listening -----------------------------------------------------------------------------------------------
     def _listen(self, timeout: float) -> None:
-        """Exchange bytes with the children for at most `timeout` seconds, and handle their answers."""
+        """Exchange bytes with the child processes for at most `timeout` seconds, and handle their answers."""
         if not self._children:
             if self._queue:
                 self._clock.sleep(timeout)
@@ -312,9 +317,9 @@ class Supervisor:
             self._end_child(child)
 
     def _hindered(self, job: Job, message: str, traceback: str = "") -> None:
-        """Handle a job that the machine or the storage kept from its work: a full disk, unresponsive storage, or no
-        memory or process left for a child. The job is tried again here later. After several tries it is reported as
-        failed."""
+        """Handle a job (attempt at a task) that the machine or the storage kept from its work: a full disk,
+        unresponsive storage, or no memory or process left for a child. The job is tried again later by this supervisor.
+        After several tries it is reported as failed."""
         try:
             job.retry_at = self._clock.now() + job.triage.hindered(message)
             self._queue.append(job)
@@ -323,14 +328,14 @@ class Supervisor:
             self._failed(job, Failure(e.kind, str(e), traceback=traceback))
 
     def _failed(self, job: Job, failure: Failure) -> None:
-        """Report that a job failed. Secrets of this node are masked in the message here, because the driver may not
-        know them and so could not mask them."""
+        """Report that a job (attempt at a task) failed. Secrets of this node are masked in the message here, because
+        the driver may not know them and so could not mask them."""
         self._events.append(Failed(job.id, replace(failure, message=redact(failure.message),
                                                    traceback=redact(failure.traceback))))
 
     # -- watching ------------------------------------------------------------------------------------------------
     def _watch(self) -> None:
-        """Look for dead children, and for children that hang or exceed their limits."""
+        """Look for child processes that are dead, hang or exceed their limits, and handle them."""
         now = self._clock.now()
         if (blind := now - self._watched_at) > BLIND_S:
             # this machine or the driver stood still: time in which nobody watched the children must not count against
@@ -370,8 +375,8 @@ class Supervisor:
                           self._host, child.pid, measure.doing(child.pid))
 
     def _relieve(self) -> None:
-        """If memory is nearly full, kill the largest child process, and run fewer children for a while. The last busy
-        child is spared if other processes fill the memory, because otherwise no task would ever finish."""
+        """If memory is nearly full, kill the largest child process, and run fewer children for a while. If other
+        processes fill the memory, the last busy child is spared, because otherwise no task would ever finish."""
         used, total = measure.memory_use()
         busy = [c for c in self._children if c.job]
         if used <= self.limits.memory_share * total or not self._children:
@@ -396,7 +401,7 @@ class Supervisor:
     # -- ending --------------------------------------------------------------------------------------------------
     def _died(self, child: ChildProcess, fault: Fault | None) -> None:
         """End a child process that is dead, or that must die for `fault`. Crash triage (the search for the document at
-        fault) then decides how its job continues."""
+        fault) then decides how the child's job (an attempt at a task) continues."""
         job = child.job
         self._end_child(child)
         if job is None:

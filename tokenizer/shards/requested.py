@@ -1,0 +1,83 @@
+"""Reads a shard set whose tokens and loss masks are not in files of this machine but are requested, for instance from
+object storage. Whole blocks are requested, and each is compared with its checksum before a token of it is used."""
+
+from __future__ import annotations
+
+import abc
+from typing import NamedTuple
+
+import numpy as np
+
+from tokenizer.shards.layout import REMEDY, ShardError
+from tokenizer.shards.reader import ShardSet
+from tokenizer.shards.sums import BLOCK, blocks_of, damaged_block
+
+
+class BlockRange(NamedTuple):
+    """Consecutive blocks of a file: number of the shard, kind of the file (body or loss), and the blocks [first,
+    stop)."""
+
+    shard: int
+    kind: str
+    first: int
+    stop: int
+
+
+class RequestedSet(ShardSet, abc.ABC):
+    """A shard set whose tokens and loss masks are requested from elsewhere. Its other files are on this machine."""
+
+    has_local_tokens = False
+    #: folder of the tokens and loss masks, for messages
+    source: str
+
+    @abc.abstractmethod
+    def request(self, wanted: BlockRange, again: bool) -> bytes:
+        """Return the bytes of some blocks. With `again`, those of an earlier request were damaged, so that no copy of
+        them may be returned. Raises ShardError when they cannot be read."""
+
+    def path(self, wanted: BlockRange) -> str:
+        return f"{self.source}/{getattr(self.manifest.shards[wanted.shard], wanted.kind)}"
+
+    def checked_size(self, wanted: BlockRange, size: int | None) -> int:
+        """Return `size`, the size in storage of the file with some blocks. Raises ShardError if the manifest says
+        another, or if the file is missing (None)."""
+        expected = self.manifest.shards[wanted.shard].tokens * (self.dtype.itemsize if wanted.kind == "body" else 1)
+        if size is None:
+            raise ShardError(f"{self.path(wanted)}: missing: {REMEDY}")
+        if size != expected:
+            raise ShardError(f"{self.path(wanted)}: {size:,} bytes, the manifest says {expected:,}: damaged: {REMEDY}")
+        return size
+
+    def body(self, shard: int) -> np.ndarray:
+        """Return the tokens of a shard, which are all requested and held in memory."""
+        return self.read(self.offsets[shard], self.offsets[shard + 1])
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        if not 0 <= start <= stop <= self.tokens:
+            raise IndexError(f"tokens [{start}, {stop}) of {self.tokens}")
+        return self._items("body", self.dtype, start, stop)
+
+    def _mask(self, start: int, stop: int) -> np.ndarray:
+        return self._items("loss", np.dtype("u1"), start, stop).astype(bool)
+
+    def _items(self, kind: str, dtype: np.dtype, start: int, stop: int) -> np.ndarray:
+        """Return what the files of one kind hold for tokens [start, stop), and 1 for those of shards without a file."""
+        items, size = np.ones(stop - start, dtype), dtype.itemsize
+        for shard, first, end, offset in self._pieces(start, stop):
+            if getattr(self.manifest.shards[shard], kind):
+                wanted = BlockRange(shard, kind, first * size // BLOCK, blocks_of(end * size))
+                data = memoryview(self._checked(wanted))
+                items[offset:offset + end - first] = np.frombuffer(
+                    data[first * size - wanted.first * BLOCK:end * size - wanted.first * BLOCK], dtype)
+        return items
+
+    def _checked(self, wanted: BlockRange) -> bytes:
+        """Return the bytes of some blocks. They are requested a second time when they differ from their checksums,
+        because connections, too, damage bytes. Raises ShardError if they differ twice."""
+        sums = self.block_sums(wanted.shard, wanted.kind)[wanted.first:wanted.stop].tolist()
+        for again in (False, True):
+            data = self.request(wanted, again)
+            damaged = damaged_block(memoryview(data), wanted.first, sums)
+            if damaged is None:
+                return data
+        raise ShardError(f"{self.path(wanted)}: damaged at byte {(damaged or 0) * BLOCK:,}: {REMEDY}")
