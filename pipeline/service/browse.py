@@ -23,8 +23,8 @@ CHOSEN = "chosen"
 @dataclass(frozen=True)
 class BrowseView:
     """The state of a page that lists documents. `values` are the (column, value) pairs of its filter, in the order in
-    which they were chosen. `signals` are ranges as the API takes them, NAME:LEAST:MOST. `after` is the position at
-    which the page begins."""
+    which they were chosen. `signals` are the filter's ranges of signals (numbers computed for each document), as the
+    API takes them: NAME:LEAST:MOST. `after` is the position at which the page begins."""
 
     kind: str = "kept"
     values: tuple[tuple[str, str], ...] = ()

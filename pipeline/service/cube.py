@@ -105,9 +105,10 @@ def make_cube(playground: Playground, changes: Changes, step: int, key: str) -> 
 
 def edge_distances(playground: Playground, step: int, key: str) -> np.ndarray:
     """Return, for each document, how far the threshold `key` of a step must move from its value in the run until the
-    document's outcome (kept, dropped, unknown) changes. Distances are counted in bins of the threshold's cube: 0.5 if
-    the outcome changes in a bin next to the value, infinity if it never changes. Raises PlaygroundError if the run sets
-    no value for the threshold, or if the threshold can have no cube."""
+    document's outcome (kept, dropped, unknown) changes. Distances are counted in bins, the ranges of values into which
+    the threshold's cube (table of counts) is divided: 0.5 if the outcome changes in a bin next to the value, infinity
+    if it never changes. Raises PlaygroundError if the run sets no value for the threshold, or if the threshold can have
+    no cube."""
     builder, value = _builder(playground, Changes(), step, key)
     if value is None:
         raise PlaygroundError("the run has no limit here, so no document is at its edge; choose another threshold", key)
@@ -188,9 +189,9 @@ class _CubeBuilder:
         return edges[[is_accepted(self.config, self.key, edge) for edge in edges.tolist()]]
 
     def _switches(self, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return three arrays with a value for each document: its side (an index in SIDES: kept, dropped or unknown) at
-        the lowest edge, its side at the highest edge, and the number of the first edge at which it has the latter side.
-        """
+        """Judge all documents at values of the threshold, `edges`, in rising order. Returns three arrays with a value
+        for each document: its side (an index in SIDES: kept, dropped or unknown) at the lowest edge, its side at the
+        highest edge, and the number of the first edge at which it has the latter side."""
         rows = np.arange(len(self.table))
         values = np.full(len(rows), edges[0])
         first = self._sides(values, rows)
