@@ -35,8 +35,8 @@ class BrowseView:
 
     @classmethod
     def read(cls, query: QueryParams) -> BrowseView:
-        """Return the view that the query of a URL describes. The query may come from a link or from the page's form.
-        Empty fields of the form are ignored."""
+        """Return the view (state of the page) that the query of a URL describes. The query may come from a link or from
+        the page's form. Empty fields of the form are ignored."""
         before = [pair for text in query.getlist(CHOSEN) for pair in parse_qsl(text, keep_blank_values=True)]
         view = cls()
         for name, value in before:

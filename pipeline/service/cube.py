@@ -1,12 +1,14 @@
 """Counts the documents that a dataset would have at every value of one threshold. The result is a table (a data cube);
 the counts at any value of the threshold are sums of its cells.
 
-The range of the threshold is divided into bins; the limits of the bins are called edges. For every document, the cube
-needs the bin in which the document changes sides (kept, dropped, unknown) while the threshold rises from the lowest
-edge to the highest and everything else stays. A binary search over the edges finds these bins for all documents at
-once: in each round, the step judges every document with the threshold at the middle of the edges that are left for this
-document. So the code need not know the rule of the step. It only assumes that a document changes sides at most once,
-and checks this on a sample of documents. If the check fails, the threshold has no cube.
+The range of the threshold is divided into bins; the limits of the bins are called edges. While the threshold rises from
+the lowest edge to the highest and everything else stays, a document may change sides (kept, dropped, unknown). The cube
+needs the bin in which this happens, for each document.
+
+A binary search over the edges finds these bins for all documents at once. In each round, the step that has the
+threshold judges every document, with the threshold at the middle of the edges that are left for this document. So the
+code need not know the rule of the step. It only assumes that a document changes sides at most once, and checks this on
+a sample of documents. If the check fails, the threshold has no cube.
 
 At an edge the counts are exact, unless the playground has only a sample of the run's documents: counts are then scaled
 to all documents. Between two edges the true counts lie between the counts at these edges.

@@ -149,7 +149,8 @@ def log_page(request: Request, store: str, run: RunOf, at: StoreOf,
 @router.get("/stores/{store}/datasets/{dataset}")
 async def dataset_page(request: Request, store: str, at: StoreOf, dataset: str, queries: QueriesOf, role: Viewer,
                        count: bool = False) -> HTMLResponse:
-    """Show a page of the kept, dropped or quarantined documents of a dataset, with the filter in use and counts."""
+    """Show a page of the kept, dropped or quarantined documents of a dataset, with the filter in use and counts of
+    documents."""
     view = BrowseView.read(request.query_params)
     kind = _kind_of(view)
     filter = filter_of(**filter_parameters(view))
