@@ -104,7 +104,7 @@ def publish_tokens(one: NamedRecipe, store: Store, log: Log, results: Mapping[st
             if not one.suffix:
                 raise
             raise CurriculumError(f"{one.run}: {error}") from None
-        warnings += notes
+        warnings += [note for note in notes if note not in warnings]      # the check of the recipe has some already
         log.check_lease()
         store.write(f"runs/{one.run}/curriculum.json", curriculum.dumps().encode())
     return sets

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import shutil
 import signal
 import subprocess
@@ -339,8 +340,16 @@ def test_halving_ends_the_worse_arms_early_and_says_so(tmp_path, capsys):
     ended = next(one for one in found["ended"] if one["arm"] == "frozen")
     assert ended["delta"] > 0
     out = run / "train" / "ablate"
-    assert not (out / "frozen-seed0" / "summary.json").exists() and "frozen" not in found["costs"]
-    assert "frozen was ended after 25%" in (out / "table.txt").read_text()
+    assert not (out / "frozen-seed0" / "summary.json").exists()
+    costs = found["costs"]
+    assert list(costs) == ["base", *(name for name, _ in arms)] and costs["base"]["ended"] is None
+    assert costs["base"]["tokens"] == 4 * costs["frozen"]["tokens"] == 3200
+    assert costs["frozen"]["wall_s"] > 0 and costs["frozen"]["ended"] == 0.25
+    smallest = min(stream.tokens for stream in Curriculum.load(run / "curriculum.json").streams)
+    for name, read_tokens in (("base", 3200), ("frozen", 800)):          # half of them from each stream
+        assert costs[name]["epochs"] == pytest.approx(read_tokens / 2 / smallest, rel=0.2)
+    text = (out / "table.txt").read_text()
+    assert "frozen was ended after 25%" in text and re.search(r"\nfrozen +800 .*  ended after 25%\n", text)
     before = {p: p.read_bytes() for p in out.glob("*/metrics.jsonl")}
     assert main([*command, "--json"]) == 0 and json.loads(capsys.readouterr().out) == found
     assert before == {p: p.read_bytes() for p in out.glob("*/metrics.jsonl")}

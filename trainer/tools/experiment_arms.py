@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.base.visible import json_text, visible
 from trainer.base.arguments import positive, say
 from trainer.tools.arm import Arm, check, label, write
-from trainer.tools.arm_table import ALL, BITS, LOSS, NATS, TASKS, Sources, cost_lines, lines, measured, table
+from trainer.tools.arm_costs import cost_lines, costs
+from trainer.tools.arm_table import ALL, BITS, LOSS, NATS, TASKS, Sources, lines, measured, table
 from trainer.tools.arm_tasks import check_data, check_scoring, score_last, task_lines, task_results
 
 NEEDS_PIPELINE = ("--data and --vary make data, which needs the pipeline: pip install 'tokenmill[pipeline]', and call "
@@ -96,13 +97,15 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
         for arm in arms:
             prepare(arm)
             write(arm)
-        ended: list[dict[str, Any]] = []
+        every, ended = arms, list[dict[str, Any]]()
         if options.halving:
             arms, ended = halved(arms, options, announce, next(iter(sources.values())), unit)
         train_arms(arms, options, announce)
         if scored:
             score_last(arms, announce)
-        result = {**results(arms, sources, unit, options.by, scored), **({"ended": ended} if options.halving else {})}
+        result = {**results(arms, sources, unit, options.by, scored),
+                  "costs": costs(every, {one["arm"]: one["share"] for one in ended}),
+                  **({"ended": ended} if options.halving else {})}
         text = report(result)
         replace(folder / "table.json", json_text(result, indent=1) + "\n")
         replace(folder / "table.txt", text + "\n")
@@ -174,39 +177,22 @@ def refuse_masked(arms: Sequence[Arm], sources: Sources) -> None:
 
 
 def results(arms: Sequence[Arm], sources: Sources, unit: str, by: str, scored: bool) -> dict[str, Any]:
-    """Read the results of the trained arms of a study. Returns the content of table.json. It has the keys of
-    `arm_table.table` and "costs": {arm: its tokens, FLOPs and wall time (sums over seeds), parameters, and epochs}. If
-    the models have several widths, the table is that of the widest, and "widths" has a table for each width. If the
-    arms are `scored` on benchmark tasks, each table also has "tasks" (see `task_results`) and "by" (what decides about
-    the arms)."""
+    """Read the results of the trained arms of a study. Returns the content of table.json without the costs, with the
+    keys of `arm_table.table`. If the models have several widths, the table is that of the widest, and "widths" has a
+    table for each width. If the arms are `scored` on benchmark tasks, each table also has "tasks" (see `task_results`)
+    and "by" (what decides about the arms)."""
     losses: dict[int | None, dict[str, list[dict[str, float]]]] = {}
-    costs: dict[str, dict[str, Any]] = {}
     for arm in arms:
         summary = json.loads((arm.run.out / "summary.json").read_text(encoding="utf-8"))
         values = measured(summary["streams"], sources, unit)
         by_arm = losses.setdefault(arm.width, {})
         by_arm.setdefault(arm.name, []).append(values)
-        model, tokens = arm.run.config.model, summary["tokens"] - arm.before
-        cost = costs.setdefault(label(arm), {"tokens": 0, "parameters": summary["parameters"], "flops": 0.0,
-                                             "wall_s": 0.0, "epochs": epochs(arm.run.curriculum)})
-        cost["tokens"] += tokens
-        cost["flops"] += 6.0 * model.matmul_parameters(arm.run.vocab) * tokens
-        cost["wall_s"] += summary["wall_time"]["wall_s"]
     tables = {width: table(by_arm, unit) for width, by_arm in losses.items()}
     if scored:
         tasks = task_results(arms)
         tables = {width: {**one, "by": by, "tasks": tasks[width]} for width, one in tables.items()}
-    result = {**tables[list(tables)[-1]], "costs": costs}
+    result = tables[list(tables)[-1]]
     return result if len(tables) == 1 else {**result, "widths": {str(width): one for width, one in tables.items()}}
-
-
-def epochs(curriculum: Curriculum) -> float:
-    """Return how often a training reads its data: the number of epochs of the stream (data source) that is read most
-    often."""
-    from tokenizer.mixture.order import Order
-
-    order = Order(curriculum)
-    return max((used / supers for used, supers in zip(order.used[-1], order.supers) if supers), default=0.0)
 
 
 def report(result: Mapping[str, Any]) -> str:
