@@ -1,6 +1,6 @@
 """Router: shows the assets of a run, as JSON and as a page. An asset is a node of the run's plan (a source, pass,
-deduplication, token stream …) with its results. For each asset, the page shows whether the results are fresh or stale,
-what they are and cost in the run, what they would cost now, and what the checks of the published documents found.
+deduplication, token stream …) with its results. For each asset, the answer says whether the results are fresh or stale,
+what the run has made and what this cost, what it would cost now, and what the checks of the published documents found.
 """
 
 from __future__ import annotations
