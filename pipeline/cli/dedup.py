@@ -1,4 +1,6 @@
-"""`tokenmill dedup`: shows what deduplications removed, and why, and makes indexes of what they kept."""
+"""`tokenmill dedup`: shows which documents and passages deduplications removed, and why, and makes indexes of the
+documents that they kept.
+"""
 
 from __future__ import annotations
 

@@ -323,7 +323,8 @@ def decode(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt,
 def new_stream(store: Store, name: str, tokenizer: Tokenizer, val: float, contents: str) -> Iterator[Target]:
     """A context manager for writing the shard sets of the new stream `name`. The sets become visible at the end, after
     the file of their tokenizer, so a killed import leaves no set without its tokenizer. `contents` and `val`, the share
-    of held-out documents, identify the sets."""
+    of held-out documents, identify the sets: in object storage, a command with the same values completes a killed
+    import."""
     from pipeline.cli.streamed import streamed
     from tokenizer.export.target import FolderTarget, appearing
 

@@ -110,9 +110,10 @@ def compile_model(arpa: Annotated[Path, typer.Argument(metavar="ARPA", help="ARP
                   pieces: PiecesOpt = None,
                   normalize: NormalizeOpt = "ccnet",
                   json_lines: JsonOpt = False) -> None:
-    """Compile an ARPA file of KenLM's lmplz, SRILM or `tokenmill lm train --arpa` into a model for `perplexity`.
+    """Compile an ARPA file of KenLM's lmplz, SRILM or `tokenmill lm train --arpa` into a model for the step
+    `perplexity`.
 
-    Worker processes that use the compiled model share one copy of it in memory.
+    Worker processes that use the compiled model share one copy of the model in memory.
 
     \b
     Example:

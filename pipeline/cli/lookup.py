@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def index(shards: ShardsArg, quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
-    """Write an index with which `shards find` finds documents at once.
+    """Write an index, with which `shards find` need not read all documents of a shard set.
 
     The index is a file in the folder of the shard set. URLs are read from the datasets of the store. Run the command
     again when the shards have changed.

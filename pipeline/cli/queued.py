@@ -90,8 +90,8 @@ def _drive(store: Store, entry: QueueEntry, submission: Submission, backend: opt
 
 
 def _recipe(submission: Submission, allow_code: bool) -> Recipe:
-    """Load the recipe of a submission. Its paths are checked again to lie in the allowed folders, because a link may
-    have changed since the submission."""
+    """Load the recipe that was submitted with an entry of the queue. The recipe's paths are checked again to lie in the
+    allowed folders, because a link may have changed since the submission."""
     from pipeline.recipe.confine import refusals
     from pipeline.recipe.load import load_text
 

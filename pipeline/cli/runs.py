@@ -90,8 +90,7 @@ def drive(recipe: Recipe, store: str, run: str | None, backend: opt.BackendName,
 
 
 def shown(quiet: bool, json_lines: bool) -> str:
-    """Return how progress is shown: 'json', 'quiet' or 'rich'. With `quiet`, warnings are silenced, too, for example
-    the warning that the run waits for another driver."""
+    """Return how progress is shown: 'json', 'quiet' or 'rich'. With `quiet`, warnings are silenced, too."""
     logging.getLogger("tokenmill").setLevel(logging.ERROR if quiet else logging.NOTSET)
     return "json" if json_lines else "quiet" if quiet else "rich"
 
@@ -232,8 +231,8 @@ def _forecast(recipe: Recipe, sample: str, cores: int | None, price: float | Non
 def list_runs(store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) -> None:
     """List the runs of a store and their states.
 
-    A star marks the run that finished last. The state `died` means that the driver of the run ended without reporting a
-    result; the run can be resumed.
+    A star marks the run that finished last. The state `died` means that the driver of the run (the process that leads
+    it) ended without reporting a result; the run can be resumed.
 
     \b
     Example:
@@ -258,8 +257,8 @@ def list_runs(store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) ->
 
 
 def _standing(store: Store, name: str) -> dict[str, Any]:
-    """Return the state of a run as a row of `tokenmill list`: {run, state, attempt, parts (number of tasks), done,
-    report}. A value that is not known is None."""
+    """Return the state of a run as a row of `tokenmill list`: {run, state, attempt (number of executions), parts
+    (number of tasks), done (finished tasks), report}. A value that is not known is None."""
     from pipeline.cluster.attempts import standing
 
     current = standing(store, name)

@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 def verify(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
     """Check a shard set against its manifest.
 
-    Checks checksums, counts and boundaries. The exit code is 1 when something is wrong.
+    Checks checksums, counts and the boundaries of documents. The exit code is 1 when something is wrong.
 
     \b
     Example:

@@ -50,8 +50,9 @@ def ablate_data(options: Namespace, check: Callable[[Mapping[str, Any], Sequence
 
 def anneal_data(options: Namespace, check: Callable[[str, Sequence[str]], None]) -> list[str]:
     """Make the shards of several recipes (variants) with the tokenizer of a run. Returns the arguments of `train
-    anneal` that mix the shards of each variant with what the run reads. Before that, `check` is called with the folder
-    of the run and the names of the variants; it raises an error when the options do not fit them."""
+    anneal`, which trains on a mixture of the run's own shards and those of one variant, for each variant. Before that,
+    `check` is called with the folder of the run and the names of the variants; it raises an error when the options do
+    not fit them."""
     if options.mixes or options.candidates:
         raise BadUsage("--data makes the candidates: leave out --mixes and --candidates")
     store, name = resolve_run(options.run, options.store or os.environ.get("TOKENMILL_STORE", "store"))

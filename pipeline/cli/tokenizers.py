@@ -90,8 +90,8 @@ def train(
         json_lines: JsonOpt = False) -> None:
     """Train a tokenizer on texts.
 
-    The tokenizer is a byte-level BPE, a SentencePiece model, or that of the bytes of UTF-8. Equal texts give equal
-    files.
+    The tokenizer is a byte-level BPE, a SentencePiece model, or one whose tokens are the bytes of UTF-8. Equal texts
+    give equal files.
 
     \b
     Examples:

@@ -77,9 +77,10 @@ def status(ctx: typer.Context, run: RunArg, store: StoreOpt = "store",
            False, json_lines: JsonOpt = False) -> None:
     """Show the state of a run.
 
-    Prints its passes with partitions done, running and failed, documents per second, the time left, and the failures
-    with their reasons. The command needs only the store, so it works on any machine that can read the store, during the
-    run and after. With --watch the exit code is 0 when the run is done and 1 when it ends otherwise.
+    Prints the passes (groups of steps that run together) with their partitions done, running and failed, documents per
+    second, the time left, and the failures with their reasons. The command needs only the store, so it works on any
+    machine that can read the store, during the run and after. With --watch the exit code is 0 when the run is done and
+    1 when it ends otherwise.
 
     \b
     Examples:
@@ -110,7 +111,8 @@ def logs(run: RunArg, store: StoreOpt = "store",
          follow: Annotated[bool, typer.Option("-f", "--follow", help="Continue until the run ends.")] = False) -> None:
     """Print the log of a submitted run's driver (the process that leads the run).
 
-    Reads the log of the latest attempt from the store, where new lines appear after a few seconds. Secrets are masked.
+    Reads the log of the latest attempt (execution of the run) from the store, where new lines appear after a few
+    seconds. Secrets are masked.
 
     \b
     Examples:

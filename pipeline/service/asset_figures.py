@@ -1,5 +1,6 @@
-"""Reads from a run's report the graph of its plan, and the documents and costs of each node of the plan (such as a
-pass, a deduplication or a token stream)."""
+"""Reads from a run's report the graph of the run's plan, and the documents and costs of each node of the plan. A node
+is, for example, a pass (a group of steps that run together), a deduplication or a token stream.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ class Figures(BaseModel):
 
     @model_validator(mode="after")
     def _names_agree(self) -> Figures:
-        """Raise ValueError if a section of the report names a dataset, node or pass for which the report has no
-        figures."""
+        """Raise ValueError if a section of the report names a dataset, a node of the plan or a pass (group of steps)
+        for which the report has no figures."""
         nodes = {node.name for node in self.graph.nodes}
         ends = {end for edge in self.graph.edges for end in (edge.from_, edge.to)}
         passes = {node.name for node in self.lineage if node.kind == "pass"}

@@ -1,6 +1,7 @@
-"""Router: shows the nodes of a run's plan (sources, passes, deduplications, token streams …) as assets, as JSON and as
-a page. For each node, it shows whether its results are fresh or stale, what it made and cost in the run, what it would
-cost now, and what the checks of its published documents found."""
+"""Router: shows the assets of a run, as JSON and as a page. An asset is a node of the run's plan (a source, pass,
+deduplication, token stream …) with its results. For each asset, the answer says whether the results are fresh or stale,
+what the run has made and what this cost, what it would cost now, and what the checks of the published documents found.
+"""
 
 from __future__ import annotations
 
@@ -118,10 +119,10 @@ def _graph(figures: Figures | None, plan: Mapping[str, Any] | None) -> tuple[lis
 
 
 def _asset(node: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Add to a node of the graph what the node's row of the plan says: the state, the numbers of tasks, and what
-    running the node would cost now. The numbers of tasks are None if they are not known yet. The curriculum and the
-    folder of an index have no state, because they have no row in a plan: every run writes the curriculum anew, and no
-    run writes such a folder."""
+    """Return a node of the graph with what the node's row of the plan says added: the state, the numbers of tasks, and
+    what running the node would cost now. The numbers of tasks are None if they are not known yet. The curriculum and
+    the folder of an index have no state, because they have no row in a plan: every run writes the curriculum anew, and
+    no run writes such a folder."""
     if row is None:
         state = None if node["kind"] in ("curriculum", "folder") else UNKNOWN
         return {**node, "state": state, "fresh": None, "stale": None, "pending": None, "cost_now": None}

@@ -23,8 +23,8 @@ CHOSEN = "chosen"
 @dataclass(frozen=True)
 class BrowseView:
     """The state of a page that lists documents. `values` are the (column, value) pairs of its filter, in the order in
-    which they were chosen. `signals` are ranges as the API takes them, NAME:LEAST:MOST. `after` is the position at
-    which the page begins."""
+    which they were chosen. `signals` are the filter's ranges of signals (numbers computed for each document), as the
+    API takes them: NAME:LEAST:MOST. `after` is the position at which the page begins."""
 
     kind: str = "kept"
     values: tuple[tuple[str, str], ...] = ()
@@ -35,8 +35,8 @@ class BrowseView:
 
     @classmethod
     def read(cls, query: QueryParams) -> BrowseView:
-        """Return the view that the query of a URL describes. The query may come from a link or from the page's form.
-        Empty fields of the form are ignored."""
+        """Return the view (state of the page) that the query of a URL describes. The query may come from a link or from
+        the page's form. Empty fields of the form are ignored."""
         before = [pair for text in query.getlist(CHOSEN) for pair in parse_qsl(text, keep_blank_values=True)]
         view = cls()
         for name, value in before:

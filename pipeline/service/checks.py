@@ -114,8 +114,8 @@ def check(request: Mapping[str, Any]) -> dict[str, Any]:
     lie in the request's `roots`. If the request names no store but sets `find_files`, a source without a file is
     reported as a warning.
 
-    If a changed recipe is planned, the request has the recipe `before` the changes. Warnings about both recipes are
-    left out, because they have nothing to do with the changes; `as_before` is their number.
+    If a changed recipe is planned, the request has the recipe `before` the changes. Warnings that this recipe gets,
+    too, are left out, because they have nothing to do with the changes; `as_before` is their number.
 
     Returns {"problems", "run", "digest", "plan", "causes", "as_before"}. Each problem has severity (error, warning),
     file, line, column, key, message and remedy. `run` is None when the recipe cannot be run. `causes` says why nodes of

@@ -1,12 +1,14 @@
 """Counts the documents that a dataset would have at every value of one threshold. The result is a table (a data cube);
 the counts at any value of the threshold are sums of its cells.
 
-The range of the threshold is divided into bins; the limits of the bins are called edges. For every document, the cube
-needs the bin in which the document changes sides (kept, dropped, unknown) while the threshold rises from the lowest
-edge to the highest and everything else stays. A binary search over the edges finds these bins for all documents at
-once: in each round, the step judges every document with the threshold at the middle of the edges that are left for this
-document. So the code need not know the rule of the step. It only assumes that a document changes sides at most once,
-and checks this on a sample of documents. If the check fails, the threshold has no cube.
+The range of the threshold is divided into bins; the limits of the bins are called edges. While the threshold rises from
+the lowest edge to the highest and everything else stays, a document may change sides (kept, dropped, unknown). The cube
+needs the bin in which this happens, for each document.
+
+A binary search over the edges finds these bins for all documents at once. In each round, the step that has the
+threshold judges every document, with the threshold at the middle of the edges that are left for this document. So the
+code need not know the rule of the step. It only assumes that a document changes sides at most once, and checks this on
+a sample of documents. If the check fails, the threshold has no cube.
 
 At an edge the counts are exact, unless the playground has only a sample of the run's documents: counts are then scaled
 to all documents. Between two edges the true counts lie between the counts at these edges.
@@ -105,9 +107,10 @@ def make_cube(playground: Playground, changes: Changes, step: int, key: str) -> 
 
 def edge_distances(playground: Playground, step: int, key: str) -> np.ndarray:
     """Return, for each document, how far the threshold `key` of a step must move from its value in the run until the
-    document's outcome (kept, dropped, unknown) changes. Distances are counted in bins of the threshold's cube: 0.5 if
-    the outcome changes in a bin next to the value, infinity if it never changes. Raises PlaygroundError if the run sets
-    no value for the threshold, or if the threshold can have no cube."""
+    document's outcome (kept, dropped, unknown) changes. Distances are counted in bins, the ranges of values into which
+    the threshold's cube (table of counts) is divided: 0.5 if the outcome changes in a bin next to the value, infinity
+    if it never changes. Raises PlaygroundError if the run sets no value for the threshold, or if the threshold can have
+    no cube."""
     builder, value = _builder(playground, Changes(), step, key)
     if value is None:
         raise PlaygroundError("the run has no limit here, so no document is at its edge; choose another threshold", key)
@@ -188,9 +191,9 @@ class _CubeBuilder:
         return edges[[is_accepted(self.config, self.key, edge) for edge in edges.tolist()]]
 
     def _switches(self, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return three arrays with a value for each document: its side (an index in SIDES: kept, dropped or unknown) at
-        the lowest edge, its side at the highest edge, and the number of the first edge at which it has the latter side.
-        """
+        """Judge all documents at values of the threshold, `edges`, in rising order. Returns three arrays with a value
+        for each document: its side (an index in SIDES: kept, dropped or unknown) at the lowest edge, its side at the
+        highest edge, and the number of the first edge at which it has the latter side."""
         rows = np.arange(len(self.table))
         values = np.full(len(rows), edges[0])
         first = self._sides(values, rows)

@@ -216,7 +216,8 @@ async def histogram(
         bins: Annotated[int, Query(ge=1, le=400)] = 40,
         least: Annotated[float | None, Query(allow_inf_nan=False)] = None,
         most: Annotated[float | None, Query(allow_inf_nan=False)] = None) -> dict[str, Any]:
-    """Count the documents of a dataset by their values of a signal, in bins. Only operators may filter by `text`."""
+    """Count the documents of a dataset by their values of a signal (a number computed for each document), in bins. Only
+    operators may filter by `text`."""
     may_search(request, filter)
     stop = queries.stop()
     return await answer(request, stop, functools.partial(

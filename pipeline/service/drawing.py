@@ -43,9 +43,9 @@ class Drawn:
 
 def drawn(game: Playground, draw: Draw, threshold: str, other: Playground | None) -> list[Drawn]:
     """Select documents of a finished run for people to label, and return them in order, at most MOST_DRAWN. `game` is
-    the playground of the run, which holds its documents. The draw 'random' selects documents at random, and 'edge'
-    those nearest to `threshold` (STEP.KEY). The draw 'runs' selects those that this run kept and the run of the
-    playground `other` dropped, or the reverse. Raises PlaygroundError when the draw is not possible."""
+    the playground of the run, an object that holds the run's documents. The draw 'random' selects documents at random,
+    and 'edge' those nearest to `threshold` (STEP.KEY). The draw 'runs' selects those that this run kept and the run of
+    the playground `other` dropped, or the reverse. Raises PlaygroundError when the draw is not possible."""
     parts = tuple(file.info.sha256 for file in other.files) if draw == "runs" and other else ()
     key = (draw, threshold if draw == "edge" else "", other.run if other and parts else "", hash(parts))
     if key not in game.drawn:
@@ -82,8 +82,8 @@ def _rows(game: Playground, draw: Draw, threshold: str, other: Playground | None
 
 def _otherwise(game: Playground, other: Playground) -> tuple[list[int], list[str]]:
     """Return the documents that one of two runs kept and the other dropped, at most MOST_DRAWN, as a list of rows and a
-    list of ids. `game` and `other` are the playgrounds of the two runs, which hold their documents; the rows are those
-    in `game`."""
+    list of ids. `game` and `other` are the playgrounds of the two runs, objects that hold the runs' documents; the rows
+    are those in `game`."""
     there = {id: kept for id, _, kept in _compared(other)}
     differ = [(id, row) for id, row, kept in _compared(game) if there.get(id, kept) != kept]
     chosen = heapq.nsmallest(MOST_DRAWN, differ, key=lambda pair: _number(pair[0]))
@@ -93,7 +93,7 @@ def _otherwise(game: Playground, other: Playground) -> tuple[list[int], list[str
 def _compared(game: Playground) -> Iterator[tuple[str, int, bool]]:
     """Yield (id, row, whether the run kept it) for the documents of a run that are compared with those of another run.
     These are all documents or, if there are more than COMPARED, a random sample. `game` is the playground of the run,
-    which holds its documents."""
+    an object that holds the run's documents."""
     table = game.table
     rows = np.arange(len(table)) if len(table) <= COMPARED else table.sample
     return zip(table.ids(rows), rows.tolist(), (table.end[rows] == len(game.links)).tolist())

@@ -87,8 +87,8 @@ def instant(value: Any) -> str:
 
 # -- places ----------------------------------------------------------------------------------------------------------
 def path(*parts: str, **query: str) -> str:
-    """Return the path of a page's URL, made from its segments `parts` and its query parameters `query`. All of them are
-    quoted, so that a segment cannot add another segment or begin the query."""
+    """Return the URL (path and query) of a page, made from the segments `parts` of its path and the parameters `query`.
+    All of them are quoted, so that a segment cannot add another segment or begin the query."""
     way = "/" + "/".join(quote(part, safe="", errors="replace") for part in parts)
     return f"{way}?{query_text(query.items())}" if query else way
 

@@ -149,7 +149,8 @@ def log_page(request: Request, store: str, run: RunOf, at: StoreOf,
 @router.get("/stores/{store}/datasets/{dataset}")
 async def dataset_page(request: Request, store: str, at: StoreOf, dataset: str, queries: QueriesOf, role: Viewer,
                        count: bool = False) -> HTMLResponse:
-    """Show a page of the kept, dropped or quarantined documents of a dataset, with the filter in use and counts."""
+    """Show a page of the kept, dropped or quarantined documents of a dataset, with the filter in use and counts of
+    documents."""
     view = BrowseView.read(request.query_params)
     kind = _kind_of(view)
     filter = filter_of(**filter_parameters(view))
@@ -196,8 +197,8 @@ def linkable(id: Any) -> bool:
 @router.get("/stores/{store}/datasets/{dataset}/documents/{id}")
 async def document_page(request: Request, store: str, at: StoreOf, dataset: str, id: str, queries: QueriesOf,
                         chars: Annotated[int, Query(ge=0, le=LENGTHS[-1])] = LENGTHS[0]) -> HTMLResponse:
-    """Show one document: its text, verdict, signals and metadata. For a duplicate, also show the document that was kept
-    in its place, and how they differ."""
+    """Show one document: its text, its verdict (why it was dropped), its signals (numbers that steps computed) and its
+    metadata. For a duplicate, also show the document that was kept in its place, and how the two differ."""
     facts = await datasets.show_document(request, at, dataset, id, queries, chars, False)
     row = facts["document"] or {}
     total = row.get("chars")

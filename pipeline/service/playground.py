@@ -86,7 +86,7 @@ class Playground:
 
     @property
     def in_memory(self) -> int:
-        """The number of documents that the table of the playground holds in memory."""
+        """The number of documents that are in memory: all documents of the dataset, or only a sample."""
         return self.documents if self.documents <= self._most else self._wanted
 
     @cached_property
@@ -164,8 +164,8 @@ class Playground:
                                       name)
 
     def _check_reads(self, moved: ChangedSteps) -> None:
-        """Raise PlaygroundError when a step is left out although a later step needs its signals. A recipe without the
-        step would be refused for the same reason."""
+        """Raise PlaygroundError when a step is left out although a later step needs its signals (numbers that it
+        computes for each document). A recipe without the step would be refused for the same reason."""
         gone = [place for place, stage in moved.now.items() if stage is None]
         for place in gone:
             signals = set(self.links[place].stage.signals)
@@ -225,9 +225,9 @@ def _number(value: Any) -> int | float | None:
 
 
 def _dropped_side(extra: Any) -> str:
-    """Return on which side of a threshold documents are dropped: "less" if those with a smaller signal are dropped,
-    "more" if those with a larger one are. Returns "" if the setting does not say, or names both sides. `extra` is what
-    the setting declares (`stages.stage.decision`)."""
+    """Return on which side of a threshold documents are dropped: "less" if those with a smaller signal (number computed
+    for each document) are dropped, "more" if those with a larger one are. Returns "" if the setting does not say, or
+    names both sides. `extra` is what the setting declares (`stages.stage.decision`)."""
     low, high = (bool(extra.get(name)) if isinstance(extra, dict) else False for name in ("at_least", "at_most"))
     return "" if low == high else "less" if low else "more"
 

@@ -262,10 +262,10 @@ class Queries:
 
     def histogram(self, of: DocumentKind, filter: Filter, signal: str, bins: int, stop: Stop,
                   least: float | None = None, most: float | None = None) -> dict[str, Any]:
-        """Count the values of a signal (a number computed for each document) in `bins` bins of equal width from `least`
-        to `most` (default: the smallest and the largest value). The last bin includes its upper end. `missing` counts
-        documents for which the signal was not computed, `odd` those with infinity or NaN, `below` and `above` those
-        with a value outside the bins."""
+        """Count the documents by their value of a signal (a number computed for each document), in `bins` bins of equal
+        width from `least` to `most` (default: the smallest and the largest value). The last bin includes its upper end.
+        `missing` counts documents for which the signal was not computed, `odd` those with infinity or NaN, `below` and
+        `above` those with a value outside the bins."""
         if not 1 <= bins <= BINS:
             raise QueryError(f"a histogram has 1 to {BINS} bins", "bins", "give a number in this range")
         for key, value in (("least", least), ("most", most)):

@@ -36,11 +36,11 @@ def kind_of_place(request: Mapping[str, Any]) -> str:
 
 
 def read(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the source of the document at `locator` in the file `path`, as {what, bytes, text, charset, binary}.
-    `what` is `file` (the whole file), `line` (a line of the file), `record` (the bytes that the reader cut out of the
-    file) or `read` (the text that the reader made, if no bytes of the file belong to this document alone). `bytes` is
-    the size of the source, and `text` is its decoded beginning. Returns {} when the file does not have the record any
-    more."""
+    """Return the source of a document as {what, bytes, text, charset, binary}. The request has the local file `path`
+    and the document's place in it, `locator`. `what` is `file` (the whole file), `line` (a line of the file), `record`
+    (the bytes that the reader cut out of the file) or `read` (the text that the reader made, if no bytes of the file
+    belong to this document alone). `bytes` is the size of the source, and `text` is its decoded beginning. Returns {}
+    when the file does not have the record any more."""
     locator, name = request["locator"], request["reader"]
     reader = reader_class(name)(request["config"])
     path, sub, way = request["path"], locator.get("sub") or "", kind_of_place(request)

@@ -81,8 +81,8 @@ class Replayed:
         return np.flatnonzero(was != now)
 
     def documents(self) -> Iterator[tuple[str, Outcome, Outcome]]:
-        """Yield (id, outcome in the run, outcome under the changes) of each document whose side changes or becomes
-        unknown, in a random order that is always the same."""
+        """Yield (id, outcome in the run, outcome under the changes) of each document whose side (kept, dropped or
+        unknown) changes or becomes unknown, in a random order that is always the same."""
         places = self.changed()
         ids = self.table.ids(self.rows[places])
         for id, place in sorted(zip(ids, places.tolist()), key=lambda pair: (prf(SEED, PURPOSE, pair[0]), pair[0])):

@@ -58,7 +58,7 @@ def list_stores(request: Request) -> dict[str, Any]:
 
 @router.get("/{store}", summary="Show a store")
 def show_store(store: str, at: StoreOf) -> dict[str, Any]:
-    """Show a store; `latest` is the run that finished last."""
+    """Show a store of this server. The field `latest` is the name of the run that finished last."""
     return {**_store_document(store, at), "latest": latest_run(at), "runs": len(run_names(at))}
 
 

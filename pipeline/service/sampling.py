@@ -1,7 +1,9 @@
-"""Chooses the random sample of documents from which the playground estimates.
+"""Chooses the random sample of documents from which the playground (the part of the service for trying other
+thresholds) estimates counts.
 
 Whether a document is in the sample depends on its id and a seed alone, so the same question always has the same answer.
-No stored file depends on this sample, unlike on the sample that `pipeline.base.prf.below` draws in runs."""
+No stored file depends on this sample, unlike on the sample that `pipeline.base.prf.below` draws in runs.
+"""
 
 from __future__ import annotations
 

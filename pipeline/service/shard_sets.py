@@ -47,7 +47,8 @@ _SET = re.compile(r"shards/([^/]+)/split=(train|val)/" + re.escape(MANIFEST))
 
 
 class NoShards(QueryError):
-    """Raised when the store has no such shards, curriculum, window or step."""
+    """Raised when the store has no such shards or no such curriculum, or when these have no such window (training
+    sample) or step."""
 
     status = 404
     title = "No such shards"

@@ -195,8 +195,8 @@ class DocumentTable:
         return number[group], names + ([("…", "…")] if len(order) > MOST_GROUPS else [])
 
     def ids(self, rows: np.ndarray) -> list[str]:
-        """Read from the files the ids of the documents in these rows of the table, and return them in the order of
-        `rows`."""
+        """Return the ids of the documents in these rows of the table, in the order of `rows`. The ids are read from the
+        files."""
         ids = [""] * len(rows)
         for number in np.unique(self.file[rows]):
             places = np.flatnonzero(self.file[rows] == number)
@@ -234,8 +234,9 @@ class _Names:
 
 
 class _LazySignals(dict[str, np.ndarray]):
-    """A dict {name of a signal: array with the signal's value for each document}. A signal is read from the files when
-    its name is first looked up. A signal that no file has is NaN for every document."""
+    """A dict {name of a signal: array with its value for each document}. A signal is a number that a step computed for
+    each document. It is read from the files when its name is first looked up. A signal that no file has is NaN for
+    every document."""
 
     def __init__(self, table: DocumentTable) -> None:
         super().__init__()
@@ -263,7 +264,8 @@ class _LazySignals(dict[str, np.ndarray]):
 
 
 def _numbers(column: Any) -> np.ndarray:
-    """Convert the Arrow column of a signal to float64, with NaN where the signal was not computed."""
+    """Convert the Arrow column of a signal (a number computed for each document) to float64, with NaN where the signal
+    was not computed."""
     result: np.ndarray = pc.fill_null(column, float("nan")).to_numpy(zero_copy_only=False)
     return result
 

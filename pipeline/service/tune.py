@@ -42,8 +42,8 @@ MOST_LISTED, RECIPE, PLAN = 1000, 1 << 20, 256 << 20
 
 
 def turn(request: Request) -> Iterator[None]:
-    """A dependency of the playground's routes that lets only a few requests work at a time, because each may take much
-    memory and time. Raises HttpProblem (503) when the request has waited too long."""
+    """A dependency of the routes for trying other thresholds. It lets only a few requests work at a time, because each
+    may take much memory and time. Raises HttpProblem (503) when the request has waited too long."""
     games: Playgrounds = request.app.state.playgrounds
     with contextlib.ExitStack() as held:
         try:
