@@ -27,9 +27,9 @@ class ReadyRecipe(ReportPart):
     """The ready recipe that the run follows (docs/recipes.md)."""
 
     name: str = fact("name of the ready recipe")
-    version: int = fact("its version")
-    title: str = fact("its title, one line")
-    after: list[str] = fact("papers and code it follows")
+    version: int = fact("version of the ready recipe")
+    title: str = fact("title of the ready recipe, one line")
+    after: list[str] = fact("papers and code that the ready recipe follows")
     changed: list[str] | None = fact("keys whose values differ from the ready recipe; null where there is none of this "
                                      "name and version to compare with")
 
@@ -39,9 +39,9 @@ class Made(ReportPart):
     are masked."""
 
     at: str | None = fact("when the attempt began", "UTC, ISO 8601")
-    host: str | None = fact("name of the machine of its driver")
-    author: str | None = fact("who started it: `TOKENMILL_AUTHOR`, else `GIT_AUTHOR_NAME`, else git's `user.name`; "
-                              "null where none is set")
+    host: str | None = fact("name of the machine of the run's driver")
+    author: str | None = fact("who started the run: `TOKENMILL_AUTHOR`, else `GIT_AUTHOR_NAME`, else git's "
+                              "`user.name`; null where none is set")
     version: str | None = fact("version of Tokenmill")
     python: str | None = fact("version of Python")
     name: str | None = fact("name of the recipe's file, without its ending")
@@ -83,7 +83,7 @@ class SplitStream(ReportPart):
 
     tokens: int = fact("training tokens", "tokens")
     val_tokens: int = fact("held-out tokens", "tokens")
-    read: int = fact("tokens that the curriculum reads of it, in all phases", "tokens")
+    read: int = fact("tokens that the curriculum reads of the stream, in all phases", "tokens")
 
 
 class StreamFigures(ReportPart):
@@ -97,8 +97,8 @@ class StreamFigures(ReportPart):
     val_tokens: int = fact("held-out tokens", "tokens")
     val_targets: int = fact("held-out tokens that count for the loss", "tokens")
     near_held_out: int = fact("training documents left out because they resemble a held-out one", "documents")
-    sources: dict[str, SourceTokens] = fact("source → its documents and tokens")
-    packing: PackingFigures | None = maybe("its packed rows; left out if it is not packed")
+    sources: dict[str, SourceTokens] = fact("source → documents and tokens of the stream that come from it")
+    packing: PackingFigures | None = maybe("packed rows of the stream; left out if the stream is not packed")
     streams: dict[str, SplitStream] | None = maybe("stream of the curriculum → its figures; left out if the documents "
                                                    "are not split by labels")
     quarantined: Counts = fact("reason → documents that could not be encoded", "documents")
@@ -127,7 +127,7 @@ class TaskScore(ReportPart):
     measure: str = fact("name of the measure: bpb (bits per byte, less is better), cf.raw, mcf and so on")
     step: int = fact("step of the checkpoint", "step")
     value: float = fact("the score: bits per byte, a share of items, or nats")
-    stderr: float | None = fact("its standard error over the items of the task")
+    stderr: float | None = fact("standard error of the score over the items of the task")
     chance: float | None = fact("what guessing would score; null if the measure is no share of right answers")
 
 
@@ -136,7 +136,7 @@ class TrainingFigures(ReportPart):
     null."""
 
     parameters: int | None = fact("parameters of the model", "parameters")
-    parameters_without_embeddings: int | None = fact("those without embeddings", "parameters")
+    parameters_without_embeddings: int | None = fact("parameters of the model without embeddings", "parameters")
     steps: int | None = fact("optimiser steps", "steps")
     tokens: int | None = fact("tokens trained on", "tokens")
     seconds: float | None = fact("wall time", "seconds")
@@ -145,7 +145,7 @@ class TrainingFigures(ReportPart):
     heldout_loss_before: float | None = fact("held-out loss before training", "nats per token")
     heldout_loss: float | None = fact("held-out loss after training", "nats per token")
     unigram_entropy: float | None = fact("entropy of single tokens of the held-out text", "nats per token")
-    ratio: float | None = fact("held-out loss divided by this entropy")
+    ratio: float | None = fact("`heldout_loss` divided by `unigram_entropy`")
     gap: float | None = fact("held-out loss minus training loss", "nats per token")
     streams: dict[str, dict[str, Any]] | None = fact("stream → its held-out figures, as the trainer names them")
     sample: str | None = fact("text that the model generated, masked")
@@ -162,7 +162,7 @@ class PassCost(ReportPart):
     pass_: str = fact("name of the pass", alias="pass")
     tasks: int = fact("tasks", "tasks")
     docs: int = fact("documents that entered", "documents")
-    bytes: int = fact("their size", "bytes")
+    bytes: int = fact("size of the documents that entered", "bytes")
     cpu_s: float = fact("CPU time", "seconds")
     wall_s: float = fact("wall time of all tasks together; each has one core", "seconds")
     docs_per_core_s: float | None = fact("documents divided by wall time", "documents per second and core")
@@ -197,13 +197,13 @@ class Lineage(ReportPart):
 
     name: str = fact("name of the node")
     kind: str = fact("kind of the node")
-    deps: list[str] = fact("nodes and datasets it reads")
-    steps: list[str] = fact("names of its steps, in order")
+    deps: list[str] = fact("nodes and datasets that the node reads")
+    steps: list[str] = fact("names of the steps of the node, in order")
     tasks: int = fact("tasks with a record", "tasks")
-    bytes: int = fact("bytes that its tasks wrote", "bytes")
+    bytes: int = fact("bytes that the tasks of the node wrote", "bytes")
     cpu_s: float = fact("CPU time", "seconds")
-    content: str = fact("hash of the contents of its parts; it depends neither on their order nor on the attempts "
-                        "that wrote them", "hex")
+    content: str = fact("hash of the contents of the parts that the node wrote, whatever their order and the "
+                        "attempts that wrote them", "hex")
 
 
 class Report(ReportPart):
@@ -212,16 +212,16 @@ class Report(ReportPart):
     version: Literal[4] = fact("version of this schema")
     run: str = fact("name of the run")
     recipe: str = fact("hash of the recipe without paths", "hex")
-    about: ReadyRecipe | None = fact("the ready recipe it follows; null if the recipe has no `about:`")
-    made: Made = fact("when, where, by whom and with what it was made")
+    about: ReadyRecipe | None = fact("the ready recipe that the run follows; null if the recipe has no `about:`")
+    made: Made = fact("when, where, by whom and with which versions the run was made")
     missing_records: int = fact("tasks without a record in the log; above 0 the figures are incomplete", "tasks")
     names: PlanOrder = fact("names in plan order")
-    sources: dict[str, SourceFigures] = fact("source → files and records that its reader read")
+    sources: dict[str, SourceFigures] = fact("source → its files, and the records read from them")
     totals: Totals = fact("sums over the sources")
     funnel: dict[str,
                  list[FunnelRow]] = fact("source → how many of its documents are left after each step, from reading to "
                                          "tokens")
-    datasets: dict[str, DatasetFigures] = fact("dataset → what it kept and dropped")
+    datasets: dict[str, DatasetFigures] = fact("dataset → the documents it kept and dropped")
     samples: dict[str, list[Excerpt]] = fact("dataset → kept documents: of each of the 12 largest sources the 2 with "
                                              "the smallest ids")
     licences: dict[str, Nested] = fact("dataset → source → licence (identifier of the Hugging Face hub, or `other`) → "
@@ -232,7 +232,7 @@ class Report(ReportPart):
     graph: Graph = fact("the plan as a graph")
     duplicates: list[DuplicateFigures] = fact("deduplications in plan order")
     clusters: list[ClusterFigures] = fact("groups of duplicates, in plan order")
-    tokens: dict[str, StreamFigures] = fact("stream → its tokens")
+    tokens: dict[str, StreamFigures] = fact("stream → documents and tokens in it")
     mixture: list[MixtureRow] = fact("planned and realised mixture, by phase and stream")
     order: str | None = fact("hash of the order of all samples; null without a curriculum", "hex")
     course: Course | None = fact("planned and realised mixture over tokens; null without a curriculum")
@@ -243,4 +243,4 @@ class Report(ReportPart):
     stages: list[StageCost] = fact("cost of every stage; measured")
     tasks: list[TaskCost] = fact("cost of every node; measured")
     lineage: list[Lineage] = fact("nodes of the plan in order")
-    warnings: list[str] = fact("warnings of the run, and those that follow from its figures")
+    warnings: list[str] = fact("warnings that the run printed, and warnings that follow from its figures")

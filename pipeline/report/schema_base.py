@@ -33,14 +33,15 @@ class Excerpt(ReportPart):
     """A document, shown by an excerpt of its text. Personal data is masked."""
 
     id: str = fact("id of the document")
-    url: str = fact("its URL, may be empty")
-    file: str = fact("its input file, and the entry in it after `:`")
-    source: str = fact("its source")
-    chars: int = fact("length of its whole text", "characters")
-    excerpt: str = fact("the beginning of its text")
-    kept: str | None = maybe("id of the kept document it resembles; left out for other drops")
+    url: str = fact("URL of the document, may be empty")
+    file: str = fact("input file of the document; of an archive, with the entry after `:`")
+    source: str = fact("source of the document")
+    chars: int = fact("length of the document's whole text", "characters")
+    excerpt: str = fact("the beginning of the document's text")
+    kept: str | None = maybe("id of the kept document that this document resembles; left out if no deduplication "
+                             "removed this document")
     match: list[list[str]] | None = maybe("an excerpt around the passage for which the rule dropped the document, as a "
                                           "list of [kind, text]. The kind is `mark` (such a passage), `text` (other "
                                           "text) or `cut` (omitted text); left out if the step names no passage")
-    similarity: float | None = maybe("its similarity to that document, 0 to 1; null if not verified; left out for "
-                                     "other drops")
+    similarity: float | None = maybe("similarity of this document to the document `kept`, 0 to 1; null if the texts "
+                                     "were not compared; left out if no deduplication removed this document")

@@ -9,7 +9,7 @@ from pipeline.report.schema_base import Counts, Excerpt, Nested, ReportPart, fac
 class BadFile(ReportPart):
     """An input file that could not be read, whole or in part."""
 
-    file: str = fact("its path, masked")
+    file: str = fact("path of the file, masked")
     reasons: Counts = fact("reason → unread bytes", "bytes")
 
 
@@ -17,15 +17,15 @@ class UnreadFiles(ReportPart):
     """The quarantined input files of a source."""
 
     files: int = fact("quarantined files, whole or in part", "files")
-    bytes: int = fact("their unread bytes", "bytes")
-    listed: list[BadFile] = fact("the first 100 of them")
+    bytes: int = fact("unread bytes of these files", "bytes")
+    listed: list[BadFile] = fact("the first 100 quarantined files")
 
 
 class SourceFigures(ReportPart):
     """A source of documents: its files, and the records that were read from them."""
 
     files: int = fact("input files", "files")
-    bytes: int = fact("their size, as stored", "bytes")
+    bytes: int = fact("size of the input files, as stored", "bytes")
     records: int = fact("records read, the unreadable and skipped ones included", "records")
     skipped: Counts = fact("reason → records that the reader leaves out on purpose", "records")
     bad: Counts = fact("reason → records that could not be read", "records")
@@ -57,11 +57,11 @@ class SourceTotals(ReportPart):
     them."""
 
     files: int = fact("input files", "files")
-    bytes: int = fact("their size, as stored", "bytes")
+    bytes: int = fact("size of the input files, as stored", "bytes")
     records: int = fact("records read", "records")
     read: int = fact("documents that entered the first step", "documents")
     kept: int = fact("documents in the final datasets", "documents")
-    kept_bytes: int = fact("their text", "bytes of UTF-8")
+    kept_bytes: int = fact("text of the documents kept", "bytes of UTF-8")
     dropped: int = fact("documents dropped, by all datasets together; one that two datasets drop counts twice",
                         "documents")
     tokens: int = fact("tokens in all streams, training and held out", "tokens")
@@ -75,18 +75,18 @@ class Totals(SourceTotals):
     bad_files: int = fact("quarantined input files", "files")
     quarantined: int = fact("records and documents quarantined", "records")
     steps: list[TotalStep] = fact("the funnel over all sources")
-    by_source: dict[str, SourceTotals] = fact("source → its part of the sums")
+    by_source: dict[str, SourceTotals] = fact("source → the sums over its files alone")
 
 
 class QuarantineSample(ReportPart):
     """A quarantined record: it could not be read, or a step failed on it. Personal data is masked."""
 
     id: str = fact("id of the document, may be empty")
-    source: str = fact("its source")
-    file: str = fact("its input file")
+    source: str = fact("source of the record")
+    file: str = fact("input file of the record")
     record: int | None = fact("number of the record in the file")
     stage: str = fact("the stage that failed; empty for a reader")
-    reason: str = fact("why it was quarantined")
+    reason: str = fact("why the record was quarantined")
     detail: str = fact("the error message")
 
 
@@ -97,14 +97,14 @@ class Reason(ReportPart):
     reason: str = fact("the reason")
     docs: int = fact("documents dropped", "documents")
     sources: Counts = fact("source → documents dropped", "documents")
-    samples: list[Excerpt] = fact("at most 3 of them, those with the smallest ids")
+    samples: list[Excerpt] = fact("at most 3 of the dropped documents, those with the smallest ids")
 
 
 class Size(ReportPart):
     """A number of documents, and the size of their text."""
 
     docs: int = fact("documents", "documents")
-    bytes: int = fact("their text", "bytes of UTF-8")
+    bytes: int = fact("text of the documents", "bytes of UTF-8")
 
 
 class PdfPages(ReportPart):
@@ -123,16 +123,16 @@ class Contamination(ReportPart):
     cut: int = fact("documents with items of the set that were cut", "documents")
     noted: int = fact("documents that stayed whole, since all items in them have fewer than `min_words` words",
                       "documents")
-    items: Nested = fact("part (`question`, `answer`, `passage`) → row of the set, from 0 → documents that hold it",
-                         "documents")
+    items: Nested = fact("part (`question`, `answer`, `passage`) → row of the set, from 0 → documents that hold this "
+                         "item", "documents")
 
 
 class DatasetFigures(ReportPart):
     """A dataset: the documents that it kept, and the reasons for which others were dropped or quarantined."""
 
     docs: int = fact("documents kept", "documents")
-    bytes: int = fact("their text", "bytes of UTF-8")
-    parts: int = fact("tasks of its last pass; each writes at most one part", "parts")
+    bytes: int = fact("text of the documents kept", "bytes of UTF-8")
+    parts: int = fact("tasks of the dataset's last pass; each writes at most one part", "parts")
     kept: dict[str, Size] = fact("source → documents kept")
     reasons: list[Reason] = fact("why documents were dropped, the most frequent reason first")
     quarantined: Counts = fact("reason → records and documents quarantined", "records")
@@ -152,7 +152,7 @@ class DatasetFigures(ReportPart):
 class Pair(ReportPart):
     """A document that a deduplication removed, and the kept document that it resembles."""
 
-    similarity: float | None = fact("0 to 1; null if not verified")
+    similarity: float | None = fact("similarity of the two documents, 0 to 1; null if the texts were not compared")
     removed: Excerpt = fact("the removed document; its excerpt begins shortly before the first difference")
     kept: Excerpt = fact("the kept document; its excerpt begins shortly before the first difference")
 
@@ -186,16 +186,17 @@ class CutFigures(ReportPart):
 class DuplicateFigures(ReportPart):
     """The documents that one deduplication compared, and those that it removed."""
 
-    barrier: str = fact("name of its node in the plan")
-    step: str = fact("name of its step, e.g. `minhash`")
-    dataset: str = fact("dataset it belongs to")
+    barrier: str = fact("name of the deduplication's node in the plan")
+    step: str = fact("name of the deduplication's step, e.g. `minhash`")
+    dataset: str = fact("dataset whose documents the deduplication compares")
     looked_at: Counts = fact("source → documents compared", "documents")
     removed: Nested = fact("reason → source → documents removed", "documents")
     candidates: int | None = maybe("documents that share a band of their MinHash signature with another document; "
                                    "left out for exact deduplication", "documents")
     clusters: int | None = maybe("connected components of the candidates; left out for exact deduplication", "clusters")
-    max_cluster: int | None = maybe("documents in the largest of them; left out for exact deduplication", "documents")
-    cut: CutFigures | None = maybe("passages that it cut out of documents; left out if it only removes documents")
+    max_cluster: int | None = maybe("documents in the largest cluster; left out for exact deduplication", "documents")
+    cut: CutFigures | None = maybe("passages that were cut out of documents; left out if the deduplication only "
+                                   "removes documents")
     similarity: Counts = fact("bin (a twentieth of 0 to 1) → documents removed, by similarity to the kept one",
                               "documents")
     pairs: list[Pair] = fact("at most 4 pairs")

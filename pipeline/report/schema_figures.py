@@ -15,8 +15,8 @@ class ReadExtent(ReportPart):
     docs: int = fact("documents read", "documents")
     of: int = fact("documents in all", "documents")
     exact: bool = fact("whether all were read; if not, the figures are estimates")
-    uncovered: int | None = maybe("documents that the figures do not include: of the kept documents, or of those that "
-                                  "one pass dropped, none is in a part that was read; left out if there are none",
+    uncovered: int | None = maybe("documents that the figures leave out, because no part of their kind was read. A "
+                                  "kind is kept documents, or those that one pass dropped. Left out if there are none",
                                   "documents")
 
 
@@ -24,8 +24,8 @@ class Try(ReportPart):
     """A threshold that is tried on a signal, and how many documents it would let pass if nothing else changed."""
 
     value: float = fact("the threshold")
-    docs: int = fact("documents that it lets pass, of all that have a value", "documents")
-    kept: int = fact("documents that it lets pass, of those that the dataset keeps", "documents")
+    docs: int = fact("documents that the threshold lets pass, of all that have a value", "documents")
+    kept: int = fact("documents that the threshold lets pass, of those that the dataset keeps", "documents")
 
 
 class StepThreshold(ReportPart):
@@ -53,17 +53,17 @@ class Signal(ReportPart):
     its step."""
 
     signal: str = fact("name of the signal")
-    step: str = fact("the step that computed it")
+    step: str = fact("the step that computed the signal")
     docs: int = fact("documents with a value", "documents")
-    kept: int = fact("those of them that the dataset keeps", "documents")
+    kept: int = fact("documents with a value that the dataset keeps", "documents")
     bins: Bins = fact("the histogram")
-    bounds: list[StepThreshold] = fact("its thresholds")
+    bounds: list[StepThreshold] = fact("thresholds that are compared with the signal")
 
 
 class Signals(ReportPart):
     """The distributions of the signals of a dataset (numbers that its steps computed for each document)."""
 
-    read: ReadExtent = fact("how many documents were read for this")
+    read: ReadExtent = fact("how many documents were read for these figures")
     signals: list[Signal] = fact("signals in the order of the recipe, at most 80")
     left_out: int = fact("number of signals that are not listed", "signals")
 
@@ -71,10 +71,10 @@ class Signals(ReportPart):
 class GraphNode(ReportPart):
     """A node of the plan's graph, such as a source, a pass, a deduplication or a token stream."""
 
-    name: str = fact("its name")
+    name: str = fact("name of the node")
     kind: str = fact("index (a source), pass, barrier, …, folder (an index of earlier documents) or curriculum")
-    steps: list[str] = fact("its steps; of the curriculum its phases")
-    tasks: int = fact("its tasks", "tasks")
+    steps: list[str] = fact("steps of the node; for the curriculum its phases")
+    tasks: int = fact("tasks of the node", "tasks")
     dropped: int | None = maybe("documents dropped there; left out if none", "documents")
 
 
@@ -93,15 +93,15 @@ class Graph(ReportPart):
     """The plan as a graph, from sources to tokens."""
 
     nodes: list[GraphNode] = fact("nodes in plan order")
-    edges: list[Edge] = fact("edges between them")
+    edges: list[Edge] = fact("edges between the nodes")
 
 
 class RemovedDocument(Excerpt):
     """A document of a group of duplicates that was removed."""
 
-    diff: list[list[str]] | None = fact("its text compared with the kept text, as a list of [kind, words]. The kind "
-                                        "says which text has the words: `both`, `kept` or `removed`; `cut` marks words "
-                                        "that are left out. Null if the kept text was not found")
+    diff: list[list[str]] | None = fact("the removed text compared with the kept text, as a list of [kind, words]. The "
+                                        "kind says which text has the words: `both`, `kept` or `removed`; `cut` marks "
+                                        "words that are left out. Null if the kept text was not found")
 
 
 class DuplicateGroup(ReportPart):
@@ -126,10 +126,10 @@ class SourcePair(ReportPart):
 class ClusterFigures(ReportPart):
     """The groups of duplicates that a deduplication found."""
 
-    barrier: str = fact("name of its node in the plan")
-    step: str = fact("name of its step")
-    read: ReadExtent = fact("how many removed documents were read for this")
-    groups: int = fact("groups among them", "groups")
+    barrier: str = fact("name of the deduplication's node in the plan")
+    step: str = fact("name of the deduplication's step")
+    read: ReadExtent = fact("how many removed documents were read for these figures")
+    groups: int = fact("groups of duplicates among the documents read", "groups")
     sizes: Counts = fact("n → groups of 2ⁿ to 2ⁿ⁺¹ − 1 documents", "groups")
     components: Counts | None = maybe("n → connected components of the candidates, of 2ⁿ to 2ⁿ⁺¹ − 1 documents; left "
                                       "out for exact deduplication", "clusters")
@@ -143,15 +143,15 @@ class CoursePhase(ReportPart):
     """A phase of the curriculum, with the tokens at which it begins and ends."""
 
     name: str = fact("the phase")
-    from_: int = fact("where it begins", "tokens", alias="from")
-    to: int = fact("where it ends", "tokens")
+    from_: int = fact("where the phase begins", "tokens", alias="from")
+    to: int = fact("where the phase ends", "tokens")
 
 
 class CourseStream(ReportPart):
     """The tokens that are read of one token stream, for each stretch of the training (`at` of the course)."""
 
-    planned: list[float] = fact("tokens of each stretch that its weight gives it", "tokens")
-    realised: list[int] = fact("tokens of each stretch that the order of samples gives it", "tokens")
+    planned: list[float] = fact("tokens of each stretch that the weight gives the stream", "tokens")
+    realised: list[int] = fact("tokens of each stretch that the order of samples gives the stream", "tokens")
 
 
 class Course(ReportPart):
@@ -160,13 +160,13 @@ class Course(ReportPart):
 
     at: list[int] = fact("positions at which the stretches end; the first entry is 0", "tokens")
     phases: list[CoursePhase] = fact("phases in order")
-    streams: dict[str, CourseStream] = fact("stream → its tokens")
+    streams: dict[str, CourseStream] = fact("stream → the tokens that are read of it")
 
 
 class LossPoint(ReportPart):
     """The losses of a training at one step or in one evaluation."""
 
-    tokens: float = fact("tokens trained on so far", "tokens")
+    tokens: float = fact("tokens that the model had been trained on", "tokens")
     loss: float = fact("loss", "nats per token")
     streams: dict[str, float] = fact("stream → its loss, as far as the trainer gives it", "nats per token")
     lr: float | None = maybe("learning rate; left out for evaluations")
@@ -190,8 +190,8 @@ class Domain(ReportPart):
 class Domains(ReportPart):
     """The domains from which the documents of a dataset come."""
 
-    read: ReadExtent = fact("how many documents were read for this")
-    domains: int = fact("different domains among them", "domains")
+    read: ReadExtent = fact("how many documents were read for these figures")
+    domains: int = fact("different domains of the documents read", "domains")
     without: int = fact("documents without a domain", "documents")
     top: list[Domain] = fact("at most 30 domains, those with the most documents first")
 
@@ -200,8 +200,8 @@ class StreamOrder(ReportPart):
     """How well the windows (training samples) of one stream are spread over the order of training. The figures are
     about the samples that were examined."""
 
-    windows: int = fact("its windows that were examined", "windows")
-    neighbours: int = fact("pairs of them in one step that follow each other in the stream", "pairs")
+    windows: int = fact("windows of the stream that were examined", "windows")
+    neighbours: int = fact("pairs of examined windows in one step that follow each other in the stream", "pairs")
     expected: float = fact("number of such pairs to expect in a random order of the whole stream", "pairs")
     spread: float = fact("mean distance in the stream of windows that follow each other in the order, divided by the "
                          "mean distance in a random order")
@@ -211,19 +211,19 @@ class Lag(ReportPart):
     """Pairs of windows (training samples) of one step that are a given number of samples apart. In a perfect shuffle,
     the shares `stream` and `document` are on average as large as `stream_expected` and `document_expected`."""
 
-    lag: int = fact("how far apart they are in the order", "samples")
-    pairs: int = fact("number of such pairs", "pairs")
-    stream: float = fact("share of them that are of one stream, 0 to 1")
-    stream_expected: float = fact("this share in a perfect shuffle, 0 to 1")
-    document: float | None = fact("share of them that have a document in common, 0 to 1; null if the shards are not on "
-                                  "a disk")
-    document_expected: float | None = fact("this share in a perfect shuffle, 0 to 1")
+    lag: int = fact("how far apart the two windows of a pair are in the order", "samples")
+    pairs: int = fact("number of pairs at this distance", "pairs")
+    stream: float = fact("share of the pairs whose windows are of one stream, 0 to 1")
+    stream_expected: float = fact("the share `stream` in a perfect shuffle, 0 to 1")
+    document: float | None = fact("share of the pairs whose windows have a document in common, 0 to 1; null if the "
+                                  "shards are not on a disk")
+    document_expected: float | None = fact("the share `document` in a perfect shuffle, 0 to 1; null if `document` is")
 
 
 class LongestRun(ReportPart):
     """The longest run of windows (training samples) of one stream within a step."""
 
-    windows: int = fact("its length", "windows")
+    windows: int = fact("length of the run", "windows")
     stream: str = fact("the stream")
     expected: float = fact("estimate of the longest run in a perfect shuffle", "windows")
 
@@ -231,8 +231,8 @@ class LongestRun(ReportPart):
 class Repeats(ReportPart):
     """Pairs of windows (training samples) of one step that have a document in common."""
 
-    pairs: int = fact("number of such pairs", "pairs")
-    expected: float = fact("number of such pairs to expect in a perfect shuffle of each stream", "pairs")
+    pairs: int = fact("number of pairs", "pairs")
+    expected: float = fact("number of pairs to expect in a perfect shuffle of each stream", "pairs")
 
 
 class OrderQuality(ReportPart):
@@ -245,7 +245,7 @@ class OrderQuality(ReportPart):
     samples: int = fact("samples of these steps", "samples")
     deviation: float = fact("largest difference between the number of windows that a stream has in a step and the "
                             "number that its weight gives it", "windows")
-    streams: dict[str, StreamOrder] = fact("stream → its order")
+    streams: dict[str, StreamOrder] = fact("stream → how well its windows are spread")
     lags: list[Lag] = fact("pairs of windows at several distances")
     run: LongestRun = fact("the longest run of one stream")
     repeats: Repeats | None = fact("documents that are in two windows of a step; null if the shards are not on a disk")
