@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import shutil
 import signal
@@ -18,13 +19,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.trainer.synthetic import language, make_run, write_shards
+from tests.trainer.synthetic import language, make_run, quiet, write_shards
 from tokenizer.mixture.curriculum import Curriculum
 from trainer.__main__ import main
-from trainer.base.config import ConfigError
+from trainer.base.config import ConfigError, TrainingError
 from trainer.loop.run import open_run
 from trainer.model.config import ModelConfig
-from trainer.tools import halving
+from trainer.tools import arm_processes, experiment_arms, halving
 from trainer.tools.ablate import bytes_per_token, names_of, scaled, tokens_of
 from trainer.tools.arm import Arm, arm_of, settings_of
 from trainer.tools.arm_statistics import POWER, contrasts, holm, quantile, seeds_for, tail
@@ -325,6 +326,25 @@ def test_halving_ends_an_arm_without_a_loss_first(tmp_path, monkeypatch):
     going, ended = halving.halved(arms, argparse.Namespace(), messages.append, ["a"], NATS)
     assert [arm.name for arm in going] == ["base", "good"] and [one["arm"] for one in ended] == ["fair", "gone"]
     assert ended[1]["loss"] is None and "gone ends after 25% of its steps: its loss is nan" in messages
+    result = {**table({"base": [{"a": 5.0}], "good": [{"a": 3.0}]}), "ended": ended, "costs": {}}
+    monkeypatch.setattr(experiment_arms, "cost_lines", lambda _costs: [])
+    text = experiment_arms.report(result)
+    assert "gone was ended after 25% of its steps (--halving), with a loss that is not finite" in text
+    assert "fair was ended after 25% of its steps (--halving), -1.0000 nats/token from the first arm" in text
+
+
+def test_a_study_that_fails_or_is_stopped_says_that_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
+    run = make_run(tmp_path, phases=PHASES, total=6400, documents=200)
+    arms = [evaluated(run, name, {}) for name in ("base", "other")]
+    options = argparse.Namespace(jobs=1, ranks=None, device="cpu", address=None)
+    monkeypatch.setattr(arm_processes, "command", lambda *_: ["sh", "-c", "exit 3"])
+    with pytest.raises(TrainingError, match=r"base, seed 0, ended with exit code 3; the same .*log\.txt is empty$"):
+        arm_processes.train_arms(arms, options, quiet)
+    monkeypatch.setattr(arm_processes, "command", lambda *_: ["sh", "-c", f"kill -TERM {os.getpid()}; exec sleep 60"])
+    with pytest.raises(SystemExit, match="143"):
+        arm_processes.train_arms(arms, options, quiet)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("stopped: 1 trainings had not begun") and line.endswith("the same command goes on")
 
 
 @pytest.mark.slow

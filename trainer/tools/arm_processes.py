@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.clock import SYSTEM, Clock
+from trainer.base.arguments import say
 from trainer.base.files import training_process
 from trainer.base.interrupts import stopping
 from trainer.launch.local import STOPPED_S, end_with_parent
@@ -65,6 +66,8 @@ def train_arms(arms: Sequence[Arm], options: argparse.Namespace, announce: Calla
     if failed:
         raise TrainingError(failed)
     if caught:
+        say(f"stopped: {len(waiting)} trainings had not begun, and those that ran have written a checkpoint; the same "
+            f"command goes on", sys.stderr)
         raise SystemExit(128 + caught[0])
 
 
@@ -153,4 +156,6 @@ def failure(arm: Arm, code: int) -> str:
     log = arm.run.out / "log.txt"
     last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN:]
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return "\n  ".join([f"the training of {label(arm)}, seed {arm.seed}, {how}; {log} says at its end:", *last])
+    end = f"{log} says at its end:" if last else f"{log} is empty"
+    return "\n  ".join([f"the training of {label(arm)}, seed {arm.seed}, {how}; the same command goes on from the "
+                        f"latest checkpoints; {end}", *last])

@@ -203,8 +203,9 @@ def report(result: Mapping[str, Any]) -> str:
         out += [*([title, ""] if title else []), *lines(one), "", *([*task_lines(one), ""] if "tasks" in one else [])]
     if len(tables) > 1:
         out += [*agreement(list(tables.values())), ""]
-    early = [f"{one['arm']} was ended after {one['share']:.0%} of its steps, {one['delta']:+.4f} {result['unit']} from "
-             f"the first arm (--halving)" for one in result.get("ended", ())]
+    early = [f"{one['arm']} was ended after {one['share']:.0%} of its steps (--halving), " + (
+        "with a loss that is not finite" if one["delta"] is None else
+        f"{one['delta']:+.4f} {result['unit']} from the first arm") for one in result.get("ended", ())]
     return "\n".join([*out, *early, *([""] if early else []), *cost_lines(result["costs"])])
 
 
