@@ -13,7 +13,8 @@ from starlette.responses import HTMLResponse, Response
 
 from pipeline.base.errors import TokenmillError
 from pipeline.cluster.attempts import piece_name
-from pipeline.plan.changes import comparable_run, compare_command
+from pipeline.plan.changes import comparable_run, compare_command, run_recipe_of
+from pipeline.report.marks import SEARCHED, passages, pieces, stages_of
 from pipeline.service import datasets, runs
 from pipeline.service.access import Viewer, viewer
 from pipeline.service.asset_figures import kept_sizes
@@ -26,6 +27,7 @@ from pipeline.service.problems import HttpProblem, problem_of
 from pipeline.service.session import Role
 from pipeline.service.stores import RunOf, StoreOf, check_there
 from pipeline.store.fs import Store
+from stages.stage import role_of
 
 open_router = APIRouter(include_in_schema=False)
 router = APIRouter(include_in_schema=False, dependencies=[Depends(viewer)])
@@ -85,11 +87,13 @@ async def _section(request: Request, name: str, at: Store, after: str, most: int
     try:
         check_there(at)
     except HttpProblem as e:
-        return {"store": name, "runs": None, "datasets": None, "problems": [e.document()]}
+        return {"store": name, "runs": None, "latest": None, "datasets": None, "problems": [e.document()]}
     problems: list[dict[str, Any]] = []
     listed = await or_problem(runs.list_runs(request, name, at, after, most), problems)
     listing = await or_problem(run_in_threadpool(datasets.list_datasets, at), problems)
-    return {"store": name, "runs": listed, "datasets": listing and listing["datasets"], "problems": problems}
+    names, latest = await request.app.state.watch.runs(name, at) if listed else ([], None)
+    return {"store": name, "runs": listed, "latest": latest if latest in names else None,
+            "datasets": listing and listing["datasets"], "problems": problems}
 
 
 async def or_problem(work: Awaitable[dict[str, Any]], problems: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -202,6 +206,23 @@ async def document_page(request: Request, store: str, at: StoreOf, dataset: str,
     facts = await datasets.show_document(request, at, dataset, id, queries, chars, False)
     row = facts["document"] or {}
     total = row.get("chars")
+    text = await run_in_threadpool(_marked, at, dataset, row, facts["verdict"])
     longer = next((n for n in LENGTHS if n > chars), None) if total is not None and total > chars else None
-    return page(request, "document.html.j2", store=store, dataset=dataset, facts=facts, row=row, chars=chars,
-                total=total, longer=longer, linkable=linkable, sources=bool(request.app.state.settings.allowed_roots))
+    return page(request, "document.html.j2", store=store, dataset=dataset, facts=facts, row=row, text=text,
+                marked=any(is_passage for is_passage, _ in text), chars=chars, total=total, longer=longer,
+                linkable=linkable, sources=bool(request.app.state.settings.allowed_roots))
+
+
+def _marked(at: Store, dataset: str, row: Mapping[str, Any],
+            verdict: Mapping[str, Any] | None) -> list[tuple[bool, str]]:
+    """Return the text of a document in pieces, each with whether it is a passage for which a step dropped the document.
+    The settings of the step are those in the latest run. If the recipe names a file for the step, such as a list of
+    words, nothing is marked: whoever can write to the store could name any file of the server, and learn what is in
+    it."""
+    text = row.get("text") or ""
+    run = next(runs_with(at, dataset), None) if text and verdict and not verdict["kept"] else None
+    stage = stages_of(run_recipe_of(at, run), dataset).get(verdict["stage"]) if run and verdict else None
+    if stage is None or verdict is None or any(value is not None and role_of(type(stage.config), name) == "resource"
+                                               for name, value in stage.config):
+        return [(False, text)]
+    return pieces(text, passages(stage, verdict["reason"], text[:SEARCHED], row.get("language") or ""))

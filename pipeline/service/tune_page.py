@@ -185,17 +185,19 @@ def _moves(request: Request, game: Playground, changes: Changes, steps: list[dic
     if step is None or key is None:
         raise HttpProblem(422, "Not possible", f"there is no key {move[:80]!r} to move", "move",
                           "choose a key of the form")
+    held = {place: dict(keys) for place, keys in changes.thresholds.items()}
+    own = held.get(step["step"], {})
+    now = own.get(name, key["value"])
     with tune.as_problem():
         cube = request.app.state.playgrounds.cube(game, changes, step["step"], name)
         stride = max(1, -(-(len(cube.edges) - 1) // MOVES))
-        values = [*cube.edges[:-1:stride], cube.edges[-1]]
+        # a reader looks first for the value of the run and for the one that is asked about
+        chosen = [value for value in (key["value"], now) if value in cube.edges]
+        values = sorted({*cube.edges[:-1:stride], cube.edges[-1], *map(float, chosen)})
         counts = [cube.at(value) for value in values]
-    held = {place: dict(keys) for place, keys in changes.thresholds.items()}
-    own = held.get(step["step"], {})
     rows = [{"value": value, "counts": count, "asked": tune.RequestedChanges(
                 off=sorted(changes.off), thresholds={**held, step["step"]: {**own, name: _natural(key, value)}})}
             for value, count in zip(values, counts)]
-    now = own.get(name, key["value"])
     return {"step": step, "key": key, "field": f"{KEYS}{move}", "rows": rows, "now": now}
 
 
