@@ -110,10 +110,10 @@ def compile_model(arpa: Annotated[Path, typer.Argument(metavar="ARPA", help="ARP
                   pieces: PiecesOpt = None,
                   normalize: NormalizeOpt = "ccnet",
                   json_lines: JsonOpt = False) -> None:
-    """Compile an ARPA file of KenLM's lmplz, SRILM or `tokenmill lm train --arpa` into a model for the step
-    `perplexity`.
+    """Compile an n-gram model in ARPA format into a model for the step `perplexity`.
 
-    Worker processes that use the compiled model share one copy of the model in memory.
+    KenLM's lmplz, SRILM and `tokenmill lm train --arpa` write ARPA files. Worker processes that use the compiled model
+    share one copy of the model in memory.
 
     \b
     Example:
