@@ -28,10 +28,10 @@ def inspect(dataset: Annotated[str | None, typer.Argument(
             dropped: Annotated[bool, typer.Option("--dropped", help="Dropped documents instead of kept ones.")] = False,
             quarantined: Annotated[bool, typer.Option("--quarantined", help="Records that could not be read, and "
                                                                             "documents that failed a stage.")] = False,
-            reason: Annotated[str | None, typer.Option(help="Only those dropped or quarantined for this.")] = None,
-            stage: Annotated[str | None, typer.Option(help="Only those dropped or quarantined by this stage.")] = None,
-            source: Annotated[str | None, typer.Option(help="Only those of this source.")] = None,
-            language: Annotated[str | None, typer.Option(help="Only those of this language.")] = None,
+            reason: Annotated[str | None, typer.Option(help="Only documents dropped or quarantined for this.")] = None,
+            stage: Annotated[str | None, typer.Option(help="Only documents dropped or quarantined by it.")] = None,
+            source: Annotated[str | None, typer.Option(help="Only documents of this source.")] = None,
+            language: Annotated[str | None, typer.Option(help="Only documents of this language.")] = None,
             id: Annotated[str | None, typer.Option(help="Only the document with this id, or its beginning.")] = None,
             limit: LimitOpt = 5, chars: CharsOpt = 400, json_texts: JsonOpt = False) -> None:
     """Show documents of a dataset.

@@ -15,7 +15,7 @@ from pipeline.base.domain import domain_of
 from pipeline.base.humanize import size
 from pipeline.base.visible import visible
 from pipeline.cli.errors import BadUsage, UserError, writing
-from pipeline.cli.options import JsonOpt, QuietOpt
+from pipeline.cli.options import JsonOpt, LimitOpt, QuietOpt
 from pipeline.cli.shard_sets import ShardsArg, opened
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def find(shards: ShardsArg,
          None,
          domain: Annotated[str | None, typer.Option(
              metavar="DOMAIN", help="Host of the URLs, without port and `www.`; subdomains are not included.")] = None,
-         limit: Annotated[int, typer.Option("-n", "--limit", min=0, metavar="N", help="How many; 0 shows all.")] = 100,
+         limit: LimitOpt = 100,
          json_lines: JsonOpt = False) -> None:
     """Find where documents are in a shard set, by id, URL or domain.
 

@@ -34,17 +34,17 @@ SetOpt = Annotated[list[str] | None, typer.Option(
 InputOpt = Annotated[list[str] | None, typer.Option(
     "--input", metavar="FILES", help="Files or a glob for the recipe's input source; repeatable.")]
 CodeOpt = Annotated[bool, typer.Option("--allow-custom-stages", help="Let the recipe run its own code.")]
-VerifyOpt = Annotated[bool, typer.Option("--verify-inputs", help="Hash inputs instead of trusting size and time.")]
+VerifyOpt = Annotated[bool, typer.Option("--verify-inputs", help="Hash input files instead of trusting size and time.")]
 BackendOpt = Annotated[BackendName, typer.Option(help="ray, process (no Ray) or inline (one process, to debug).")]
-WorkersOpt = Annotated[int | None, typer.Option(min=1, metavar="N", help="Child processes (default: all cores).")]
+WorkersOpt = Annotated[int | None, typer.Option(min=1, metavar="N", help="Child processes (default: one per core).")]
 AddressOpt = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Attach to this Ray cluster.")]
 ShipOpt = Annotated[bool, typer.Option("--ship-code", help="Send this installation's code to the nodes.")]
 PythonOpt = Annotated[str, typer.Option(metavar="PYTHON", help="Python on the head node that runs the driver.")]
 InsecureOpt = Annotated[bool, typer.Option("--insecure-local", help="Accept a cluster without token authentication on "
                                                                    "this machine's loopback.")]
 TakeoverOpt = Annotated[bool, typer.Option("--takeover", help="Take the store over from another driver that holds it.")]
-LimitOpt = Annotated[int, typer.Option("-n", "--limit", min=0, metavar="N", help="How many; 0 shows all.")]
-CharsOpt = Annotated[int, typer.Option(min=0, metavar="N", help="Characters of text shown; 0 shows everything.")]
+LimitOpt = Annotated[int, typer.Option("-n", "--limit", min=0, metavar="N", help="Documents shown; 0 shows all.")]
+CharsOpt = Annotated[int, typer.Option(min=0, metavar="N", help="Characters of each text shown; 0 shows all.")]
 
 
 def check_backend(backend: BackendName, address: str | None, insecure_local: bool = False,

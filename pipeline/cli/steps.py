@@ -16,7 +16,7 @@ from pipeline.base.visible import visible
 from pipeline.cli.errors import BadUsage, UserError, reading
 from pipeline.cli.options import JsonOpt
 
-NameArg = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this one with all its settings.")]
+NameArg = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show only this one, with all its settings.")]
 
 CheckOpt = Annotated[Path | None, typer.Option("--check", metavar="FILE",
                                                help="Run NAME on these test vectors, JSON Lines.")]
