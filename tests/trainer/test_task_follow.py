@@ -504,6 +504,19 @@ def test_rows_that_are_added_are_read_without_those_before(tmp_path: Path, monke
     assert reader.read() == many[:50]
 
 
+def test_rows_that_are_there_already_are_no_new_scores(tmp_path: Path, monkeypatch):
+    """A scoring process begins by making tasks.jsonl again. If it then crashes, this must not count as a new score."""
+    monkeypatch.setattr(score_rows, "write_task_plot", lambda *_: None)
+    path = tmp_path / score_rows.NAME
+    score_rows.write_rows(tmp_path, [{**ROW, "step": 5}])
+    os.utime(path, ns=(1, 1))
+    score_rows.write_rows(tmp_path, [{**ROW, "step": 5}])
+    assert path.stat().st_mtime_ns == 1
+    path.write_bytes(path.read_bytes()[:20])
+    score_rows.write_rows(tmp_path, [{**ROW, "step": 5}])
+    assert path.stat().st_mtime_ns > 1 and score_rows.read_rows(tmp_path) == [{**ROW, "step": 5}]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_no_row_stays_unread_in_whatever_order_checkpoints_are_scored(tmp_path: Path, seed: int, monkeypatch):
     monkeypatch.setattr(score_rows, "write_task_plot", lambda *_: None)
