@@ -123,8 +123,8 @@ class Contamination(ReportPart):
     cut: int = fact("documents with items of the set that were cut", "documents")
     noted: int = fact("documents whose items of the set all have fewer than `min_words` words, and thus neither drop "
                       "nor cut a document", "documents")
-    items: Nested = fact("part (`question`, `answer`, `passage`) → row of the set, from 0 → documents that were dropped "
-                         "or cut because of this item", "documents")
+    items: Nested = fact("part (`question`, `answer`, `passage`) → row of the set, from 0 → documents that were "
+                         "dropped or cut because of this item", "documents")
 
 
 class DatasetFigures(ReportPart):

@@ -197,8 +197,8 @@ class Decontaminate(Stage):
 
     def counts(self, doc: Document) -> dict[str, Any] | None:
         """Return numbers for the report about one document, by evaluation set: whether it was dropped or cut because
-        of items of the set, and 1 for each of these items, by part and row. If all items of the set in the document have
-        fewer than `min_words` words, the set counts as `noted`. The report sums these numbers over documents."""
+        of items of the set, and 1 for each of these items, by part and row. If all items of the set in the document
+        have fewer than `min_words` words, the set counts as `noted`. The report sums these numbers over documents."""
         outcome = "dropped" if self.config.action == "drop" or doc.signals["contaminated_share"] == 1.0 else "cut"
         hits, all_rows = doc.meta.get("contamination", ()), doc.meta.get("contaminated_rows")
         long = [hit for hit in hits if hit["words"] >= self.config.min_words]

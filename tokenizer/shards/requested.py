@@ -32,8 +32,9 @@ class RequestedSet(ShardSet, abc.ABC):
 
     @abc.abstractmethod
     def request(self, wanted: BlockRange, again: bool) -> bytes:
-        """Return the bytes of some blocks. With `again`, an earlier request failed or brought damaged bytes, so no copy of
-        these may be returned. Raises OSError when the connection fails, ShardError when asking again cannot help."""
+        """Return the bytes of some blocks. With `again`, an earlier request failed or brought damaged bytes, so no copy
+        of these may be returned. Raises OSError when the connection fails, ShardError when asking again cannot
+        help."""
 
     def path(self, wanted: BlockRange) -> str:
         return f"{self.source}/{getattr(self.manifest.shards[wanted.shard], wanted.kind)}"
