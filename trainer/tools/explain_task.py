@@ -89,17 +89,11 @@ def explain_task(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def opened(folder: str, store: str | None, out: str | None, overrides: Sequence[str]) -> Run:
-    """Open a run, or the folder of an arm of a study, which is its own --out. Of an arm, the store is the folder above
-    it that has shards."""
-    from trainer.evaluation.score_rows import FOLDER
+    """Open a run, or the folder of an arm of a study."""
     from trainer.loop.run import open_run
+    from trainer.tools.arm import place_of
 
-    place = Path(folder)
-    if out is None and (place / FOLDER).is_dir() and not (place / "train").is_dir():
-        out = folder
-        above = next((p for p in place.absolute().parents if (p / "shards").is_dir()), None)
-        store = store or (str(above) if above else None)
-    return open_run(folder, store, out, overrides)
+    return open_run(folder, *place_of(Path(folder), store, out), overrides)
 
 
 def task_of(name: str, run: Run) -> EvalTask:
@@ -238,7 +232,7 @@ def text(result: dict[str, Any]) -> str:
     for item in result["shown"]:
         was, now = item["before"], item["after"]
         out += ["", f"{item['change']}: row {item['row']:,}  score {now['score']:.4f}, before {was['score']:.4f}",
-                f"  question  {one_line(item['question'], QUESTION, end=True)}",
+                *([f"  question  {one_line(item['question'], QUESTION, end=True)}"] if item["question"] else []),
                 f"  answer    {one_line(item['right_answer'], QUESTION)}"]
         if now["answer"] is not None:
             out.append(f"  chosen    {one_line(now['answer'], QUESTION)}; before: {one_line(was['answer'], QUESTION)}")
