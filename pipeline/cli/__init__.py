@@ -6,8 +6,8 @@ import sys
 
 
 def main() -> None:
-    """Entry point of the command. For `tokenmill train …` only the trainer is imported, because a GPU node may have
-    nothing else installed."""
+    """The entry point of the command `tokenmill`. For `tokenmill train …` only the trainer is imported, because a GPU
+    node may have nothing else installed."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["train"]:
         from pipeline.cli.training import forward

@@ -1,4 +1,6 @@
-"""`tokenmill buckets fit`: finds the scores (edges) at which the step `buckets` divides documents into buckets."""
+"""`tokenmill buckets fit`: finds the edges for the step `buckets`. Edges are the scores at which the step divides
+documents into buckets.
+"""
 
 from __future__ import annotations
 
@@ -89,8 +91,8 @@ def fit(data: Annotated[list[Path], typer.Argument(
 
 
 def _shares(text: str) -> list[Fraction]:
-    """Parse percentages such as '30,60' into shares between 0 and 1. Raises BadUsage unless they are numbers above 0
-    and below 100, each larger than the one before."""
+    """Parse the percentages of --at, such as '30,60', into shares between 0 and 1. Raises BadUsage unless they are
+    numbers above 0 and below 100, each larger than the one before."""
     try:
         shares = [Fraction(part.strip().rstrip("%")) / 100 for part in text.split(",")]
     except (ValueError, ZeroDivisionError):
@@ -103,9 +105,9 @@ def _shares(text: str) -> list[Fraction]:
 def _columns(paths: Sequence[Path], scores: Sequence[str], by: str | None,
              weight: str) -> Iterator[tuple[Any, Any, Any]]:
     """Read the scores of documents from Parquet files. Yields, for each batch of rows, (group of each row, {signal:
-    scores as float64}, weight of each row as int64). A score that is missing is NaN, and a missing weight is 0. A row's
-    group is its value of `by`; if `by` is None, groups are None. Raises BadUsage for a file that is no Parquet file or
-    lacks one of the signals, and for weights that are not whole numbers from 0 to 2^53."""
+    scores as float64}, weight of each row as int64). A score that is missing is NaN, and a missing weight is 0. The
+    group of a row is its value in the column `by`; if `by` is None, groups are None. Raises BadUsage for a file that is
+    no Parquet file or lacks one of the signals, and for weights that are not whole numbers from 0 to 2^53."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -111,10 +111,10 @@ def train(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The m
 
 def _labelled(path: Path, label: str | None, text_column: str, label_column: str,
               data: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield (label, text) of the documents at a path. All have the label `label`; if it is None, each row has its own
-    label in the column `label_column`, and rows without one are skipped; a file in which no row has a label raises
-    BadUsage. At the end, an entry that describes the path (label, name, number of documents, bytes, hash) is added to
-    `data`."""
+    """Yield (label, text) of the documents in a file or folder. If `label` is given, all documents have this label.
+    Otherwise each row has its label in the column `label_column`, and rows without a label are skipped; a file in which
+    no row has a label raises BadUsage. At the end, an entry that describes the file or folder (label, name, number of
+    documents, bytes, hash) is added to the list `data`."""
     from stages.stage import file_sha256
 
     digest, documents_read, size = hashlib.sha256(), 0, 0
@@ -135,8 +135,8 @@ def _labelled(path: Path, label: str | None, text_column: str, label_column: str
 
 
 def _label_of(value: Any) -> str | None:
-    """Return a label from a table as a string, or None for a value that is missing, empty, or neither text nor number.
-    The values 3, 3.0 and "3" become the same label; true becomes "1" and false "0"."""
+    """Return a value of a table's label column as text, or None for a value that is missing, empty, or neither text nor
+    number. The values 3, 3.0 and "3" become the same label; true becomes "1" and false "0"."""
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, float):
@@ -188,10 +188,10 @@ def check(model: ModelArg, data: DataArg,
           text_column: TextOpt = "text", limit: Annotated[int, typer.Option(
               "-n", "--limit", min=0, metavar="N", help="Documents to read, from the first on; 0 reads all.")] = 0,
           json_lines: JsonOpt = False) -> None:
-    """Check whether data has drifted away from the data that a model's threshold was chosen on.
+    """Check whether documents still look like those on which the threshold of a model was chosen.
 
-    Compares scores, lengths and languages of the documents with those in the model's card. The exit code is 1 when the
-    data has drifted.
+    Compares scores, lengths and languages of the documents with those in the model's card. The exit code is 1 when they
+    differ too much (drift).
 
     \b
     Example:
@@ -231,8 +231,9 @@ def check(model: ModelArg, data: DataArg,
 
 
 def _same_labels(card: dict[str, Any]) -> dict[str, str]:
-    """Return {label in the data: label of the model}. For a model with two labels, the data may use 1 for the label
-    whose probability is the model's score, and 0 for the other label."""
+    """Return {label in the user's data: label of the model}, from the model's card. Equal labels match. If the model
+    has two labels, the data may also use 1 for the label whose probability is the model's score, and 0 for the other
+    label."""
     labels = {label: label for label in card["labels"]}
     if card["kind"] == "binary":
         [other] = set(card["labels"]) - {card["target"]}
@@ -336,7 +337,8 @@ def score(model: Annotated[Path, typer.Argument(metavar="MODEL", help="A fastTex
 
 
 def _scorer(model: Path, label: str | None, raw: bool) -> tuple[Stage, str]:
-    """Return a stage that is ready to score documents with `model`, and the name of the signal that it writes."""
+    """Return a stage (the code of a step) that is ready to score documents with `model`, and the name of the signal
+    (number) that the stage adds to a document."""
     from stages.catalog import stage_class
     from stages.filter.quality import Quality
     from stages.models.classifier import companion_path
@@ -396,9 +398,9 @@ def _card(model: Path) -> dict[str, Any]:
 
 
 def _opened(model: Path) -> tuple[dict[str, Any], Classifier]:
-    """Open a model. Returns its card, and the classifier with its calibration table. Raises BadUsage when the card is
-    missing or belongs to another model, and likewise for the calibration file if the card says that the model is
-    calibrated."""
+    """Open the file of a fastText model. Returns the model's card, and the classifier with its calibration table.
+    Raises BadUsage when the card is missing or belongs to another model. If the card says that the model is calibrated,
+    the same holds for the calibration file."""
     from stages.models.classifier import Classifier, companion_path
     from stages.scoring import calibration
     from stages.scoring.models import FastText

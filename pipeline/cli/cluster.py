@@ -107,8 +107,8 @@ def resume(run: opt.RunArg, store: opt.StoreOpt = "store",
 
 
 def job_options(workers: int | None, takeover: bool, verify_inputs: bool, allow_custom_stages: bool) -> list[str]:
-    """Return the options for the command line of a Ray job. They are only flags and a number, so that no text from the
-    user reaches a shell."""
+    """Return options of `tokenmill resume` for the command line of a Ray job. They are only flags and a number, so that
+    no text from the user reaches a shell."""
     return [*(("--workers", str(workers)) if workers else ()), *(("--takeover",) if takeover else ()),
             *(("--verify-inputs",) if verify_inputs else ()),
             *(("--allow-custom-stages",) if allow_custom_stages else ())]
@@ -116,9 +116,9 @@ def job_options(workers: int | None, takeover: bool, verify_inputs: bool, allow_
 
 def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str], ship_code: bool, python: str,
          insecure_local: bool, json_lines: bool) -> None:
-    """Start a Ray job for the next attempt at `run`, on the job server `address`. If the latest attempt is running or
-    stopping (unless `options` has --takeover), or its job on this server has not ended, no job is started, and a
-    message says so."""
+    """Start a Ray job for the next attempt (execution) of the run `run`, on the job server `address`. If the latest
+    attempt is running or stopping (unless `options` has --takeover), or its job on this server has not ended, no job is
+    started, and a message says so."""
     from pipeline.base import auth
     from pipeline.cluster.attempts import facts_of, keep_code, keep_recipe, note_attempt, note_refusal, standing
     from pipeline.plan.changes import run_before
@@ -202,9 +202,10 @@ def notes(store: Store, address: str, in_clear: bool) -> Iterator[str]:
 
 # -- the job ---------------------------------------------------------------------------------------------------------
 def seen_by_the_head(run: str, root: str) -> tuple[Store, str]:
-    """Open the store in a job on the cluster's head node, and return (store, run). Raises UserError when the head node
-    cannot find or read the run that the submitting machine wrote to the store. Raises StoreError when the store denies
-    access; the head node's credentials may differ from those of the submitting machine."""
+    """Open the store of a submitted run, and return (store, run). This is called in the job on the cluster's head node.
+    Raises UserError when the head node cannot find or read the run that the submitting machine wrote to the store.
+    Raises StoreError when the store denies access; the head node's credentials may differ from those of the submitting
+    machine."""
     from pipeline.cluster.attempts import facts_name
     from pipeline.store.fs import Store
 
@@ -222,9 +223,9 @@ def seen_by_the_head(run: str, root: str) -> tuple[Store, str]:
 
 def _work(store: Store, run: str, attempt: int, workers: int | None, takeover: bool, verify_inputs: bool,
           allow_custom_stages: bool) -> int:
-    """Run the driver (the process that leads a run) of a submitted attempt, in the job on the head node, and return the
-    exit code. The driver's output is also copied to the store. If the attempt fails, the reason is written to
-    run.json."""
+    """Run a submitted attempt (execution) of a run in the job on the head node, with this process as the driver (the
+    process that leads the run), and return the exit code. The driver's output is also copied to the store. If the
+    attempt fails, the reason is written to run.json."""
     from pipeline.cli.runs import drive
     from pipeline.cluster.attempts import asked_to_stop, facts_of, note_refusal
     from pipeline.cluster.driver_log import DriverLog
@@ -257,7 +258,7 @@ def _work(store: Store, run: str, attempt: int, workers: int | None, takeover: b
 
 @contextlib.contextmanager
 def kept_recipe(store: Store, run: str, allow_custom_stages: bool) -> Iterator[Recipe]:
-    """A context manager that loads the recipe which a run has stored in its folder, and yields it. With
+    """A context manager that loads the recipe that the store keeps in the folder of a run, and yields the recipe. With
     `allow_custom_stages`, the user's own code that the recipe names is loaded, too, from the copies in the store."""
     import yaml
 

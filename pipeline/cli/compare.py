@@ -1,5 +1,6 @@
 """Compares the texts that two extraction engines take from one page, paragraph by paragraph, and marks the words that
-only one of them took (`tokenmill extract --engine A,B`)."""
+only one of the engines took (`tokenmill extract --engine A,B`).
+"""
 
 from __future__ import annotations
 
@@ -21,10 +22,10 @@ WIDE = 80
 
 
 def compare(place: str, names: Sequence[str], texts: tuple[str, str], marks: bool = False) -> None:
-    """Print the differences between the texts that two extraction engines found in one page: in two columns on a
-    terminal with colours that has at least WIDE columns, otherwise one below the other. If the texts are equal, only a
-    line on stderr says so. `place` names the page, `names` are the names of the two engines; `marks` says that the
-    texts are Markdown. Control characters are made visible."""
+    """Print the differences between the texts that two extraction engines found in one page. They are shown in two
+    columns on a terminal with colours that has at least WIDE columns, otherwise one below the other. If the texts are
+    equal, only a line on stderr says so. `place` names the page, `names` are the names of the two engines; `marks` says
+    that the texts are Markdown. Control characters are made visible."""
     place, left, right = visible(place).replace("\n", " "), visible(texts[0]), visible(texts[1])
     pairs = rows(left, right, marks=marks)
     if all(row.same for row in pairs):
@@ -49,10 +50,10 @@ def _left_out(n: int) -> str:
 
 
 def stacked(pairs: list[DiffRow]) -> Iterator[str]:
-    """Yield the lines of a comparison of two texts, for a terminal or a file. Of long runs of equal paragraphs, only
-    the number is given. The first character of a line says which text contains the line: `-` only the first, `+` only
-    the second, a blank both. `~` marks a paragraph that differs between the texts, with [-words-] of the first and
-    {+words+} of the second."""
+    """Yield lines that show how two texts differ, in one column, for a terminal or a file. Of long runs of equal
+    paragraphs, only the number is given. The first character of a line says which text contains the line: `-` only the
+    first, `+` only the second, a blank both. `~` marks a paragraph that differs between the texts, with [-words-] of
+    the first and {+words+} of the second."""
     for row in shortened(pairs):
         if isinstance(row, int):
             yield f"  {_left_out(row)}"
@@ -63,7 +64,8 @@ def stacked(pairs: list[DiffRow]) -> Iterator[str]:
 
 
 def _merged(row: DiffRow) -> str:
-    """Return the two versions of a paragraph as one text, in the format of `git diff --word-diff`."""
+    """Return a paragraph that differs between two texts as one text that contains both versions, in the format of `git
+    diff --word-diff`."""
     out: list[str] = []
     ends = [0, 0]
     for what, *spans in pieces(row):
@@ -79,8 +81,8 @@ def _merged(row: DiffRow) -> str:
 
 
 def side_by_side(place: str, heads: Sequence[str], pairs: list[DiffRow], console: Console) -> None:
-    """Print two texts next to each other, paragraph by paragraph. `heads` are the titles of the two columns. Equal text
-    is dim, and text that only one of the two has is coloured."""
+    """Print two texts next to each other, paragraph by paragraph. `heads` are the titles of the two columns. Text that
+    both have is dim, and text that only one of the two has is coloured."""
     from rich.table import Table
     from rich.text import Text
 

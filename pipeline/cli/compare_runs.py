@@ -24,8 +24,8 @@ MARKS = {"added": "+", "removed": "-", "changed": "~"}
 
 def compare(before: str, after: str, root: str, examples: int, html: Path | None, json_lines: bool,
             full: bool = False) -> None:
-    """Compare two runs, each given by its name or folder, and print the result: a summary, with `full` the whole
-    comparison, or with `json_lines` JSON. With `html`, also write the comparison as a page to this file."""
+    """Compare two runs, each given by its name or folder, and print the differences: a summary by default, the whole
+    comparison with `full`, JSON with `json_lines`. With `html`, also write the comparison as a page to this file."""
     from pipeline.report.compare import FinishedRun, compare_runs
     from pipeline.report.compare_html import render
 
@@ -49,7 +49,8 @@ def compare(before: str, after: str, root: str, examples: int, html: Path | None
 
 
 def summary(document: dict[str, Any]) -> Iterator[str]:
-    """Yield a summary of the comparison, of about 30 lines: changes of the recipe, documents by change, and totals."""
+    """Yield the lines of a summary of how two runs differ, about 30 of them: changed keys of the recipe, the numbers of
+    documents that ended differently, and totals. `document` is the comparison of the runs as JSON."""
     from pipeline.report.compare_html import by_difference, datasets, fate, overview, without_retokenised
 
     yield from _head(document, NOTES)
@@ -93,7 +94,8 @@ def _head(document: dict[str, Any], most: int) -> Iterator[str]:
 
 
 def lines(document: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of the whole comparison, as `--full` prints them."""
+    """Yield all lines about how two runs differ, as `tokenmill report --compare --full` prints them. `document` is the
+    comparison of the runs as JSON."""
     from pipeline.report.compare_html import by_difference, datasets, overview, sections, without_retokenised
 
     yield from _head(document, len(document["notes"]))
@@ -143,7 +145,8 @@ def _table(title: str, rows: list[dict[str, Any]], most: int, more: bool = True)
 
 
 def _changes(section: dict[str, Any]) -> list[str]:
-    """Return how many documents of a dataset changed in each way, as words."""
+    """Return texts such as '12 kept with another text', which say how many documents of a dataset ended differently in
+    two runs, one text for each way. `section` is the dataset's part of the comparison."""
     words = {"other_reason": "dropped for another reason", "changed_text": "kept with another text"}
     return [f"{n:,} {words.get(kind, kind.replace('_', ' '))}" for kind, n in section["changes"].items() if n]
 

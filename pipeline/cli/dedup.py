@@ -1,4 +1,6 @@
-"""`tokenmill dedup`: shows what deduplications removed, and why, and makes indexes of what they kept."""
+"""`tokenmill dedup`: shows which documents and passages deduplications removed, and why, and makes indexes of the
+documents that they kept.
+"""
 
 from __future__ import annotations
 
@@ -62,11 +64,11 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
             json_texts: JsonOpt = False) -> None:
     """Explain why a document was removed as a duplicate, or what was cut out of it.
 
-    Names the document that was kept in its place, says how similar the two are, and shows both texts as one, paragraph
-    by paragraph: [-words-] only the removed text has, {+words+} only the kept one. They are compared with the settings
-    in the recipe of the latest run.
+    Names the document that was kept in its place, and says how similar the two are. Their texts are shown as one,
+    paragraph by paragraph: words in [-...-] are only in the removed text, words in {+...+} only in the kept one. The
+    texts are compared with the settings in the recipe of the latest run.
 
-    If passages were cut out of the document, it lists them, and names the document that keeps each of them.
+    If passages were cut out of the document, they are listed, each with the document that keeps it.
 
     \b
     Examples:
@@ -113,8 +115,9 @@ def explain(id: Annotated[str, typer.Argument(metavar="ID", help="Id of a remove
 
 
 def _kept(store: Store, dataset: str, id: str) -> tuple[str, dict[str, Any]]:
-    """Return (dataset, document) of the document that was kept in the place of one of `dataset`. It is in this dataset,
-    or in one with which it was compared."""
+    """Find the document with the id `id`, which was kept when a duplicate in `dataset` was removed. It is in this
+    dataset, or in a dataset with which this one was compared. Returns (name of the dataset that has it, the document).
+    Raises UserError when it is in neither."""
     from pipeline.report.removals import compared_with
 
     old, folders = compared_with(store, dataset)
@@ -130,8 +133,8 @@ def _kept(store: Store, dataset: str, id: str) -> tuple[str, dict[str, Any]]:
 
 
 def _document(store: Store, dataset: str, id: str) -> dict[str, Any]:
-    """Return the first document whose id begins with `id`, from those that the dataset dropped or else from those that
-    it kept. Raises UserError when there is none."""
+    """Return the first document of a dataset whose id begins with `id`. The documents that the dataset dropped are
+    searched first, then those that it kept. Raises UserError when there is none."""
     for kind in ("dropped", "datasets"):
         if (row := next(rows(store, kind, dataset, None, id), None)) is not None:
             return row
@@ -140,7 +143,8 @@ def _document(store: Store, dataset: str, id: str) -> dict[str, Any]:
 
 
 def _explain_cuts(store: Store, dataset: str, row: dict[str, Any], html: Path | None, json_texts: bool) -> None:
-    """Show the passages that were cut out of a document, on the terminal and, with `html`, as a page."""
+    """Show the passages that deduplications have cut out of a document: on the terminal and, if `html` is given, as a
+    page in this file."""
     from pipeline.report.cuts import explain_cuts
     from stages.scrub.rows import mask
 
@@ -174,8 +178,8 @@ _GONE = "(the store no longer has the text before the cuts)"
 
 
 def _keeper(kept: dict[str, Any] | None) -> str:
-    """Return the end of a line about a passage: the document that keeps the passage, by id, source and URL. Returns ""
-    if this document is not known (`kept` is None)."""
+    """Return text for the end of a line about a cut passage: the id, source and URL of the document that keeps the
+    passage. Returns "" if this document is not known (`kept` is None)."""
     if kept is None:
         return ""
     place = "(not in the dataset any more)" if kept["source"] is None else f"{kept['source']}  {kept['url'] or ''}"
@@ -188,8 +192,8 @@ def _write_page(path: Path, page: str) -> None:
 
 
 def _verdict_line(reason: str, comparison: Explanation) -> str:
-    """Return a line that says how similar a removed text and the kept one are, and with which thresholds. `reason` is
-    the reason for which the document was removed."""
+    """Return a line that says how similar the text of a removed document is to the text that was kept in its place, and
+    which thresholds the deduplication has. `reason` is the reason for which the document was removed."""
     recorded = comparison.recorded_similarity
     return (f"{reason}: similarity {comparison.similarity:.4f}"
             + (f" ({recorded:.4f} recorded{', without boilerplate' if comparison.boilerplate else ''})"
@@ -219,9 +223,9 @@ def stats(dataset: DatasetArg = "deduped", store: StoreOpt = "store",
     """Count what the deduplications of a dataset removed or cut.
 
     Counts removed documents by step, by language, by pair of sources, and by domain. Warns of domains that lost more
-    than half of their documents, and shows the largest groups of duplicates with the words that differ. Counts what was
-    cut out of documents by source, by pair of sources, by domain, and by the document that keeps it. Warns of sources
-    and domains that lost more than half of their text.
+    than half of their documents. Shows the largest groups of duplicates with the words that differ. Counts what was cut
+    out of documents by source, by pair of sources, by domain, and by the document that keeps the passage. Warns of
+    sources and domains that lost more than half of their text.
 
     \b
     Examples:
@@ -245,12 +249,14 @@ def stats(dataset: DatasetArg = "deduped", store: StoreOpt = "store",
 def index(run: RunArg, dataset: Annotated[str, typer.Argument(metavar="DATASET", help="A dataset of the run.")],
           out: OutFolder, store: StoreOpt = "store", backend: BackendOpt = BackendName.process,
           workers: WorkersOpt = None, allow_custom_stages: CodeOpt = False, quiet: QuietOpt = False) -> None:
-    """Make indexes of what the deduplications of a dataset kept, in a folder of their own.
+    """Write indexes of the documents that the deduplications of a dataset kept, to a new folder.
 
-    The deduplications `exact` and `minhash` of later datasets can be compared with them (`against: FOLDER`), in any
-    store, and after this store is gone. The run is repeated first; what it has made is not made again. An index of
-    `minhash` holds the texts of the documents that it kept, so take as much care of it as of the dataset. A takedown
-    does not reach it: give `tokenmill dedup forget` after one.
+    With `against: FOLDER` in their settings, the deduplications `exact` and `minhash` of later datasets compare
+    documents with these indexes. Such a dataset may be in any store, and this store need not exist any more. The run is
+    repeated first; results that the store has are not computed again.
+
+    An index of `minhash` holds the texts of the documents that it kept, so take as much care of it as of the dataset. A
+    takedown does not change it: run `tokenmill dedup forget` after each takedown.
 
     \b
     Examples:
@@ -292,7 +298,7 @@ def index(run: RunArg, dataset: Annotated[str, typer.Argument(metavar="DATASET",
 def merge(folders: Annotated[list[str], typer.Argument(metavar="FOLDER…", help="Folders of `tokenmill dedup index`, "
                                                        "the one whose documents come first in priority first.")],
           out: OutFolder, quiet: QuietOpt = False) -> None:
-    """Merge folders of indexes into one, which is read faster than many.
+    """Merge several folders of indexes into one folder, which is read faster.
 
     \b
     Examples:
@@ -309,10 +315,10 @@ def merge(folders: Annotated[list[str], typer.Argument(metavar="FOLDER…", help
 def forget(folders: Annotated[list[str], typer.Argument(metavar="FOLDER…", help="Folders of `tokenmill dedup index` or "
                                                         "`merge`.")],
            store: StoreOpt = "store", quiet: QuietOpt = False) -> None:
-    """Remove from folders of indexes what takedowns have removed from a store.
+    """Remove the documents that takedowns have removed from a store from folders of indexes, too.
 
-    Of each document, an index of `minhash` loses the text, the id and the band keys, and an index of `exact` the
-    hashes. The folders are changed in place, so let no run read them meanwhile. If the command was interrupted, give it
+    An index of `minhash` loses the text, the id and the band keys of each such document, and an index of `exact` the
+    hashes. The folders are changed in place, so let no run read them meanwhile. If the command was interrupted, run it
     again.
 
     \b
@@ -340,14 +346,14 @@ def forget(folders: Annotated[list[str], typer.Argument(metavar="FOLDER…", hel
 
 
 def _tell(root: str, indexes: list[DedupIndex], quiet: bool) -> None:
-    """Say what a folder of indexes holds."""
+    """Print which indexes a folder holds, and how many documents each of them has. Prints nothing if `quiet`."""
     if not quiet:
         typer.echo(visible(f"{root}: " + "; ".join(f"index of {index.step} with {plural(index.documents, 'document')}"
                                                    for index in indexes)))
 
 
 def _lines(result: dict[str, Any]) -> list[str]:
-    """Format the result of `removal_stats` for a terminal."""
+    """Format the counts of removed documents, the result of `removal_stats`, as lines for a terminal."""
     lines = [f"{result['dataset']}: {result['kept']:,} documents kept, {result['removed']:,} removed as duplicates in "
              f"{result['groups']:,} groups"]
 
@@ -379,7 +385,7 @@ def _table(title: str, rows: list[tuple[int, str]]) -> list[str]:
 
 
 def _cut_lines(cuts: dict[str, Any]) -> list[str]:
-    """Format the result of `cut_stats` for a terminal."""
+    """Format the counts of passages cut out of documents, the result of `cut_stats`, as lines for a terminal."""
     lines = ["", f"{cuts['docs']:,} documents cut: {cuts['passages']:,} passages, {cuts['bytes']:,} bytes"]
     lines += _table("bytes cut by", [(row["bytes"], f"{row['step']}: {row['reason']}, {row['passages']:,} passages")
                                      for row in cuts["by_reason"]])

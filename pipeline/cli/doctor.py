@@ -47,7 +47,8 @@ def doctor(address: AddressOpt = None,
 
 
 def show(document: dict[str, Any]) -> None:
-    """Print one line for each check. If a check has a remedy, print it on the next line."""
+    """Print the results of the checks of a machine or cluster, one line for each check. If a check has a remedy, it is
+    printed on the next line."""
     places = list(dict.fromkeys(c["where"] for c in document["checks"]))
     width = max(len(c["name"]) for c in document["checks"]) + 2
     for place in places:

@@ -1,5 +1,6 @@
-"""Errors that a user can fix, and how errors are shown: as one line, without a traceback. The exit code of a
-command is decided in `pipeline.cli.app.run_command`."""
+"""Errors that a user can fix, and how they are shown: as one line, without a traceback. The exit code of a command is
+decided in `pipeline.cli.app.run_command`.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from pipeline.base.errors import TokenmillError
 
 
 class UserError(TokenmillError):
-    """A command cannot do what the user asked for. The error's message says why, and what to do."""
+    """Raised when a command cannot do what the user asked for. The error's message says why, and what to do."""
 
 
 class BadUsage(UserError):
-    """The command line, or something that it names (such as a file or a run), cannot be used. The error's message says
-    why, and the exit code is 2."""
+    """Raised when the command line, or something that it names (such as a file or a run), cannot be used. The error's
+    message says why, and the exit code is 2."""
 
     exit_code = 2
 
@@ -38,8 +39,8 @@ def report_error(e: BaseException, debug: bool = False) -> int:
 
 
 def in_words(e: BaseException) -> str:
-    """Describe an error for a user: in one line, or for a recipe in one line for each of its problems. The line says so
-    if the error is unexpected (a bug of Tokenmill)."""
+    """Describe an error for a user: in one line, or for a recipe in one line for each of its problems. An unexpected
+    error (a bug of Tokenmill) is marked as unexpected."""
     from pipeline.store.errors import FULL, cannot_write
 
     if isinstance(e, (KeyboardInterrupt, SystemExit, TokenmillError)):
@@ -52,8 +53,8 @@ def in_words(e: BaseException) -> str:
 
 @contextlib.contextmanager
 def stoppable(address: str | None = None) -> Iterator[None]:
-    """A context manager around a run. It turns Ctrl-C into a UserError that says which results are kept, and a failed
-    connection to the cluster at `address` into a UserError that says what to do."""
+    """A context manager for code that runs a recipe. It turns Ctrl-C into a UserError that says which results are kept.
+    A failed connection to the cluster at `address` becomes a UserError that says what to do."""
     from pipeline.engine.driver.endings import Interrupted
 
     try:

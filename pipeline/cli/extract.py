@@ -117,8 +117,8 @@ def extract(files: Annotated[list[str], typer.Argument(metavar="FILES...", help=
 
 
 def engines(option: str) -> list[str]:
-    """Return the names of the one or two engines that --engine lists. Raises BadUsage for unknown names, more than two,
-    or the same one twice."""
+    """Return the names of the one or two extraction engines in `--engine A,B`. Raises BadUsage for unknown names, more
+    than two, or the same one twice."""
     from pipeline.recipe.errors import nearest
     from stages.extract.html.step import ENGINES
 
@@ -180,8 +180,8 @@ def on_disk(file: str) -> Iterator[str]:
 
 
 def guarded(file: str, documents: Iterator[list[Extracted]]) -> Iterator[list[Extracted]]:
-    """Yield `documents`. An OSError or ValueError that the reader of `file` raises while it yields them becomes a
-    UserError, which is shown as one line."""
+    """Yield the documents of `file` from `documents`. An OSError or ValueError that the file's reader raises meanwhile
+    becomes a UserError, which is shown as one line."""
     try:
         with reading(Path(file)):
             yield from documents
@@ -193,8 +193,8 @@ def guarded(file: str, documents: Iterator[list[Extracted]]) -> Iterator[list[Ex
 def shown(file: str, documents: Iterator[list[Extracted]], collection: bool, extractor: Extractor, many: bool,
           limit: int, as_json: bool) -> bool:
     """Print the documents of a file, or compare their texts if there are two engines. `collection` says that the file
-    may hold many documents. `many` says that the command may print several documents in all; each then has a heading.
-    Returns whether a step failed on one of the documents."""
+    may hold many documents. `many` says that the command may print several documents in all; each document then has a
+    heading. Returns whether a step failed on one of the documents."""
     from pipeline.cli.compare import compare
     from stages.read.reader import Skipped
 
@@ -238,8 +238,9 @@ def shown(file: str, documents: Iterator[list[Extracted]], collection: bool, ext
 
 
 def place_of(file: str, doc: Document | BadRecord, collection: bool) -> str:
-    """Return the place of a document, for messages: the name of its file. For a document of an archive, the member's
-    name is added; for one of another file that may hold many documents, the record number, member and URL."""
+    """Return text that says where a document is, for messages. It begins with the name of the file. For a document in
+    an archive, the name of the archive's member is added. For a document in another file that may hold many, the record
+    number, the member and the URL are added."""
     from stages.read.streams import is_archive
 
     member, url = doc.locator.get("sub") or "", getattr(doc, "url", "")
@@ -251,7 +252,7 @@ def place_of(file: str, doc: Document | BadRecord, collection: bool) -> str:
 
 
 def row(file: str, version: Extracted) -> dict[str, Any]:
-    """Return a document as a dict, for one line of JSON output."""
+    """Return a document and its extracted text as a dict, for one line of JSON output."""
     record, reason = version.record, version.reason
     locator = record.locator
     out = {"file": file, "member": locator.get("sub") or "", "record": locator.get("record", 0),
@@ -278,8 +279,8 @@ def text_of(version: Extracted) -> str:
 
 
 def no_text(version: Extracted, ocr: bool) -> str:
-    """Return a message that says why a document has no text, and what to do about it. `ocr` says that OCR was already
-    used for PDFs."""
+    """Return a message that says why no text was extracted from a document, and what to do about it. `ocr` says that
+    OCR was already used for PDFs."""
     remedy = REMEDIES.get(version.reason or "") or getattr(version.record, "detail", "")
     if (version.reason or "").startswith("error: "):
         remedy = "a run puts this document into quarantine"
@@ -291,8 +292,8 @@ def no_text(version: Extracted, ocr: bool) -> str:
 
 
 def note(place: str, version: Extracted, ocr: bool) -> None:
-    """Print on stderr which pages of a PDF have no text, and what to do about it. Prints nothing when all pages have
-    text."""
+    """Print a note on stderr that says which pages of a PDF have no text, and what to do about it. Prints nothing when
+    all pages have text."""
     pages = [str(n) for n, route in enumerate(version.meta.get("pdf_routes", ""), 1) if route in "sc"]
     if pages:
         which = ", ".join(pages[:8]) + (" …" if len(pages) > 8 else "")

@@ -29,9 +29,9 @@ _PACKED = (".gz", ".bz2", ".xz", ".zst")
 
 
 class Extracted(NamedTuple):
-    """A record of a file, with the text that an extraction engine took from it. `file_type` is the type of the file, or
-    of the record if the file holds records of several types. `engine` is None if there is no choice of engines for this
-    type. `reason` says why the record has no text; it is None if the record has text."""
+    """A record of a file, and what an extraction engine made of it. `file_type` is the type of the file, or of the
+    record if the file holds records of several types. `engine` is None if there is no choice of engines for this type.
+    `reason` says why the record has no text; it is None if the record has text."""
 
     file_type: str
     engine: str | None
@@ -48,9 +48,9 @@ class Extracted(NamedTuple):
 
 
 def resolve(file_type: str) -> tuple[type[Reader], str]:
-    """Return the reader for a type of file, and the name of the step that extracts text from what the reader yields (""
-    if the reader yields text). A type is the name of a reader, or of a step that declares which reader it needs (such
-    as `book`). Raises BadUsage for an unknown type."""
+    """Return the reader class for a type of file, and the name of the step that extracts text from the reader's
+    documents ("" if the reader itself yields text). A type is the name of a reader, or of a step that declares which
+    reader it needs (such as `book`). Raises BadUsage for an unknown type."""
     from pipeline.recipe.errors import nearest
     from stages.catalog import reader_class, readers, stage_class, steps
 
@@ -63,8 +63,8 @@ def resolve(file_type: str) -> tuple[type[Reader], str]:
 
 
 def _file_types() -> list[str]:
-    """Return the types that messages propose for `--as`: the names of readers except `sample`, and of Tokenmill's own
-    steps that declare which reader they need (such as `book`)."""
+    """Return the types of files that error messages propose for `--as`: the names of readers except `sample`, and of
+    Tokenmill's own steps that declare which reader they need (such as `book`)."""
     from stages.catalog import STAGES, readers, stage_class
 
     return [*(name for name in readers() if name != "sample"), *(n for n in STAGES if stage_class(n).read_by)]
@@ -90,8 +90,8 @@ def has_many(file_type: str) -> bool:
 
 
 def archive_readers() -> list[str]:
-    """Return the names of the readers for members of an archive, in order. A member is read by the first reader that
-    accepts it."""
+    """Return the names of the readers for members of an archive, in the order in which they are tried. A member is read
+    by the first reader that accepts it."""
     from stages.catalog import READERS, reader_class
 
     return [*(name for name in READERS if reader_class(name).in_archives),
@@ -99,10 +99,10 @@ def archive_readers() -> list[str]:
 
 
 class Extractor:
-    """Reads files and runs the step that extracts their text.
+    """Reads files and runs the step that extracts the texts of their documents.
 
-    `engines` and `format` apply to web pages. `settings` maps names of readers and steps to their settings. Raises
-    RecipeError for unknown settings and for values that do not fit.
+    `engines` (extraction engines) and `format` (of the text) apply to web pages. `settings` maps names of readers and
+    steps to their settings. Raises RecipeError for unknown settings and for values that do not fit.
     """
 
     def __init__(self, engines: Sequence[str], format: str, settings: dict[str, dict[str, Any]]) -> None:
@@ -114,11 +114,14 @@ class Extractor:
             _check(name, settings[name])
 
     def documents(self, path: str, file: str, file_type: str) -> Iterator[list[Extracted]]:
-        """Yield the documents of the file at `path`, which has this type; `file` is its name for the user. A document
-        is a list with one version for each engine, or with one version if there is no choice of engines for its type.
+        """Yield the documents of the file at `path`, which has the type `file_type`; `file` is its name for the user. A
+        document is yielded as a list of `Extracted`: one for each engine, or only one if there is no choice of engines
+        for its type.
+
         In an archive, a member is read by the first of `archive_readers` that accepts it. Members that no reader
-        accepts come last, with the reason `other_type`. If an archive has LaTeX members, they are joined into a paper
-        and come first."""
+        accepts come last, with the reason `other_type`. If an archive has LaTeX members, they are joined into a paper,
+        which comes first.
+        """
         if file_type != ARCHIVE:
             yield from self._read(file_type, path, file)
             return
@@ -185,7 +188,7 @@ class Extractor:
 
 @contextlib.contextmanager
 def patience(message: str) -> Iterator[None]:
-    """A context manager that prints `message` on stderr when its body takes longer than PATIENCE seconds."""
+    """A context manager that prints `message` on stderr when the code inside it takes longer than PATIENCE seconds."""
     timer = threading.Timer(PATIENCE, typer.echo, (message,), {"err": True})
     timer.start()
     try:
@@ -225,13 +228,13 @@ def settings_of(options: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _makes_text(step: Any) -> bool:
-    """Return whether a step extracts text from what a reader yields."""
+    """Return whether `step`, the class of a step, extracts text from what a reader yields."""
     return step.extracts or bool(step.read_by)
 
 
 def _check(name: str, settings: dict[str, Any]) -> None:
     """Raise RecipeError for settings that neither the reader nor the step of this name has, and for values that do not
-    fit."""
+    fit the settings."""
     from pipeline.recipe.marks import Marks
     from pipeline.recipe.problems import Checker
     from stages.catalog import reader_class, readers, stage_class, steps
@@ -288,8 +291,8 @@ def file_type_of(path: str, file: str) -> str:
 
 
 def _looks_like(text: str, path: str) -> str:
-    """Return the type of a text file, judged by the beginning of its text. This is used for files whose names do not
-    show their type."""
+    """Guess the type of a text file from the beginning of its text. This is used for files whose names do not show
+    their type."""
     from stages.extract.html.step import is_page
 
     if is_page(text, ""):
@@ -338,8 +341,8 @@ def _table(path: str) -> str:
 
 
 def _records(keys: set[str], lists: set[str]) -> str | None:
-    """Return the reader of post-training records, "sft" or "preference", whose records have these keys. `lists` are the
-    keys whose values are lists. Returns None if the keys fit neither reader."""
+    """Return the name of the reader of post-training records, "sft" or "preference", for records with these keys.
+    `lists` are the keys whose values are lists. Returns None if the keys fit neither reader."""
     from stages.read.records import Preference, Sft
 
     sft, preference = Sft.Config(), Preference.Config()

@@ -1,4 +1,6 @@
-"""`tokenmill shards export`, `import` and `decode`: token shards and texts, in and from formats of other projects."""
+"""`tokenmill shards export`, `import` and `decode`: exchange token shards with other projects, and turn their tokens
+back into texts.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,9 @@ TokenizerOpt = Annotated[Path, typer.Option(
 
 
 def progress_printer(silent: bool) -> Callable[[int, int], None]:
-    """Return a function that gets the number of bytes read so far and the total. It prints both to stderr, with the
-    rate and the time left, at most once in PROGRESS_S seconds. If `silent`, it prints nothing."""
+    """Return a function that prints the progress of reading files to stderr: the number of bytes read so far, the
+    total, the rate and the time left. It is called with the first two numbers, and prints at most once in PROGRESS_S
+    seconds. If `silent`, it prints nothing."""
     began = reported = time.monotonic()
 
     def show_progress(done: int, total: int) -> None:
@@ -99,9 +102,9 @@ def export(format: FormatOpt,
            quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
     """Write a shard set, or the samples of a run, in the format of another project.
 
-    Documents, tokens and their order stay as they are. With --order, each row is a sample of the training. If a file
-    has the same bytes as a file of the store, and both are on one disk, it is a hard link to that file. Never change
-    such a file: the store would change, too.
+    Documents, tokens and their order stay as they are. With --order, each row is a sample of the training. If an
+    exported file has the same bytes as a file of the store, and both are on one disk, the exported file is a hard link
+    to that file. Never change such a file: the store would change, too.
 
     \b
     Examples:
@@ -138,10 +141,13 @@ def export(format: FormatOpt,
 
 @contextlib.contextmanager
 def exported(out: str, option: str, note: Callable[[], None] = lambda: None) -> Iterator[Path | OpenTarget]:
-    """A context manager for an export to the new folder `out`, the value of the command-line option `option`. It yields
-    the path of the folder or, if `out` is a URL, what opens it. `note` is called as soon as the folder may hold
-    something of the export: a folder of this machine appears at the end, but objects stay there if the process is
-    killed."""
+    """A context manager for an export of token files to the new folder or URL `out`, the value of the command-line
+    option `option`. It yields the path of the folder or, if `out` is a URL, a function that opens the folder of object
+    storage for writing.
+
+    `note` is called as soon as `out` may hold exported tokens. A local folder appears only at the end of the export; in
+    object storage, objects stay even if the process is killed.
+    """
     if is_url(out):
         yield partial(noted, note, out, option)
         return
@@ -152,7 +158,8 @@ def exported(out: str, option: str, note: Callable[[], None] = lambda: None) -> 
 
 @contextlib.contextmanager
 def noted(note: Callable[[], None], url: str, option: str, contents: str) -> Iterator[Target]:
-    """A context manager that calls `note` before it yields what `streamed` yields for the other arguments."""
+    """A context manager for writing files to a folder of object storage: that of `streamed` with the other arguments.
+    `note` is called when the folder is open, before the first file is written."""
     from pipeline.cli.streamed import streamed
 
     with streamed(url, option, contents) as target:
@@ -162,7 +169,8 @@ def noted(note: Callable[[], None], url: str, option: str, contents: str) -> Ite
 
 @contextlib.contextmanager
 def set_at(shards: str) -> Iterator[ShardSet]:
-    """A context manager for reading the shard set in a folder or at a URL. Raises ShardError when there is none."""
+    """A context manager for reading the shard set in the folder or at the URL `shards`. It yields the shard set. Raises
+    ShardError when there is none."""
     from pipeline.store.streamed_set import StreamedSet
 
     if is_url(shards):
@@ -178,8 +186,8 @@ def set_at(shards: str) -> Iterator[ShardSet]:
 
 @contextlib.contextmanager
 def rows_of(run: str, root: str) -> Iterator[tuple[RowSet, Curriculum]]:
-    """A context manager for reading the materialised rows of a run. It yields the rows and the curriculum. Raises
-    BadUsage when the run has no curriculum or no materialised rows."""
+    """A context manager for reading the training samples of a run that `tokenmill materialize` has written (rows). It
+    yields the rows and the run's curriculum. Raises BadUsage when the run has no curriculum or no such rows."""
     from pipeline.store.streamed_set import StreamedRows
     from tokenizer.mixture.curriculum import Curriculum
     from tokenizer.shards.rows import MANIFEST, RowSet
@@ -200,9 +208,9 @@ def rows_of(run: str, root: str) -> Iterator[tuple[RowSet, Curriculum]]:
 
 
 def chosen(curriculum: Curriculum, phase: str | None, samples: str | None) -> tuple[int, int]:
-    """Return the range [first, stop) of samples that the values of --phase and --samples choose: those in both, or all
-    samples if both are None. A range that ends after the last sample is cut there. Raises BadUsage for an unknown
-    phase, for a text that is no range, and when no sample is left."""
+    """Return the range [first, stop) of the training samples that the values of --phase and --samples choose: the
+    samples that are in both, or all samples if both are None. A range that ends after the last sample is cut there.
+    Raises BadUsage for an unknown phase, for a text that is no range, and when no sample is left."""
     first, stop = 0, curriculum.samples
     if phase is not None:
         names = {spec.name: spec for spec in curriculum.phases}
@@ -313,8 +321,10 @@ def decode(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt,
 
 @contextlib.contextmanager
 def new_stream(store: Store, name: str, tokenizer: Tokenizer, val: float, contents: str) -> Iterator[Target]:
-    """A context manager for writing the shard sets of the new stream `name`. They appear at the end, after the file of
-    their tokenizer, so a killed import leaves no set without it. `contents` and the share `val` identify the sets."""
+    """A context manager for writing the shard sets of the new stream `name`. The sets become visible at the end, after
+    the file of their tokenizer, so a killed import leaves no set without its tokenizer. `contents` and `val`, the share
+    of held-out documents, identify the sets: in object storage, a command with the same values completes a killed
+    import."""
     from pipeline.cli.streamed import streamed
     from tokenizer.export.target import FolderTarget, appearing
 

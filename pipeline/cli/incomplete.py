@@ -1,4 +1,6 @@
-"""Keeps folders of object storage unread while a command writes them, and names them in messages."""
+"""Marks folders of object storage as incomplete while a command writes them, so that no command reads them, and names
+these folders in messages. The mark is an object, MARK.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ def is_url(place: str | Path) -> bool:
 
 
 def unused_store(url: str, option: str) -> Store:
-    """Return the store of a new folder. Raises BadUsage if the folder has objects, but no MARK."""
+    """Open the folder of object storage at `url` for writing, and return it as a store. Raises BadUsage if the folder
+    has objects but no MARK, the object that marks a folder as incomplete."""
     check_root(url, option)
     store = Store(url)
     here = list(store.list(""))
@@ -30,10 +33,10 @@ def unused_store(url: str, option: str) -> Store:
 
 
 def claim(store: Store, option: str, own: bytes) -> set[str]:
-    """Create MARK with the contents `own`, whose first word identifies the contents of the folder. Returns the objects
-    that are there. There are none, unless a command that writes the same contents was killed, or runs at this moment;
-    its MARK is replaced. Raises BadUsage when the folder has a MARK with another first word, or objects without a
-    MARK."""
+    """Mark a folder of object storage as incomplete by creating the object MARK with the contents `own`, whose first
+    word identifies what is being written. Returns the other objects in the folder. There are none, unless a command
+    that writes the same contents was killed, or runs at this moment; its MARK is replaced. Raises BadUsage when the
+    folder has a MARK with another first word, or objects without a MARK."""
     if store.put_absent(MARK, own):
         if all(path == MARK for path in store.list("")):
             return set()
@@ -51,9 +54,9 @@ def claimed(store: Store, option: str) -> BadUsage:
 
 
 def removal_order(path: str) -> tuple[bool, bool, str]:
-    """Return a key that sorts the paths of a folder in the order in which they are removed: first the indices, without
-    which nothing reads the other files. Among files of the same kind, those of the training set (split=train) come
-    first."""
+    """Return a sort key for a path of an incomplete folder. It sorts paths in the order in which the objects are
+    removed: first the indices, because without them nothing reads the other files. Among indices and among other files,
+    those of the training set (split=train) come first."""
     name = path.rpartition("/")[2]
     return name not in ("index.json", "shards.json"), "split=train" not in path, path
 

@@ -36,7 +36,7 @@ def inspect(dataset: Annotated[str | None, typer.Argument(
             limit: LimitOpt = 5, chars: CharsOpt = 400, json_texts: JsonOpt = False) -> None:
     """Show documents of a dataset.
 
-    Shows kept documents, or dropped or quarantined ones with the reasons. Personal data is masked.
+    Shows kept documents or, with an option, dropped or quarantined ones with the reasons. Personal data is masked.
 
     \b
     Examples:
@@ -70,7 +70,7 @@ def inspect(dataset: Annotated[str | None, typer.Argument(
 
 
 def check_published(store: Store, kind: str, dataset: str) -> None:
-    """Raise BadUsage unless the store has the published folder of this kind (datasets, dropped or quarantine) for the
+    """Raise BadUsage unless the store has published documents of this kind (datasets, dropped or quarantine) for the
     dataset."""
     from pipeline.store.dataset import manifest
     from pipeline.store.fs import StoreError
@@ -83,9 +83,9 @@ def check_published(store: Store, kind: str, dataset: str) -> None:
 
 def rows(store: Store, kind: str, dataset: str, equal: dict[str, str] | None = None, id: str | None = None,
          ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a published folder, KIND/DATASET, in the order of its files. `equal` maps names of columns to
-    the values that rows must have, and `id` is the beginning that their ids must have. Only rows that match are
-    converted to dicts."""
+    """Yield the rows (documents) of the published folder KIND/DATASET as dicts, in the order of the folder's files.
+    `equal` maps names of columns to the values that rows must have, and `id` is the beginning that their ids must have.
+    """
     import pyarrow.compute as pc
 
     from pipeline.store.dataset import iter_batches
@@ -100,8 +100,8 @@ def rows(store: Store, kind: str, dataset: str, equal: dict[str, str] | None = N
 
 
 def card(row: dict[str, Any]) -> str:
-    """Format a document for a terminal: a line with id, source, language and URL or file, then its reason, signals,
-    metadata and text."""
+    """Format a document for a terminal. The first line has its id, source, language and URL or file. Below are the step
+    and the reason for which it was dropped or quarantined (if it was), its signals, metadata and text."""
     place = row.get("file") or (row.get("locator") or {}).get("file") or ""
     if row.get("record") is not None:
         place += f" record {row['record']}"

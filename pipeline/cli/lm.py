@@ -52,8 +52,9 @@ def train(data: Annotated[list[Path], typer.Argument(
           json_lines: JsonOpt = False) -> None:
     """Train an n-gram model of SentencePiece pieces (modified Kneser-Ney), as CCNet does on Wikipedia.
 
-    Equal texts and settings give equal files. Every fiftieth document is held out from training. Below which
-    perplexities 30 % and 60 % of the first thousand of these documents lie is printed.
+    Equal texts and settings give equal files. Every fiftieth document is held out from training. The model is applied
+    to the first thousand of these held-out documents. The command prints two perplexities: 30 % of the documents lie
+    below the first one, and 60 % below the second.
 
     \b
     Examples:
@@ -109,9 +110,10 @@ def compile_model(arpa: Annotated[Path, typer.Argument(metavar="ARPA", help="ARP
                   pieces: PiecesOpt = None,
                   normalize: NormalizeOpt = "ccnet",
                   json_lines: JsonOpt = False) -> None:
-    """Compile an ARPA file of KenLM's lmplz, SRILM or `tokenmill lm train --arpa` into a model for `perplexity`.
+    """Compile an n-gram model in ARPA format into a model for the step `perplexity`.
 
-    Worker processes that use the compiled model share one copy of it in memory.
+    KenLM's lmplz, SRILM and `tokenmill lm train --arpa` write ARPA files. Worker processes that use the compiled model
+    share one copy of the model in memory.
 
     \b
     Example:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def index(shards: ShardsArg, quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
-    """Write an index with which `shards find` finds documents at once.
+    """Write an index, with which `shards find` need not read all documents of a shard set.
 
     The index is a file in the folder of the shard set. URLs are read from the datasets of the store. Run the command
     again when the shards have changed.
@@ -54,11 +54,11 @@ def find(shards: ShardsArg,
              metavar="DOMAIN", help="Host of the URLs, without port and `www.`; subdomains are not included.")] = None,
          limit: LimitOpt = 100,
          json_lines: JsonOpt = False) -> None:
-    """Find where documents stand in a shard set.
+    """Find where documents are in a shard set, by id, URL or domain.
 
     Prints the range of each document's tokens in the set's stream of tokens. The exit code is 1 when the set does not
-    hold such a document. Without the index of `shards index`, all document tables are read, and for URLs and domains
-    also the URLs in the datasets of the store.
+    hold such a document. Without the index that `shards index` writes, all document tables are read, and for URLs and
+    domains also the URLs in the datasets of the store.
 
     \b
     Examples:
@@ -86,7 +86,8 @@ def find(shards: ShardsArg,
 
 
 def _find(stack: ExitStack, shard_set: ShardSet, shards: Path, column: str, text: str) -> Iterator[dict[str, Any]]:
-    """Find documents by an id, URL or domain (`column`): in the index, or without an index in all documents."""
+    """Find the documents of a shard set whose id, URL or domain (`column`) is `text`, and return where they are. The
+    lookup index of the set is used if there is one; otherwise all documents are read."""
     from tokenizer.shards.find import places, places_of
     from tokenizer.shards.lookup import Lookup, by_id, by_text, name_of
     from tokenizer.shards.urls import documents, paths_of
@@ -115,8 +116,8 @@ def _find(stack: ExitStack, shard_set: ShardSet, shards: Path, column: str, text
 
 
 def _datasets(shards: Path) -> tuple[Iterable[tuple[str, dict[str, str]]], OpenPart]:
-    """Return the published datasets of the store that has the folder `shards`, and a function that opens a part of
-    them. If the folder is in no store, there are no datasets."""
+    """Return the published datasets of the store that has the shard set in the folder `shards`, and a function that
+    opens a part (data file) of these datasets. If the folder is in no store, there are no datasets."""
     from pipeline.store.fs import Store
     from pipeline.store.shard_set import dataset_parts
 

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Command-line options that several commands share, and checks of their values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.store.fs import Store
 
 
 class BackendName(StrEnum):
-    """Where tasks run: on Ray, in child processes, or in this process."""
+    """The values of --backend, which say where tasks run: on Ray, in child processes, or in this process."""
 
     ray = "ray"
     process = "process"
@@ -49,9 +49,9 @@ CharsOpt = Annotated[int, typer.Option(min=0, metavar="N", help="Characters of e
 
 def check_backend(backend: BackendName, address: str | None, insecure_local: bool = False,
                   ship_code: bool = False) -> None:
-    """Raise an error for combinations of options that make no sense, and for a cluster that cannot be reached. Also
-    raise an error for a cluster that demands no token, since anybody could run code on it; with `insecure_local`, such
-    a cluster is allowed on loopback addresses."""
+    """Raise an error for combinations of --backend, --address, --insecure-local and --ship-code that make no sense, and
+    for a cluster that cannot be reached. Also raise an error for a cluster that demands no token, since anybody could
+    run code on it; with `insecure_local`, such a cluster is allowed on loopback addresses."""
     if address is None:
         if insecure_local or ship_code:
             raise BadUsage(f"{'--ship-code' if ship_code else '--insecure-local'} is about a cluster: give --address")

@@ -1,5 +1,6 @@
-"""`tokenmill resume --queued`: runs an entry (a submitted recipe) of a store's queue, as its driver (the process that
-leads a run). `pipeline.cluster.dispatch` starts this command."""
+"""`tokenmill resume --queued`: runs an entry (a submitted recipe) of a store's queue, with this process as the driver
+(the process that leads a run). `pipeline.cluster.dispatch` starts this command.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
 
 def work(store: Store, claim: str, backend: opt.BackendName, workers: int | None, address: str | None,
          insecure_local: bool, allow_code: bool) -> int:
-    """Run an entry (a submitted run) of the queue and write its result to the queue. `claim` ('NUMBER/EVENT') names the
-    entry. Returns the exit code. The entry returns to waiting when another driver holds the store's lease, when the
-    cluster does not answer, or when this process is told to stop although nobody has cancelled the run. Raises BadUsage
-    for a claim of another form."""
+    """Run an entry (a submitted run) of the store's queue and write the result to the queue. `claim` ('NUMBER/EVENT')
+    names the entry. Returns the exit code. The entry waits in the queue again when another driver holds the store's
+    lease, when the cluster does not answer, or when this process is told to stop although nobody has cancelled the run.
+    Raises BadUsage when `claim` has another form."""
     from pipeline.engine.driver.endings import Interrupted
 
     number, _, event = claim.partition("/")
@@ -89,8 +90,8 @@ def _drive(store: Store, entry: QueueEntry, submission: Submission, backend: opt
 
 
 def _recipe(submission: Submission, allow_code: bool) -> Recipe:
-    """Load the recipe of a submission. Its paths are checked again to lie in the allowed folders, because a link may
-    have changed since the submission."""
+    """Load the recipe that was submitted with an entry of the queue. The recipe's paths are checked again to lie in the
+    allowed folders, because a link may have changed since the submission."""
     from pipeline.recipe.confine import refusals
     from pipeline.recipe.load import load_text
 

@@ -19,7 +19,8 @@ FOREIGN = ("tokenmill train",)
 
 
 def commands(group: Any = None, prefix: str = "tokenmill") -> dict[str, Any]:
-    """Return {full name: command} for every command, without those that are only groups of other commands."""
+    """Return {full name: Click command} for every command of `tokenmill`, without those that are only groups of other
+    commands."""
     from pipeline.cli.app import command_group
 
     inside: dict[str, Any] = getattr(group or command_group(), "commands", {})
@@ -31,7 +32,8 @@ def commands(group: Any = None, prefix: str = "tokenmill") -> dict[str, Any]:
 
 
 def parameters(command: Any) -> list[tuple[str, str]]:
-    """Return, for each visible parameter of a command, (its form on the command line, its help text)."""
+    """Return a list of (form on the command line, help text), with an entry for each visible parameter of a Click
+    command."""
     out = []
     for parameter in command.params:
         if getattr(parameter, "hidden", False) or parameter.name == "help":
@@ -50,16 +52,17 @@ def parameters(command: Any) -> list[tuple[str, str]]:
 
 
 def table(command: Any) -> str:
-    """Return the table of a command's parameters, as Markdown."""
+    """Return the table of the options and arguments of a Click command, as Markdown."""
     cells = [(f"`{how}`".replace("|", "\\|"), text.replace("|", "\\|")) for how, text in parameters(command)]
     return "\n".join(["| | |", "|---|---|", *(f"| {how} | {text} |" for how, text in cells)]) + "\n"
 
 
 def rewrite(page: str) -> str:
-    """Return the page with its tables replaced by tables of the present commands.
+    """Return the text of docs/cli.md with the tables of options replaced by tables of the present commands.
 
     Raises ValueError when the page's sections are not exactly those of the commands, in the order of the commands, or
-    when a section has not exactly one table."""
+    when a section has not exactly one table.
+    """
     head, *sections = SECTION.split(page)
     by_name, names = commands(), sections[::2]
     if names != list(by_name):

@@ -1,4 +1,4 @@
-"""`tokenmill run`, `plan`, `list`, `report`, `materialize`, `recipes`: commands about a recipe and its runs."""
+"""`tokenmill run`, `plan`, `list`, `report`, `materialize` and `recipes`: commands about recipes and their runs."""
 
 from __future__ import annotations
 
@@ -90,8 +90,7 @@ def drive(recipe: Recipe, store: str, run: str | None, backend: opt.BackendName,
 
 
 def shown(quiet: bool, json_lines: bool) -> str:
-    """Return the way in which progress is shown: 'json', 'quiet' or 'rich'. With `quiet`, warnings are silenced, too,
-    for example the warning that the run waits for another driver."""
+    """Return how progress is shown: 'json', 'quiet' or 'rich'. With `quiet`, warnings are silenced, too."""
     logging.getLogger("tokenmill").setLevel(logging.ERROR if quiet else logging.NOTSET)
     return "json" if json_lines else "quiet" if quiet else "rich"
 
@@ -121,10 +120,11 @@ def plan(recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="
          json_lines: opt.JsonOpt = False) -> None:
     """Show what a run would do, and what it will cost.
 
-    Shows the nodes of the plan in order: how many of their partitions are fresh (the store has the result) or stale,
-    how many bytes they read, and an estimate of CPU time and disk space. Nothing is run and nothing is written. With
-    --sample the recipe is run on a part of its inputs, in a temporary store. A cost forecast then says what the whole
-    input would yield and need. With --tokens no input is read: the curriculum is planned for streams of these sizes.
+    Shows the nodes of the plan in order: how many of their partitions are fresh (the store has the result) or stale (to
+    be computed), how many bytes they read, and an estimate of CPU time and disk space. Nothing is run and nothing is
+    written. With --sample the recipe is run on a part of its inputs, in a temporary store. A cost forecast then says
+    what the whole input would yield and need. With --tokens no input is read: the curriculum is planned for streams of
+    these sizes.
 
     \b
     Examples:
@@ -174,7 +174,8 @@ def plan(recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="
 
 
 def _known_mixture(name: str, tokens: list[str], json_lines: bool) -> None:
-    """Print a mixture that comes with Tokenmill as YAML, with the table of its epochs in comments."""
+    """Print a mixture (weights of streams in the phases of a training) that comes with Tokenmill as YAML. Comments
+    after it say how many epochs of each stream are read."""
     from pipeline.forecast import epochs
     from pipeline.forecast.mixtures import load_mixture
 
@@ -230,8 +231,8 @@ def _forecast(recipe: Recipe, sample: str, cores: int | None, price: float | Non
 def list_runs(store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) -> None:
     """List the runs of a store and their states.
 
-    A star marks the run that finished last. The state `died` means that the driver of the run ended without reporting a
-    result; the run can be resumed.
+    A star marks the run that finished last. The state `died` means that the driver of the run (the process that leads
+    it) ended without reporting a result; the run can be resumed.
 
     \b
     Example:
@@ -256,8 +257,8 @@ def list_runs(store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) ->
 
 
 def _standing(store: Store, name: str) -> dict[str, Any]:
-    """Return the state of a run as a row of `tokenmill list`: {run, state, attempt, parts (number of tasks), done,
-    report}. A value that is not known is None."""
+    """Return the state of a run as a row of `tokenmill list`: {run, state, attempt (number of executions), parts
+    (number of tasks), done (finished tasks), report}. A value that is not known is None."""
     from pipeline.cluster.attempts import standing
 
     current = standing(store, name)
@@ -281,7 +282,8 @@ def report(run: opt.RunArg, store: opt.StoreOpt = "store",
 
     report.html and report.json are made from the results in the store; no document is processed again. With --compare,
     nothing is written to a store. The comparison tells how the recipes differ, puts the figures of both reports side by
-    side, and lists documents that the two runs treated differently, those nearest to a threshold first.
+    side, and lists documents that only one of the runs kept or that differ in their text. Documents nearest to a
+    threshold come first.
 
     \b
     Examples:

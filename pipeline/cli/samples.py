@@ -1,5 +1,6 @@
-"""`tokenmill shards explain` and `tokenmill shards realised`: which documents the samples of a training read, and how
-much of each kind."""
+"""`tokenmill shards explain` and `tokenmill shards realised`: show which documents the samples of a training read, and
+count how much of each stream the training reads.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +30,9 @@ def explain(run: RunArg,
             store: StoreOpt = "store", json_lines: JsonOpt = False) -> None:
     """Show which documents a step or a sample of a training reads.
 
-    They follow from the run's curriculum, so no training is needed. Of a document that has been dropped from its
-    dataset since, the reason and the duplicate that is kept in its place are shown. Personal data is masked.
+    They follow from the run's curriculum, so the training need not have run. For a document that its dataset has
+    dropped since, the reason is shown, and for a duplicate also the document that is kept in its place. Personal data
+    is masked.
 
     \b
     Example:
@@ -53,8 +55,8 @@ def curriculum_of(store: Store, run: str) -> Curriculum:
 
 
 def explanation(store: Store, curriculum: Curriculum, step: int | None, sample: int | None) -> dict[str, Any]:
-    """Return the rows of a step, or the row of one sample, with their documents. Raises BadUsage unless exactly one of
-    `step` and `sample` is given, and when the curriculum does not have it."""
+    """Return the rows of a training step's batch, or the row of one sample, with the documents in each row, as JSON.
+    Raises BadUsage unless exactly one of `step` and `sample` is given, and when the curriculum does not have it."""
     from pipeline.store.shard_set import StoredSet, add_dropped, dataset_parts, manifest_of
     from stages.scrub.rows import MARGIN, mask
     from tokenizer.mixture.steps import rows_of, step_at, step_of
@@ -95,7 +97,7 @@ def explanation(store: Store, curriculum: Curriculum, step: int | None, sample: 
 
 
 def text(step: dict[str, Any]) -> str:
-    """Format the result of `explanation` for a terminal."""
+    """Format the documents that a training step reads, the result of `explanation`, as text for a terminal."""
     from tokenizer.shards.origin import document_lines
 
     first, stop = step["samples"]
@@ -121,8 +123,8 @@ def realised(run: RunArg,
     """Count what a training reads of each stream, and compare it with the plan.
 
     Counts the whole curriculum, or with --training the steps that were performed, without those that were skipped or
-    undone. With --rows, also counts tokens and targets by the labels of documents. With --json, figures about the
-    quality of the order are included.
+    undone. With --rows, also counts tokens and targets by source, language and bucket of the documents. With --json,
+    figures about how well the order of the samples is mixed are included.
 
     \b
     Examples:
@@ -168,7 +170,7 @@ def _share(percent: str) -> float:
 
 
 def realised_text(result: dict[str, Any]) -> str:
-    """Format the result of `realised` for a terminal."""
+    """Format the counts of what a training reads, the result of `realised`, as text for a terminal."""
     lines = [f"{result['samples']:,} samples"]
     if done := result["training"]:
         skipped = sum(stop - first for first, stop in done["skipped"])
@@ -196,7 +198,8 @@ def realised_text(result: dict[str, Any]) -> str:
 
 
 def table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Format rows of cells as lines. The first two columns are flush left, the others flush right."""
+    """Format a table for a terminal. `rows` are rows of cells; the result has a line for each row. The first two
+    columns are flush left, the others flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) if i < 2 else cell.rjust(width)
                       for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]

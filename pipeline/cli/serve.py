@@ -48,7 +48,7 @@ def serve(store: StoresOpt = None,
     """Serve stores to browsers and programs, over HTTP.
 
     By default, only programs on this machine can connect. With another --host the server needs a token, and TLS or a
-    proxy that speaks TLS. It keeps no data of its own: everything is in the stores. See docs/service.md.
+    proxy that speaks TLS. The server keeps no data of its own: everything is in the stores. See docs/service.md.
 
     \b
     Examples:
@@ -86,7 +86,7 @@ def serve(store: StoresOpt = None,
 
 def named_stores(options: list[str]) -> dict[str, str]:
     """Parse the values of --store (STORE, or NAME=STORE) into {name: folder or URL}. Raises BadUsage for a local store
-    that does not exist, for two stores with one name, and for a name that cannot be shown."""
+    that does not exist, for two stores with one name, and for a name that cannot be part of a page's address."""
     stores: dict[str, str] = {}
     for each in options:
         name, equals, root = each.partition("=")
@@ -102,8 +102,8 @@ def named_stores(options: list[str]) -> dict[str, str]:
 
 
 def training_folders(given: list[str], stores: dict[str, str]) -> dict[str, tuple[str, ...]]:
-    """Parse the values of --trainings (DIR, or STORE=DIR) into {name of a store: folders}. A folder without the name of
-    a store belongs to the first store."""
+    """Parse the values of --trainings (DIR, or STORE=DIR) into {name of a store: folders of trainings}. A folder
+    without the name of a store belongs to the first store."""
     folders: dict[str, tuple[str, ...]] = {}
     for each in given:
         name, equals, folder = each.partition("=")

@@ -1,4 +1,5 @@
-"""The argument SHARDS of commands that read a shard set: the folder STORE/shards/NAME/split=SPLIT."""
+"""Functions for commands with the argument SHARDS, which names a shard set: the folder STORE/shards/NAME/split=SPLIT.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ ShardsArg = Annotated[Path, typer.Argument(metavar="SHARDS", help="A shard set: 
 
 
 def opened(shards: Path) -> ShardSet:
-    """Open the shard set in a folder. Raises BadUsage when the folder is no shard set itself but has shard sets below
-    it; the message lists them."""
+    """Open the shard set in a folder. Raises BadUsage when the folder is no shard set itself but has subfolders that
+    are; the message lists them."""
     from tokenizer.shards.layout import MANIFEST
     from tokenizer.shards.reader import ShardSet
 
@@ -35,8 +36,9 @@ def opened(shards: Path) -> ShardSet:
 
 
 def note_export(shards: str, out: str) -> None:
-    """Note in the store of a shard set that the folder or URL `out` holds its tokens. If SHARDS is no folder of a
-    store, nothing is noted. A store that cannot be written can be exported from all the same, with a warning."""
+    """Note in the store of a shard set that the folder or URL `out` holds its tokens, so that a takedown can name
+    `out`. If SHARDS is no folder of a store, nothing is noted. If the store cannot be written, a warning is printed,
+    and the export continues."""
     place = shards.rstrip("/") if "://" in shards else os.path.abspath(shards)
     root, folder = place[:max(0, place.rfind("/shards/"))], place[place.rfind("/shards/") + 1:]
     if not root or not re.fullmatch(r"shards/[^/]+/split=(train|val)(/[^/]+\.json)?", folder):
@@ -45,8 +47,9 @@ def note_export(shards: str, out: str) -> None:
 
 
 def note_in(store: Store, of: str, out: str) -> None:
-    """Note in a store that the folder or URL `out` holds tokens of `of`, and warn if this is not possible. Nothing is
-    noted in a folder that has no log, and is thus no store."""
+    """Note in a store that the folder or URL `out` holds tokens of the shard set `of`, so that a takedown can name
+    `out`. If this is not possible, a warning is printed. Nothing is noted if the folder has no log, because it is then
+    no store."""
     try:
         if next(iter(store.list("log")), None) is not None:
             note_copy(store, "tokens", of, out)

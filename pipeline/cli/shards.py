@@ -1,5 +1,7 @@
-"""`tokenmill shards …`: look into token shards. `pipeline.cli.formats` has the commands that export and import them,
-`pipeline.cli.lookup` those that find documents, and `pipeline.cli.samples` those about the samples of a training."""
+"""`tokenmill shards …`: commands that look into token shards. `pipeline.cli.formats` has the commands that export and
+import them, `pipeline.cli.lookup` those that find documents, and `pipeline.cli.samples` those about the samples of a
+training.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def register(app: typer.Typer) -> None:
 def verify(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
     """Check a shard set against its manifest.
 
-    Checks checksums, counts and boundaries. The exit code is 1 when something is wrong.
+    Checks checksums, counts and the boundaries of documents. The exit code is 1 when something is wrong.
 
     \b
     Example:
@@ -55,8 +57,8 @@ def stats(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
     """Count the documents and tokens in a shard set.
 
     Targets are the tokens that count in the training loss. In post-training records, only the tokens of the answers
-    count. If the documents are packed into rows (`packing: best-fit`), it prints the number of rows, of pieces in them,
-    of documents longer than a row, and the share of padding, too.
+    count. If the documents are packed into rows (`packing: best-fit`), the command also prints the number of rows, the
+    number of document pieces in the rows, the number of documents that are longer than a row, and the share of padding.
 
     \b
     Example:
@@ -86,7 +88,7 @@ def head(shards: ShardsArg,
          at: Annotated[int, typer.Option("--at", min=0, metavar="TOKEN", help="Begin with the document that has this "
                                                                               "token of the stream.")] = 0,
          limit: LimitOpt = 3, chars: CharsOpt = 300, json_lines: JsonOpt = False) -> None:
-    """Show documents of a shard set, from its beginning or from a token on.
+    """Show documents of a shard set, from its beginning or from a given token on.
 
     The documents are decoded, and personal data is masked.
 
@@ -120,7 +122,7 @@ def head(shards: ShardsArg,
 
 
 def _tokenizer_beside(shards: Path, sha256: str) -> Path:
-    """Return the path of the tokenizer with this hash, which a run has published next to the shard sets of its store.
+    """Return the path of the tokenizer with this hash in the folder of the shard sets, where a run has published it.
     Raises BadUsage when there is none."""
     for folder in shards.absolute().parents:
         for path in sorted(folder.glob(f"tokenizer-{sha256[:12]}.*")):

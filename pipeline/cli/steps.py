@@ -91,7 +91,8 @@ def _check(name: str | None, path: Path, json_lines: bool) -> None:
 
 
 def step_facts(cls: Any) -> dict[str, Any]:
-    """Return the facts that a step's class declares, as JSON: the step's kind, version, signals, costs and others."""
+    """Return the facts that a step's class declares, as JSON: the kind of the step, its version, signals, costs and
+    others."""
     from stages.barrier import Barrier
 
     kind = ("deduplicates" if issubclass(cls, Barrier) else "extracts" if cls.extracts else "scrubs" if cls.scrubs
@@ -109,7 +110,7 @@ def reader_facts(cls: Any) -> dict[str, Any]:
 
 
 def settings(cls: Any) -> dict[str, dict[str, Any]]:
-    """Return the settings of a step or reader: {name: {"help", "role", "default"}}. A setting without a default has
+    """Return the settings of a step or reader as {name: {"help", "role", "default"}}. A setting without a default has
     "required" instead of "default"."""
     from stages.stage import role_of
 

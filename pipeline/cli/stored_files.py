@@ -1,4 +1,4 @@
-"""Opens the inputs of commands on token files where they are: in a folder, or in object storage."""
+"""Opens the token files that commands read, in a local folder or in object storage, without copying them first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tokenizer.imports.source import StoredFile, StoredFiles
 
 
 class ObjectFile(AheadFile, StoredFile):
-    """An object, open for reading as a file of an import."""
+    """An object of object storage, opened for reading as a token file for `tokenmill shards import` or `decode`."""
 
     def __init__(self, store: Store, name: str, size: int, state: str) -> None:
         super().__init__(size, lambda start, stop: store.read_range(name, start, stop))
@@ -29,7 +29,7 @@ class ObjectFile(AheadFile, StoredFile):
 
 
 class ObjectFolder(StoredFiles):
-    """The objects of a store, as the files of an import."""
+    """A folder of object storage, whose objects are the token files for `tokenmill shards import` or `decode`."""
 
     def __init__(self, store: Store) -> None:
         entries = [*store.entries("")]
@@ -47,9 +47,9 @@ def state_of(entry: RemoteObject) -> str:
 
 @contextlib.contextmanager
 def token_files(path: str, option: str) -> Iterator[tuple[Path, ObjectFolder | None]]:
-    """A context manager for reading the token files in `path`, a folder, a file or the URL of a folder, which the
-    command-line option `option` has given. It yields the path, and the files if they are in object storage. The
-    messages of TokenmillErrors that are raised in the `with` block then name the URL."""
+    """A context manager for reading token files. `path` is a file, a folder or the URL of a folder, the value of the
+    command-line option `option`. It yields the path, and the files as an ObjectFolder if they are in object storage
+    (otherwise None). The messages of TokenmillErrors that are raised in the `with` block then name the URL."""
     if not is_url(path):
         yield Path(path), None
         return
@@ -70,8 +70,8 @@ def token_files(path: str, option: str) -> Iterator[tuple[Path, ObjectFolder | N
 
 @contextlib.contextmanager
 def copies_of(store: Store) -> Iterator[Path]:
-    """A context manager for copies of files of `store`. It yields a temporary folder of this machine. The messages of
-    TokenmillErrors that are raised in the `with` block name the store instead of this folder."""
+    """A context manager that yields a new temporary folder of this machine, for copies of files of `store`. The
+    messages of TokenmillErrors that are raised in the `with` block name the store instead of this folder."""
     with Scratch() as scratch:
         folder = Path(scratch.path, "copy")
         folder.mkdir()

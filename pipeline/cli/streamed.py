@@ -1,4 +1,4 @@
-"""Writes the files of exports, imports and texts to object storage while they are made."""
+"""Writes the files that export, import and decode commands make to object storage while they are made."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tokenizer.export.target import Target
 
 
 class StreamedTarget(Target):
-    """A folder of object storage while a command writes its files there. A file whose name is known from the beginning
-    is sent while it is written. Other files are made in a temporary folder of this machine, and removed from it when
-    they have been sent. `there` has the objects that a killed command with the same contents has left. They are whole,
-    so they are not sent again."""
+    """A folder of object storage to which a command writes files. A file whose name is known from the beginning is sent
+    while it is written. Other files are made in a temporary folder of this machine, and removed from it when they have
+    been sent. `there` are the objects that a killed command with the same contents has left in the folder. They are
+    whole, so they are not sent again."""
 
     def __init__(self, store: Store, there: set[str]) -> None:
         super().__init__()
@@ -56,7 +56,8 @@ class StreamedTarget(Target):
         return self._store.open(name)
 
     def _count(self, name: str, there: int | None, size: int) -> None:
-        """Count a file of `size` bytes. Raises BadUsage when an object that was there has another size."""
+        """Add a written file of `size` bytes to the numbers of files and bytes. `there` is the size of the object that
+        a killed command has left under this name, or None. Raises BadUsage when the two sizes differ."""
         if there not in (None, size):
             raise BadUsage(f"{self._store.root}/{name}: has {there:,} bytes, not {size:,}: this command does not write "
                            f"it; remove it and run the command again")
@@ -68,7 +69,7 @@ class StreamedTarget(Target):
 
 
 class SizeOnly(io.RawIOBase):
-    """A file that keeps nothing of what is written to it but the number of bytes."""
+    """A file for writing that discards the bytes and keeps only their number."""
 
     def __init__(self) -> None:
         self._size = 0
@@ -93,10 +94,12 @@ def streamed(url: str, option: str, contents: str) -> Iterator[Target]:
 
     In object storage, a folder cannot appear all at once: its objects appear one by one. So the object MARK is created
     first and removed last, and no command imports from a folder that has MARK. A shard set appears with its
-    `shards.json`, which is sent last. Only one of two writers can create MARK. If the body raises, the objects are
-    removed. If the process is killed, they stay, and so does MARK, which holds `contents`. A command with the same
-    contents then completes the folder, and any other is refused. If the completion fails, too, all objects and MARK
-    stay."""
+    `shards.json`, which is sent last. Only one of two writers can create MARK.
+
+    If the code in the `with` block raises, the objects are removed. If the process is killed, the objects stay, and so
+    does MARK, which holds `contents`. A command with the same contents then completes the folder, and any other command
+    is refused. If the completion fails, too, all objects and MARK stay.
+    """
     store = unused_store(url, option)
     own = f"{contents} {SYSTEM.new_id()}".encode()
     there = claim(store, option, own)

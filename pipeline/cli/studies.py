@@ -1,5 +1,6 @@
-"""Makes the data of `tokenmill train ablate --data` and `tokenmill train anneal --data`, and forms the command line
-with which the trainer compares it. The options are those of the trainer's parser."""
+"""Runs the recipes whose data `tokenmill train ablate --data` and `tokenmill train anneal --data` compare, and forms
+the command line with which the trainer compares the data. The options are those of the trainer's parser.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ from tokenizer.mixture.phases import Phase
 
 
 def ablate_data(options: Namespace, check: Callable[[Mapping[str, Any], Sequence[Phase]], None]) -> list[str]:
-    """Make the runs of the variants of a study, and return the arguments of `train ablate` that compare them. Before
-    that, `check` gets the section `train:` of the recipe and the phases of its curriculum; it raises an error when the
-    options do not fit them."""
+    """Run the recipes (variants) of a study, and return the arguments of `train ablate` that compare their runs. Before
+    that, `check` is called with the section `train:` of the recipe and the phases of its curriculum; it raises an error
+    when the options do not fit them."""
     if options.runs or options.arms or options.on:
         raise BadUsage("--data compares recipes: leave out RUN, --arm and --on")
     root = options.store or os.environ.get("TOKENMILL_STORE", "store")
@@ -48,9 +49,10 @@ def ablate_data(options: Namespace, check: Callable[[Mapping[str, Any], Sequence
 
 
 def anneal_data(options: Namespace, check: Callable[[str, Sequence[str]], None]) -> list[str]:
-    """Make the shards of recipes with the tokenizer of a run, and return the arguments of `train anneal` that mix each
-    of them with what the run reads. Before that, `check` gets the folder of the run and the names of the variants; it
-    raises an error when the options do not fit them."""
+    """Make the shards of several recipes (variants) with the tokenizer of a run. Returns the arguments of `train
+    anneal`, which trains on a mixture of the run's own shards and those of one variant, for each variant. Before that,
+    `check` is called with the folder of the run and the names of the variants; it raises an error when the options do
+    not fit them."""
     if options.mixes or options.candidates:
         raise BadUsage("--data makes the candidates: leave out --mixes and --candidates")
     store, name = resolve_run(options.run, options.store or os.environ.get("TOKENMILL_STORE", "store"))
@@ -73,15 +75,15 @@ def anneal_data(options: Namespace, check: Callable[[str, Sequence[str]], None])
 
 
 def check_settings(first: DataVariant, options: Namespace) -> Recipe:
-    """Return the recipe of the first variant with the settings of `--set`. Raises RecipeError when `--set` names a
-    setting of the training that does not exist, or a wrong value."""
+    """Load the recipe of a study's first variant with the settings of `--set`, and return it. Raises RecipeError when
+    `--set` names a setting of the training that does not exist, or a wrong value."""
     return load_variant(first, [f"train.{change.removeprefix('train.')}" for change in options.overrides],
                         options.allow_custom_stages)
 
 
 def tokenizer_of(store: Store, folder: Path, run: str) -> dict[str, Any]:
-    """Return the section `tokenizer:` of a recipe that has the tokenizer of a run. Raises BadUsage when the run has no
-    curriculum, which names the tokenizer."""
+    """Return a section `tokenizer:` for a recipe that is to use the tokenizer of the run `run`. Raises BadUsage when
+    this run has no curriculum, because the curriculum names the tokenizer."""
     path = f"runs/{run}/curriculum.json"
     if not store.exists(path):
         raise BadUsage(f"{store.at(path)}: no such file; give a run that has been trained")
@@ -92,7 +94,7 @@ def tokenizer_of(store: Store, folder: Path, run: str) -> dict[str, Any]:
 
 
 def made_runs(study: StudyData, root: str, options: Namespace) -> list[RunSummary]:
-    """Run the recipes of a study, and print what they have made."""
+    """Run the recipes of a study, print the tokens that each has made, and return the summaries of the runs."""
     if options.json:
         logging.getLogger("tokenmill").setLevel(logging.ERROR)
     with stoppable():
@@ -108,7 +110,8 @@ def made_runs(study: StudyData, root: str, options: Namespace) -> list[RunSummar
 
 
 def passed_on(options: Namespace, names: Sequence[str]) -> list[str]:
-    """Return the arguments that are about the trainings: those that all studies have, and the options `names`."""
+    """Return the command-line arguments that are passed on to the trainer: the options about trainings that all studies
+    have, and the options `names`."""
     out = ["--seeds", str(options.seeds), "--jobs", str(options.jobs), "--device", options.device, "--by", options.by]
     for name in (*names, "ranks", "address", "gpus"):
         value = getattr(options, name)

@@ -1,4 +1,4 @@
-"""`tokenmill takedown`: take documents out of a store, for good."""
+"""`tokenmill takedown`: removes documents from a store, for good."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def takedown(store: StoreOpt,
     """Remove documents from a store, and keep every later run from bringing them back.
 
     The documents, and near-duplicates of them that deduplication found, are removed from datasets, dropped and
-    quarantined documents, task files, labels and reports. In shards, their tokens are overwritten by EOS, so that a
-    training can continue. The next run of a recipe writes shards without them, from which a training must begin anew.
-    If the command was interrupted, give it again: it completes what it began.
+    quarantined documents, task files, labels and reports. In shards, the tokens of the documents are overwritten by
+    EOS, so that a training can continue. The next run of a recipe writes shards without these documents, with which a
+    training must begin anew. If the command was interrupted, run it again: it completes the takedown.
 
     \b
     Examples:
@@ -85,8 +85,8 @@ def takedown(store: StoreOpt,
 
 
 def _wanted(ids: Path | None, urls: Path | None, domains: Path | None) -> tuple[Tombstones, dict[str, str]]:
-    """Read the lists of ids, URLs and domains. Returns the tombstones (entries by which later runs leave documents
-    out), and a map from each entry to the line of the list that it was made from."""
+    """Read the user's lists of ids, URLs and domains of documents to remove. Returns the tombstones (entries by which
+    later runs leave documents out), and a map from each tombstone to the line of the list that it was made from."""
     from pipeline.base.domain import ascii_domain, domain_of
     from pipeline.store.tombstones import Tombstones, url_hash
 
@@ -111,7 +111,8 @@ def _wanted(ids: Path | None, urls: Path | None, domains: Path | None) -> tuple[
 
 
 def _lines(path: Path, option: str) -> list[str]:
-    """Read the lines of a list, without empty ones."""
+    """Return the lines of a user's list of ids, URLs or domains, without empty ones. Raises BadUsage for a file that
+    cannot be read, is empty, or has a line of several words."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except OSError as e:
@@ -130,7 +131,8 @@ def _same(takedown: Takedown, wanted: Tombstones) -> bool:
 
 
 def _show_outside(store: Store, outside: Iterable[dict[str, Any]], err: bool = False) -> None:
-    """Print which folders outside the store may hold removed documents, and what to do about each."""
+    """Print which folders outside the store may still hold documents that were removed, and what to do about each
+    folder."""
     from pipeline.store.copies import Copy
 
     for copy in (Copy(**one) for one in outside):

@@ -23,11 +23,13 @@ def texts(paths: Sequence[Path], column: str = "text") -> Iterator[str]:
 
 
 def documents(file: Path, column: str = "text", keep: Sequence[str] = ()) -> Iterator[Document]:
-    """Yield the documents of one file, with the values of the columns `keep` in each document's `meta`. Rows without a
-    text are skipped. A text file is one document; `column` and `keep` do not apply to it.
+    """Yield the documents of one file. The text of a document is in the column `column`; the values of the columns
+    `keep` are put into its `meta`. Rows without a text are skipped. A text file is one document; `column` and `keep` do
+    not apply to it.
 
     Raises BadUsage when a Parquet file lacks one of these columns, when a file has rows but none with a text, or when
-    the file cannot be read to its end."""
+    the file cannot be read to its end.
+    """
     lower = file.name.lower()
     name = next((name for name in FOLDER_READERS[:-1] if lower.endswith(reader_class(name).suffixes)), "text")
     cls = reader_class(name)
@@ -50,9 +52,10 @@ def documents(file: Path, column: str = "text", keep: Sequence[str] = ()) -> Ite
 
 
 def files(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield the files that the paths name. For a folder, these are its Parquet files or, if it has none, its JSON Lines
-    files or, if it has none of these either, its text files, sorted by name. Files and folders in it whose names begin
-    with . or _ are left out. Raises BadUsage when a path does not exist, or is a folder without such files."""
+    """Yield the files with texts that the paths name. For a folder, these are its Parquet files or, if it has none, its
+    JSON Lines files or, if it has none of these either, its text files, sorted by name. Files and folders in it whose
+    names begin with . or _ are left out. Raises BadUsage when a path does not exist, or is a folder without such files.
+    """
     for path in paths:
         if not path.exists():
             raise BadUsage(f"no such file: {path}")

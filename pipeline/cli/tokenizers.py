@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tokenizer.load import Tokenizer
 
 class TokenizerKind(StrEnum):
-    """The values of --kind: the kinds of tokenizers that a recipe may name, too."""
+    """The values of --kind: the kinds of tokenizers. A recipe may name the same kinds."""
 
     bpe = "bpe"
     sentencepiece = "sentencepiece"
@@ -90,8 +90,8 @@ def train(
         json_lines: JsonOpt = False) -> None:
     """Train a tokenizer on texts.
 
-    The tokenizer is a byte-level BPE, a SentencePiece model, or that of the bytes of UTF-8. Equal texts give equal
-    files.
+    The tokenizer is a byte-level BPE, a SentencePiece model, or one whose tokens are the bytes of UTF-8. Equal texts
+    give equal files.
 
     \b
     Examples:
@@ -136,7 +136,7 @@ def evaluate(paths: Annotated[list[Path], typer.Argument(
                                          "path, for the FILES as they are named.")] = "path",
              html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with charts.")] = None,
              json_lines: JsonOpt = False) -> None:
-    """Judge tokenizers on texts.
+    """Measure how well tokenizers encode texts.
 
     Prints a line for each group of texts and each tokenizer: bytes per token, tokens per word, the share of words split
     into several tokens, parity (tokens per text against English, for translations), Rényi efficiency, unknown tokens,
@@ -177,8 +177,9 @@ def evaluate(paths: Annotated[list[Path], typer.Argument(
 
 
 def _tokenizers(paths: list[Path]) -> tuple[list[tuple[str, Tokenizer]], list[Path]]:
-    """Load the tokenizers that `paths` begin with; the first path is taken for one in any case. Returns (names and
-    tokenizers, the other paths). Raises BadUsage when no other path is left, or a tokenizer is named twice."""
+    """Load the tokenizers at the beginning of the list `paths`; the other paths are texts. The first path is always
+    taken for a tokenizer. Returns (names and tokenizers, the other paths). Raises BadUsage when no other path is left,
+    or a tokenizer is named twice."""
     from tokenizer.load import byte_tokenizer, load_tokenizer
 
     first = next((i for i, path in enumerate(paths) if i and not _is_tokenizer(path)), len(paths))
@@ -198,8 +199,8 @@ def _is_tokenizer(path: Path) -> bool:
 
 
 def _grouped(paths: list[Path], columns: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield (group, text) of each text in the files and folders. Raises BadUsage for a file without one of the columns;
-    a text file has none."""
+    """Yield (group, text) of each text in the files and folders. The group of a text is its values in `columns`, or its
+    path if `columns` is ["path"]. Raises BadUsage for a file without one of the columns, such as a text file."""
     if columns == ["path"]:
         yield from ((str(path), text) for path in paths for text in texts([path]))
         return

@@ -1,4 +1,6 @@
-"""`tokenmill train …` does the same as `python -m trainer …`, so that one command covers data and training."""
+"""`tokenmill train …` does the same as `python -m trainer …`, so that one command, `tokenmill`, covers data and
+training.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,10 @@ from functools import partial
 
 
 def forward(arguments: Sequence[str]) -> int:
-    """Pass the command line to the trainer, and return its exit code. If the command compares data that is still to be
-    made, it is made first. After a successful `train run`, a section about the training is added to the run's report
-    where `_report` can do so. If PyTorch is not installed, a message says so, and the exit code is 1."""
+    """Pass the command line of `tokenmill train` to the trainer, and return the exit code. If the command compares data
+    that is still to be made, this data is made first. After a successful `train run`, a section about the training is
+    added to the run's report if this is possible (`_report`). If PyTorch is not installed, a message says so, and the
+    exit code is 1."""
     try:
         from trainer.__main__ import main
 
@@ -30,9 +33,9 @@ def forward(arguments: Sequence[str]) -> int:
 
 
 def _report(arguments: Sequence[str]) -> None:
-    """Add the training to the report of its run, if possible. Does nothing when the pipeline is not installed (as on
-    some GPU nodes), when --out is given (the training is then outside the folder of its run), or on ranks other than
-    0."""
+    """Add a section about the training to the report of the run whose shards it read, if possible. Does nothing when
+    the pipeline is not installed (as on some GPU nodes), when --out is given (the training is then outside the folder
+    of its run), or on ranks other than 0."""
     from trainer.__main__ import parser
 
     options = parser("run").parse_args(arguments)
@@ -50,8 +53,9 @@ def _report(arguments: Sequence[str]) -> None:
 
 
 def _add_training(run: str, store: str) -> str | None:
-    """Add the training to the report of its run, and return the report's path. Returns None when the run has no report
-    or when a TokenmillError occurs. The error is only printed, because the training itself has succeeded."""
+    """Add a section about the training to the report of the run whose shards it read, and return the report's path.
+    Returns None when the run has no report or when a TokenmillError occurs. The error is only printed, because the
+    training itself has succeeded."""
     from pipeline.base.errors import TokenmillError
     from pipeline.cli.options import resolve_run
     from pipeline.report.collect import add_training
@@ -65,8 +69,8 @@ def _add_training(run: str, store: str) -> str | None:
 
 
 def with_data(arguments: list[str]) -> list[str]:
-    """Make the data that `train ablate --data` and `train anneal --data` compare. Return the command line with which
-    the trainer compares it. Any other command line is returned as it is.
+    """Make the data that `train ablate --data` and `train anneal --data` compare. Returns the command line with which
+    the trainer compares the data. Any other command line is returned unchanged.
 
     The options about the trainings are checked before the data is made, as far as they can be. An error in them, or in
     making the data, is printed as one line; then SystemExit is raised with the exit code of the command. Raises

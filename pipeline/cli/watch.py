@@ -1,5 +1,5 @@
-"""`tokenmill status`, `tokenmill logs` and `tokenmill cancel`: show the state of a run, show the log of its driver (the
-process that leads the run), and stop the run.
+"""`tokenmill status`, `tokenmill logs` and `tokenmill cancel`: show the state of a run, show the log of the run's
+driver (the process that leads it), and stop the run.
 
 These commands need only the store, so they work on any machine that can read it. They ask Ray only about a job whose
 driver has not begun.
@@ -26,8 +26,8 @@ WATCH_S = 2.0            # seconds between two updates of --watch and -f
 
 
 def look(store: Store, run: str) -> Standing:
-    """Return the state of a run. If the run was submitted and its driver (the process that leads it) has not begun, Ray
-    is asked whether the job still exists and will run."""
+    """Return the state of a run. If the run was submitted and its driver (the process that leads the run) has not
+    begun, Ray is asked whether the job of the run still exists and will start."""
     from dataclasses import replace
 
     from pipeline.cluster.attempts import standing
@@ -56,8 +56,8 @@ def look(store: Store, run: str) -> Standing:
 
 
 def job_of(current: Standing) -> Any:
-    """Ask Ray about the job of a submitted run. Returns a `JobState`, None when Ray knows no such job or none was noted
-    for the run, or a text that says why Ray cannot be asked."""
+    """Ask Ray about the job of a submitted run. Returns a `JobState`, or None when Ray knows no such job or no job was
+    noted for the run. If Ray cannot be asked, returns a text that says why."""
     from pipeline.base import auth
 
     address, job = current.facts.get("address"), current.facts.get("job")
@@ -77,9 +77,10 @@ def status(ctx: typer.Context, run: RunArg, store: StoreOpt = "store",
            False, json_lines: JsonOpt = False) -> None:
     """Show the state of a run.
 
-    Prints its passes with partitions done, running and failed, documents per second, the time left, and the failures
-    with their reasons. The command needs only the store, so it works on any machine that can read the store, during the
-    run and after. With --watch the exit code is 0 when the run is done and 1 when it ends otherwise.
+    Prints the passes (groups of steps that run together) with their partitions done, running and failed, documents per
+    second, the time left, and the failures with their reasons. The command needs only the store, so it works on any
+    machine that can read the store, during the run and after. With --watch the exit code is 0 when the run is done and
+    1 when it ends otherwise.
 
     \b
     Examples:
@@ -110,7 +111,8 @@ def logs(run: RunArg, store: StoreOpt = "store",
          follow: Annotated[bool, typer.Option("-f", "--follow", help="Continue until the run ends.")] = False) -> None:
     """Print the log of a submitted run's driver (the process that leads the run).
 
-    Reads the log of the latest attempt from the store, where new lines appear after a few seconds. Secrets are masked.
+    Reads the log of the latest attempt (execution of the run) from the store, where new lines appear after a few
+    seconds. Secrets are masked.
 
     \b
     Examples:
@@ -185,7 +187,7 @@ def _stop_job(current: Standing) -> str | None:
 
 
 def _pause() -> None:
-    """Wait until the next update of the display. Ctrl-C ends this command, but not the run that it shows."""
+    """Wait until the next update of the display. Ctrl-C ends the command that shows the run, but not the run."""
     try:
         time.sleep(WATCH_S)
     except KeyboardInterrupt:

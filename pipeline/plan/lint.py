@@ -308,8 +308,8 @@ def _ends(recipe: Recipe) -> set[str]:
 
 
 def _ways(recipe: Recipe, name: str, source: str | None = None) -> Iterator[list[Step]]:
-    """Yield the steps on every path from a source to the end of the dataset `name`. If `source` is None, the paths from
-    all sources are included."""
+    """For each path from a source to the end of the dataset `name`, yield the list of the steps on this path. With
+    `source`, only paths from this source count; with None, those from all sources."""
     if name in recipe.sources:
         if source in (None, name):
             yield []

@@ -259,8 +259,9 @@ class _ScrubbedPass:
         return cls({signal: names for one in passes for signal, names in one.late.items()})
 
     def after(self, name: str, stage: Stage, *, first: bool) -> _ScrubbedPass:
-        """Return the pass after a step was added to it. If the step begins a new pass by the rules of
-        `pipeline.plan.pass_plans`, return this new pass. `first` says that the step is the first of its dataset."""
+        """Return the state of the pass with the step `name` added to it. If the step begins a new pass by the rules of
+        `pipeline.plan.pass_plans`, this is the state of the new pass; for a barrier, that of an empty pass. `first`
+        says that the step is the first of its dataset."""
         if isinstance(stage, Barrier):
             return _ScrubbedPass()
         begins = first or (self.last is not None and (not self.last.exact or self.last.gpus != stage.gpus))

@@ -207,7 +207,7 @@ class LabelRule(RecipeModel):
 
     @property
     def rules(self) -> list[str]:
-        """Return the names of the rules (`alpha`, `unimax` …) that the recipe gives."""
+        """Return the names of those rules (`alpha`, `unimax` …) that this group of streams has a value for."""
         return [rule for rule in ("alpha", "temperature", "unimax", "weights", "upsample", "curve")
                 if getattr(self, rule) is not None]
 

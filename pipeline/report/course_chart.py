@@ -31,7 +31,7 @@ def draw(course: Mapping[str, Any], losses: Mapping[str, Any] | None, color: Map
         return LEFT + min(tokens / total, 1.0) * (WIDTH - LEFT - RIGHT)
 
     if losses:
-        panels += _losses(losses, x, y, color)
+        panels += _losses(losses, lines(course, losses)[0], x, y, color)
         y += LOSS + GAP
         if any("lr" in p for p in losses["steps"]):
             panels += _rate(losses["steps"], x, y)
@@ -51,12 +51,11 @@ def draw(course: Mapping[str, Any], losses: Mapping[str, Any] | None, color: Map
                class_="course", viewBox=f"0 0 {WIDTH} {bottom + 36}", aria_label=label)
 
 
-def _losses(losses: Mapping[str, Any], x: Callable[[float], float], top: float,
+def _losses(losses: Mapping[str, Any], names: Sequence[str], x: Callable[[float], float], top: float,
             color: Mapping[str, int]) -> list[Element]:
-    """Draw the loss of the steps, the held-out loss, and the loss of each token stream. The line of a stream is its
-    held-out loss if there are at least EVALUATIONS evaluations, and otherwise its loss in the steps."""
-    steps, evals = losses["steps"], losses["evals"]
-    points = evals if len(evals) >= EVALUATIONS or not steps else steps
+    """Draw the loss of the steps, the held-out loss, and the loss of each token stream in `names`. The line of a stream
+    is its held-out loss if there are at least EVALUATIONS evaluations, and otherwise its loss in the steps."""
+    steps, evals, points = losses["steps"], losses["evals"], _points(losses)
     values = [p["loss"] for p in (*steps, *evals)] + [v for p in points for v in p["streams"].values()]
     low, high = min(values), max(values)
     high += (high == low) or 0.04 * (high - low)
@@ -71,7 +70,7 @@ def _losses(losses: Mapping[str, Any], x: Callable[[float], float], top: float,
                 tag("text", digits(value), class_="axis", x=LEFT - 6, y=y(value) + 4, text_anchor="end")]
     if steps:
         out.append(polyline([(x(p["tokens"]), y(p["loss"])) for p in steps], class_="t-raw"))
-    for name in list({s: None for p in points for s in p["streams"]})[:STREAMS]:
+    for name in names:
         line = [(x(p["tokens"]), y(p["streams"][name])) for p in points if name in p["streams"]]
         if len(line) > 1:
             out.append(tag("g", tag("title", f"loss of {name}"),
@@ -101,7 +100,7 @@ def _areas(course: Mapping[str, Any], x: Callable[[float], float], top: float,
     ends = course["at"]
     streams = course["streams"]
     totals = {name: sum(s["realised"]) for name, s in streams.items()}
-    ordered = sorted((n for n in totals if totals[n]), key=lambda n: (-totals[n], n))
+    ordered = _by_tokens(course)
     groups = [(n, [n], color.get(n, OTHERS)) for n in ordered[:STREAMS]]
     if others := ordered[STREAMS:]:
         groups.append((f"{len(others)} others", others, OTHERS))
@@ -140,7 +139,29 @@ def _steps(edge: Sequence[float], ends: Sequence[float], x: Callable[[float], fl
 
 def keys(course: Mapping[str, Any], color: Mapping[str, int]) -> list[tuple[str, int]]:
     """Return the legend of the chart: a pair (token stream, number of its colour) for each stream."""
-    totals = {name: sum(s["realised"]) for name, s in course["streams"].items()}
-    ordered = sorted((n for n in totals if totals[n]), key=lambda n: (-totals[n], n))
+    ordered = _by_tokens(course)
     return [*((n, color.get(n, OTHERS)) for n in ordered[:STREAMS]),
             *([(f"{len(ordered) - STREAMS} others", OTHERS)] if len(ordered) > STREAMS else [])]
+
+
+def lines(course: Mapping[str, Any], losses: Mapping[str, Any]) -> tuple[list[str], int]:
+    """Return the token streams whose losses are drawn, those with the most tokens first, and the number of streams that
+    have losses."""
+    measured = {stream: None for point in _points(losses) for stream in point["streams"]}
+    ordered = [*(name for name in _by_tokens(course) if name in measured),
+               *(name for name in measured if name not in course["streams"])]
+    return ordered[:STREAMS], len(measured)
+
+
+def _points(losses: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the measurements from which the losses of the streams are drawn: the evaluations, or the steps if there
+    are few evaluations."""
+    steps, evals = losses["steps"], losses["evals"]
+    points: Sequence[Mapping[str, Any]] = evals if len(evals) >= EVALUATIONS or not steps else steps
+    return points
+
+
+def _by_tokens(course: Mapping[str, Any]) -> list[str]:
+    """Return the token streams that are read, those with the most tokens first."""
+    totals = {name: sum(s["realised"]) for name, s in course["streams"].items()}
+    return sorted((n for n in totals if totals[n]), key=lambda n: (-totals[n], n))

@@ -32,6 +32,7 @@ def _course(document: Mapping[str, Any], color: Mapping[str, int]) -> dict[str, 
     if not course:
         return None
     return {"svg": Markup(course_chart.draw(course, losses, color)), "losses": bool(losses),
+            "lines": course_chart.lines(course, losses) if losses else ([], 0),
             "keys": course_chart.keys(course, color)}
 
 
@@ -43,8 +44,7 @@ def _domains(document: Mapping[str, Any], rows: int) -> list[dict[str, Any]]:
         section = document.get("domains", {}).get(name)
         if section and section["domains"] > 1:
             top = section["top"][:max(5, min(DOMAINS, rows // 2))]
-            out.append({**section, "dataset": name, "top": top, "left_out": section["domains"] - len(top),
-                        "most": max(1, *(d["kept"] + d["dropped"] for d in top))})
+            out.append({**section, "dataset": name, "top": top, "left_out": section["domains"] - len(top)})
     return out[:rows]
 
 

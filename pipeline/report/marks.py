@@ -12,6 +12,7 @@ from stages.catalog import UnknownName, stage_class, steps
 from stages.document import Document
 from stages.scrub.pii import scrub_text
 from stages.stage import Stage
+from stages.text.marks import Span
 
 #: numbers of characters: searched in a text, shown before the first passage, shown in all
 SEARCHED, BEFORE, SHOWN = 1 << 16, 90, 320
@@ -21,13 +22,36 @@ def stages_of(recipe: Mapping[str, Any], dataset: str) -> dict[str, Stage]:
     """Return the registered steps of a dataset by name, with their settings in the recipe. Of steps with one name the
     first counts. Steps from a file of the user's own are left out, and so are steps whose settings, libraries or models
     this machine does not accept or have."""
-    section = recipe.get("datasets", {}).get(dataset) or {}
+    sections = recipe.get("datasets")
+    section = sections.get(dataset) if isinstance(sections, dict) else None
+    listed = section.get("steps") if isinstance(section, dict) else None
     out: dict[str, Stage] = {}
-    for name, config in (next(iter(step.items())) for step in section.get("steps") or () if step):
-        if name in steps() and name not in out:
+    for step in listed if isinstance(listed, list) else ():           # the file may be damaged
+        name, config = next(iter(step.items())) if isinstance(step, dict) and step else ("", None)
+        if isinstance(name, str) and name in steps() and name not in out and isinstance(config, dict | None):
             with contextlib.suppress(OSError, ValueError, ImportError, UnknownName):
                 out[name] = stage_class(name)(config or {})
     return out
+
+
+def passages(stage: Stage, reason: str, text: str, language: str) -> list[Span]:
+    """Return the passages of a text that gave it the reason for which the stage dropped it; [] if the stage cannot name
+    one, or if this machine lacks what the stage needs to find one."""
+    try:
+        return stage.matches(Document("", text, language=language), reason)
+    except (OSError, ValueError, ImportError):             # a list, a model or a library
+        return []
+
+
+def pieces(text: str, spans: list[Span]) -> list[tuple[bool, str]]:
+    """Cut a text into pieces, each with whether it is in one of the spans, which are in order."""
+    out: list[tuple[bool, str]] = []
+    at = 0
+    for first, last in spans:
+        if first >= at:
+            out += [(False, text[at:first]), (True, text[first:last])]
+            at = last
+    return [piece for piece in (*out, (False, text[at:])) if piece[1]]
 
 
 def match(stage: Stage | None, reason: str, row: Mapping[str, Any]) -> dict[str, list[list[str]]]:
@@ -46,10 +70,7 @@ def match(stage: Stage | None, reason: str, row: Mapping[str, Any]) -> dict[str,
     if len(text) > SEARCHED:
         head = head[:max(head.rfind(" "), head.rfind("\n"), 0)]
     head = scrub_text(head)
-    try:
-        spans = stage.matches(Document("", head, language=row["language"] or ""), reason)
-    except (OSError, ValueError, ImportError):             # a list, a model or a library
-        return {}
+    spans = passages(stage, reason, head, row["language"] or "")
     return {"match": excerpt(head, spans)} if spans else {}
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 #: other thresholds that are tried: multiples of the threshold
 FACTORS = (0.5, 0.8, 1.0, 1.25, 2.0)
-#: most signals of a dataset
-MOST = 80
+#: most signals of a dataset; the steps of Tokenmill have fewer in all, but a step of one's own may have any number
+MOST = 400
 
 
 def score_bins(values: NDArray[np.float64]) -> NDArray[np.int64]:

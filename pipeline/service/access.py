@@ -1,5 +1,5 @@
-"""Access control. `Guard` checks every request before it reaches a route, and the dependencies `viewer` and `operator`
-declare which role a route demands. A viewer may read; an operator may also write.
+"""Controls access to the web service. `Guard` checks every request before it reaches a route. The dependencies `viewer`
+and `operator` declare which role a route demands. A viewer may read; an operator may also write.
 
 Every request is refused unless a rule allows it. Except for static files and the paths that signing in needs, the guard
 demands a role for every path, and an operator for every request that is not a GET or HEAD. So a route that declares no
@@ -57,7 +57,8 @@ HEADERS = {
 
 
 def page_policy(nonce: str) -> str:
-    """Return the Content-Security-Policy of a page whose scripts and styles carry `nonce` (`request.state.nonce`)."""
+    """Return the value of the header Content-Security-Policy for an HTML page. The scripts and styles of the page carry
+    the random value `nonce` (`request.state.nonce`); the browser refuses all others."""
     return (f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src 'self' data:; "
             f"connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")
 
@@ -67,8 +68,8 @@ class Guard:
     headers Host and Origin, determines the sender's role, sets security headers, logs requests, and turns exceptions
     into error answers.
 
-    It sets `request.state.role` (None if nobody is signed in), `nonce` for the scripts of a page, and `csrf` for its
-    forms.
+    The guard sets three attributes of `request.state`: `role` (None if nobody is signed in), `nonce` (a random value
+    that the scripts of a page must carry), and `csrf` (a secret value that the forms of a page must send).
     """
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings, sessions: Sessions, clock: Clock = SYSTEM) -> None:
@@ -156,16 +157,16 @@ class Guard:
             require_operator(request)
 
     def _check_guesses(self, request: Request, address: str) -> None:
-        """Refuse every token, even a right one, from an address that has just sent too many wrong tokens. Requests with
-        a session's cookie are not affected."""
+        """Raise HttpProblem for a request with a token, even a right one, from an address that has just sent too many
+        wrong tokens. Requests with a session's cookie are not affected."""
         guess = "authorization" in request.headers or request.url.path == SIGN_IN
         if guess and self._guesses.empty(address):
             raise HttpProblem(429, "Too many wrong tokens", f"{self._settings.wrong_tokens} in a minute",
                               "Authorization", "wait a minute", {"Retry-After": "60"})
 
     def _check_host(self, request: Request) -> None:
-        """Refuse a request whose Host header does not name this server. In a DNS rebinding attack, the name of another
-        site resolves to this server, and a page of that site could read the answers."""
+        """Raise HttpProblem for a request whose Host header does not name this server. In a DNS rebinding attack, the
+        name of another site resolves to this server, and a page of that site could read the answers."""
         hosts = request.headers.getlist("host")
         name = _host_name(hosts[0]) if len(hosts) == 1 else None
         if name is None or not (name in self._names or (loopback(name) and self._settings.local)):
@@ -174,7 +175,8 @@ class Guard:
                               "open the server under its own address; tokenmill serve --name NAME adds a name")
 
     def _check_origin(self, request: Request) -> None:
-        """Refuse a request that a page of another site has caused, except a navigation to a page of this server."""
+        """Raise HttpProblem for a request that a page of another site has caused. Only following a link to a page of
+        this server is allowed."""
         origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "none")
         if origin is not None:
             place = origin.lower().partition("://")[2]
@@ -247,7 +249,8 @@ def require_operator(request: Request) -> None:
 
 
 async def viewer(request: Request) -> Role:
-    """A dependency that demands at least a viewer, and returns the sender's role."""
+    """A dependency of FastAPI routes. It refuses a request unless the sender is a viewer or an operator, and returns
+    the sender's role."""
     role: Role | None = request.state.role
     if role is None:
         raise HttpProblem(401, "Sign in first", "this server wants a token", "Authorization",
@@ -256,7 +259,8 @@ async def viewer(request: Request) -> Role:
 
 
 async def operator(request: Request) -> Role:
-    """A dependency that demands an operator. For a write, it also demands a proof that the user intended it
+    """A dependency of FastAPI routes. It refuses a request unless the sender is an operator, and returns this role. For
+    a write (a request that changes something), it also demands a proof that the user intended the write
     (`check_intended`), and notes the request in the store's audit log before the route runs."""
     await viewer(request)
     require_operator(request)
@@ -269,9 +273,9 @@ async def operator(request: Request) -> Role:
 
 
 async def known_parameters(request: Request) -> None:
-    """A dependency that refuses query parameters which the requested route of the API does not have. If a misspelt
-    filter were ignored, the answer would include what the client wanted to filter out. HTML pages are exempt, because
-    they parse the query of their URL themselves."""
+    """A dependency of FastAPI routes. It refuses query parameters that the requested route of the API does not have. If
+    a misspelt filter were ignored, the answer would include what the client wanted to filter out. HTML pages are
+    exempt, because they parse the query of their URL themselves."""
     route = request.scope.get("route")
     if isinstance(route, APIRoute) and request.url.path.startswith("/api/"):
         known = _parameters(route.dependant)
@@ -287,10 +291,11 @@ def _parameters(dependant: Dependant) -> set[str]:
 
 
 async def check_intended(request: Request) -> None:
-    """Raise HttpProblem for a write that a page of another site could have caused (CSRF). Such a page can use the
-    cookie of a signed-in user; on a server without tokens, it needs none. To be accepted, the write must have a header
-    that such a page cannot send (a bearer token or `X-Tokenmill`), or the hidden form field `csrf`, which such a page
-    cannot read."""
+    """Raise HttpProblem for a write (a request that changes something) that a page of another site could have caused
+    (CSRF). The browser of a signed-in user sends the session's cookie along with such a request; a server without
+    tokens demands no cookie at all. To be accepted, the write must have a header that a page of another site cannot
+    send (a bearer token or `X-Tokenmill`), or the right value in the hidden form field `csrf`, which such a page cannot
+    read."""
     if request.headers.get("authorization", "").lower().startswith("bearer ") or request.headers.get(HEADER):
         return
     sent = (await form_of(request)).get(FIELD, "")
@@ -300,8 +305,9 @@ async def check_intended(request: Request) -> None:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """Return the fields of a URL-encoded form, or {} for a body of another type. If a field occurs more than once, its
-    last value counts. Raises HttpProblem for a body that is no valid form."""
+    """Return the fields of the URL-encoded form in a request's body, as {name: value}, or {} for a body of another
+    type. If a field occurs more than once, its last value counts. Raises HttpProblem for a body that is no valid form.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         return {}

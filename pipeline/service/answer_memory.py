@@ -1,5 +1,6 @@
-"""Remembers answers to questions about parts (data files of a dataset), so that the same question again, or the next
-page of an answer, reads no part."""
+"""Remembers answers to queries about a dataset. When the same query comes again, or the next page of its answer is
+asked for, the parts (data files) of the dataset need not be read again.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ MOST_CHARACTERS = 16 << 20
 
 
 class AnswerMemory:
-    """Keeps the answers that were used last, in the memory of this process. The key of an answer is the question and
-    a hash of the list of the parts. A part never changes, so a remembered answer is never out of date; a dataset that
-    was published anew has another list. Callers must not change an answer."""
+    """Keeps answers to questions about datasets in the memory of this process. If they are too long in all, the answers
+    that were not used for the longest time are forgotten. The key of an answer is the question and a hash of the list
+    of the dataset's parts (data files). A part never changes, so a remembered answer is never out of date; a dataset
+    that was published anew has another list of parts. Callers must not change an answer."""
 
     def __init__(self, most: int = MOST_CHARACTERS) -> None:
         self._most, self._characters = most, 0
@@ -23,7 +25,8 @@ class AnswerMemory:
         self._lock = threading.Lock()
 
     def get(self, parts_hash: bytes, question: tuple[Any, ...]) -> Any:
-        """Return the answer to a question about the parts with this hash, None if it is not remembered."""
+        """Return the remembered answer to a question about a list of parts (data files) with the hash `parts_hash`.
+        Returns None if the answer is not remembered."""
         key = _key(parts_hash, question)
         with self._lock:
             if key not in self._answers:
@@ -32,8 +35,9 @@ class AnswerMemory:
             return self._answers[key][0]
 
     def put(self, parts_hash: bytes, question: tuple[Any, ...], answer: Any) -> None:
-        """Remember an answer, and forget those that were used longest ago if there are too many. An answer that would
-        take more than a quarter of the room is not remembered."""
+        """Remember an answer to a question about a list of parts (data files) with the hash `parts_hash`. If all
+        answers together are too long, those that were used longest ago are forgotten. An answer that alone would take
+        more than a quarter of the memory is not remembered."""
         key, size = _key(parts_hash, question), len(repr(answer))
         if size > self._most // 4:
             return

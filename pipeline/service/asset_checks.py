@@ -35,9 +35,10 @@ KEPT, COLUMNS = FOLDERS["kept"], pa.schema([MANIFEST_SCHEMA.field(name) for name
 
 
 def dataset_checks(at: Store, figures: Figures, stop: Stop, most: int = MOST_FILES) -> dict[str, list[Check]]:
-    """Check each published dataset of a run. Returns {dataset: [{name, result, message}]}, where `result` is passed,
-    warning or failed. At most `most` published files are compared with a listing. Raises TooDear when the time is up,
-    Cancelled when the client has disconnected (`stop`), and StoreError when the storage does not answer."""
+    """Check the published files and the counts of each dataset of a run. Returns {dataset: [{name, result, message}]},
+    where `result` is passed, warning or failed. At most `most` published files in all are compared with a listing of
+    their folder. Raises TooDear when the time is up, Cancelled when the client has disconnected (both come from
+    `stop`), and StoreError when the storage does not answer."""
     left = most
     out: dict[str, list[Check]] = {}
     for dataset in figures.names.datasets:
@@ -62,8 +63,8 @@ def _check(name: str, result: Result, message: str) -> Check:
 
 
 def _documents(figures: Figures, dataset: str) -> Check:
-    """Check that every document that entered the dataset was kept, dropped, removed by a barrier (a deduplication) or
-    quarantined."""
+    """Check that the report's numbers add up: every document that entered the dataset was kept, dropped, removed by a
+    barrier (a deduplication) or quarantined."""
     section = figures.datasets[dataset]
     if figures.missing_records:
         return _check("documents", "failed", f"{plural(figures.missing_records, 'task')} of the run left no record, so "
@@ -114,8 +115,8 @@ def _manifests(at: Store, dataset: str) -> tuple[dict[str, pa.Table] | None, str
 
 
 def _files(at: Store, dataset: str, tables: Mapping[str, pa.Table], most: int, stop: Stop) -> Check:
-    """Check that the published files exist and have the sizes that the manifests give. If there are more than `most`
-    files, they are not listed."""
+    """Check that the published files of a dataset exist and have the sizes that the manifests give. If there are more
+    than `most` files, none is checked, and the result is a warning."""
     files = sum(table.num_rows for table in tables.values())
     if files > most:
         return _check("files", "warning", f"not compared, as there are {files:,} files: tokenmill store verify "
@@ -142,7 +143,8 @@ def _files(at: Store, dataset: str, tables: Mapping[str, pa.Table], most: int, s
 
 
 def _content(figures: Figures, dataset: str, manifest: pa.Table) -> Check:
-    """Check that the documents published as the dataset are those that this run kept."""
+    """Check that the documents that are published under the dataset's name are those that this run kept. A later run
+    may have replaced them."""
     kept = next((node.content for node in figures.lineage if node.name == dataset), None)
     if kept is None:
         return _check("content", "warning", "the report does not say what the run kept")
@@ -152,7 +154,8 @@ def _content(figures: Figures, dataset: str, manifest: pa.Table) -> Check:
 
 
 def _quarantined(figures: Figures, dataset: str) -> Check:
-    """Warn if records or documents of the dataset were quarantined, with their number by reason."""
+    """Check whether records or documents of the dataset were quarantined. If so, the result is a warning with their
+    number for each reason."""
     reasons = figures.datasets[dataset].quarantined
     if not (total := sum(reasons.values())):
         return _check("quarantine", "passed", "no record is in quarantine")
@@ -162,8 +165,8 @@ def _quarantined(figures: Figures, dataset: str) -> Check:
 
 
 def _warnings(figures: Figures, dataset: str) -> Check:
-    """Warn of the deduplications that removed or cut more than half of a source. Also repeat the run's warnings about
-    the dataset, its nodes (passes and deduplications) and the sources that it reads."""
+    """Return a warning that names the deduplications that removed or cut more than half of a source. It also repeats
+    the run's warnings about the dataset, its nodes (passes and deduplications) and the sources that it reads."""
     nodes = [node for node in figures.lineage if dataset_of(node) == dataset]
     sources = {dep.removeprefix("index:") for node in nodes for dep in node.deps if dep.startswith("index:")}
     about = [f"{section.barrier} removed {alarm.removed:,} of {alarm.of:,} documents of source '{alarm.source}'"

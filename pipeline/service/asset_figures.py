@@ -1,5 +1,6 @@
-"""Reads from a run's report the graph of its plan, and the documents and costs of each node of the plan (such as a
-pass, a deduplication or a token stream)."""
+"""Reads from a run's report the graph of the run's plan, and the documents and costs of each node of the plan. A node
+is, for example, a pass (a group of steps that run together), a deduplication or a token stream.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ Documents = dict[str, int | None]
 
 
 class Figures(BaseModel):
-    """The sections of report.json that describe the assets of a run (the nodes of its plan, with what they made). Other
-    sections are not checked."""
+    """The sections of a run's report.json that describe the assets of the run (the nodes of its plan, with what they
+    made). Pydantic checks these sections when it reads the file, and ignores all others."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -39,8 +40,8 @@ class Figures(BaseModel):
 
     @model_validator(mode="after")
     def _names_agree(self) -> Figures:
-        """Raise ValueError if a section names a dataset, node or pass of which the section about datasets, nodes or
-        passes has no figures."""
+        """Raise ValueError if a section of the report names a dataset, a node of the plan or a pass (group of steps)
+        for which the report has no figures."""
         nodes = {node.name for node in self.graph.nodes}
         ends = {end for edge in self.graph.edges for end in (edge.from_, edge.to)}
         passes = {node.name for node in self.lineage if node.kind == "pass"}
@@ -52,7 +53,7 @@ class Figures(BaseModel):
 
 
 class KeptSize(BaseModel):
-    """The documents that a run kept in a dataset, and the bytes of their texts."""
+    """The number of documents that a run kept in a dataset, and the number of bytes of their texts."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -61,7 +62,7 @@ class KeptSize(BaseModel):
 
 
 class KeptSizes(BaseModel):
-    """The section of report.json about datasets. Only the sizes of the datasets are checked."""
+    """The part of report.json that has the sizes of the datasets. All other parts of the file are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -69,8 +70,8 @@ class KeptSizes(BaseModel):
 
 
 def kept_sizes(at: Store, run: str) -> dict[str, KeptSize]:
-    """Return the sizes of the datasets that a run made, as its report says. The dict is empty if the run has no report,
-    or a damaged one."""
+    """Return {dataset: its size} for the datasets that a run made, as the run's report says. The dict is empty if the
+    run has no report, or a damaged one."""
     try:
         return KeptSizes.model_validate_json(run_file(at, run, "report.json", REPORT)).datasets
     except (HttpProblem, ValidationError):
@@ -89,9 +90,9 @@ def read_figures(at: Store, run: str) -> Figures:
 
 
 def dataset_of(node: Lineage) -> str | None:
-    """Return the dataset that a pass (a group of its steps) or a barrier (a deduplication) belongs to, or None for
-    other nodes. The names of passes are DATASET, DATASET:NUMBER or DATASET:SOURCE, and those of barriers
-    DATASET/STEP.NUMBER."""
+    """Return the name of the dataset to which a node of a run's plan belongs, or None if the node is neither a pass (a
+    group of a dataset's steps) nor a barrier (a deduplication). The names of passes are DATASET, DATASET:NUMBER or
+    DATASET:SOURCE, and those of barriers DATASET/STEP.NUMBER."""
     return re.split("[:/]", node.name, maxsplit=1)[0] if node.kind in ("pass", "barrier") else None
 
 
@@ -151,5 +152,5 @@ def _kept(figures: Figures, node: Lineage) -> int | None:
 
 
 def removed_by(section: DuplicateFigures) -> int:
-    """Return the number of documents that a deduplication removed."""
+    """Return the number of documents that the deduplication with this name removed."""
     return sum(n for by_source in section.removed.values() for n in by_source.values())

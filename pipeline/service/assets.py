@@ -1,6 +1,7 @@
-"""Router: shows the nodes of a run's plan (sources, passes, deduplications, token streams …) as assets, as JSON and as
-a page. For each node, it shows whether its results are fresh or stale, what it made and cost in the run, what it would
-cost now, and what the checks of its published documents found."""
+"""Router: shows the assets of a run, as JSON and as a page. An asset is a node of the run's plan (a source, pass,
+deduplication, token stream …) with its results. For each asset, the answer says whether the results are fresh or stale,
+what the run has made and what this cost, what it would cost now, and what the checks of the published documents found.
+"""
 
 from __future__ import annotations
 
@@ -72,10 +73,10 @@ async def show_assets(request: Request, store: str, run: RunOf, at: StoreOf, rol
 
 
 async def _planned(request: Request, store: str, at: Store, run: str, role: Role) -> dict[str, Any]:
-    """Plan the recipe that the store keeps for a run, as the route `recipes/plan` does. If the recipe and the log of
-    finished tasks have not changed, a plan that is less than KEPT_S seconds old is returned instead. Raises HttpProblem
-    when the sender is no operator, when the recipe cannot be planned, or when planning takes more than half of the time
-    limit of a request."""
+    """Plan the recipe that the store keeps for a run, like the route `recipes/plan`, and return the plan. If the recipe
+    and the log of finished tasks have not changed, a plan that is less than KEPT_S seconds old is returned instead.
+    Raises HttpProblem when the sender is no operator, when the recipe cannot be planned, or when planning takes more
+    than half of the time limit of a request."""
     if role is not Role.operator:
         raise HttpProblem(403, "Operators only",
                           "to find out what is fresh, the recipe is planned, which reads its inputs", "Authorization",
@@ -100,8 +101,9 @@ async def _planned(request: Request, store: str, at: Store, run: str, role: Role
 # -- what was made, and what would be --------------------------------------------------------------------------------
 def _graph(figures: Figures | None, plan: Mapping[str, Any] | None) -> tuple[list[dict[str, Any]],
                                                                             list[dict[str, Any]]]:
-    """Return the nodes and edges of the graph: first those in the report, then those that only the plan has. As in the
-    report, the pass after a barrier (a deduplication) has an edge from the barrier, not from the passes before it."""
+    """Return the nodes and edges of a run's graph: first those in the run's report, then those that only the new plan
+    has. As in the report, the pass after a barrier (a deduplication) has an edge from the barrier, not from the passes
+    before the barrier."""
     nodes = [node.model_dump(include=set(NODE)) for node in figures.graph.nodes] if figures else []
     edges = [edge.model_dump(by_alias=True, exclude_none=True) for edge in figures.graph.edges] if figures else []
     known, rows = {node["name"] for node in nodes}, plan["nodes"] if plan else []
@@ -117,9 +119,10 @@ def _graph(figures: Figures | None, plan: Mapping[str, Any] | None) -> tuple[lis
 
 
 def _asset(node: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a node with its state, its tasks and its present cost, which come from its row of the plan. The numbers of
-    tasks are None if they are not known yet. The curriculum is in no plan, because every run writes it anew, and
-    neither is the folder of an index, which no run writes; so they have no state."""
+    """Return a node of the graph with what the node's row of the plan says added: the state, the numbers of tasks, and
+    what running the node would cost now. The numbers of tasks are None if they are not known yet. The curriculum and
+    the folder of an index have no state, because they have no row in a plan: every run writes the curriculum anew, and
+    no run writes such a folder."""
     if row is None:
         state = None if node["kind"] in ("curriculum", "folder") else UNKNOWN
         return {**node, "state": state, "fresh": None, "stale": None, "pending": None, "cost_now": None}
@@ -140,7 +143,7 @@ async def assets_page(request: Request, store: str, run: RunOf, at: StoreOf, rol
 
 
 def _picture(document: Mapping[str, Any]) -> Markup | None:
-    """Draw the graph as SVG. Returns None when it has no edges, or too many nodes."""
+    """Draw the graph of a run's nodes as SVG. Returns None when the graph has no edges, or too many nodes."""
     nodes = []
     for node in document["nodes"]:
         dropped = (node["documents"] or {}).get("dropped")

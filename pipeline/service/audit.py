@@ -1,9 +1,10 @@
-"""Keeps the audit log, which records who has requested which write. Each entry is a file in the store's folder
-`audit/`; entries are not part of the store's commit log.
+"""Keeps the audit log, which records who has sent which request to change something. Each entry is a file in the
+store's folder `audit/`; entries are not part of the store's commit log.
 
-An entry is created under a name that begins with the time, and no entry is ever overwritten. So servers cannot destroy
-each other's entries, and the names in sorted order are in the order of time. A write whose entry cannot be written is
-refused."""
+The name of an entry begins with the time, and no entry is ever overwritten. So servers cannot destroy each other's
+entries, and the entries sorted by name are in the order of time. If the entry of a request cannot be written, the
+request is refused.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ LARGEST = 64 << 10       # bytes of an entry; a larger file in its place is not 
 
 
 def note_write(store: Store, entry: dict[str, Any], clock: Clock = SYSTEM) -> str:
-    """Write an entry to the audit log of a store, with secrets masked. Returns the path of the entry in the store."""
+    """Write an entry to the audit log of a store, with secrets masked. Returns the path of the entry, relative to the
+    store."""
     at = datetime.fromtimestamp(clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     path = f"{FOLDER}/{at.replace(':', '')}-{clock.new_id()}.json"
     store.put_absent(path, json.dumps(redact_json({"at": at, **entry}), sort_keys=True).encode())

@@ -23,8 +23,8 @@ CHOSEN = "chosen"
 @dataclass(frozen=True)
 class BrowseView:
     """The state of a page that lists documents. `values` are the (column, value) pairs of its filter, in the order in
-    which they were chosen. `signals` are ranges as the API takes them, NAME:LEAST:MOST. `after` is the position at
-    which the page begins."""
+    which they were chosen. `signals` are the filter's ranges of signals (numbers computed for each document), as the
+    API takes them: NAME:LEAST:MOST. `after` is the position at which the page begins."""
 
     kind: str = "kept"
     values: tuple[tuple[str, str], ...] = ()
@@ -35,8 +35,8 @@ class BrowseView:
 
     @classmethod
     def read(cls, query: QueryParams) -> BrowseView:
-        """Return the view that the query of a URL describes. The query may come from a link or from the page's form.
-        Empty fields of the form are ignored."""
+        """Return the view (state of the page) that the query of a URL describes. The query may come from a link or from
+        the page's form. Empty fields of the form are ignored."""
         before = [pair for text in query.getlist(CHOSEN) for pair in parse_qsl(text, keep_blank_values=True)]
         view = cls()
         for name, value in before:
@@ -66,7 +66,7 @@ class BrowseView:
         return replace(self, descending=value == "descending") if name == "order" else self
 
     def of(self, column: str) -> list[str]:
-        """Return the values of a column in the view's filter."""
+        """Return the values of one column that the view's filter accepts."""
         return [value for name, value in self.values if name == column]
 
     def one(self, column: str) -> str:
@@ -74,8 +74,8 @@ class BrowseView:
 
     # -- links -------------------------------------------------------------------------------------------------------
     def query(self, **change: Any) -> str:
-        """Return the query of this view's URL, after the fields in `change` are replaced. It leads to the first page of
-        documents, unless `change` has `after`."""
+        """Return the query of this view's URL, after the fields in `change` are replaced. The URL leads to the first
+        page of documents, unless `change` contains `after` (a position)."""
         view = replace(self, **{"after": "", **change})
         pairs = [("kind", view.kind), *view.values, *(("signal", range) for range in view.signals)]
         if view.sort != STORED or view.descending:
@@ -88,8 +88,8 @@ class BrowseView:
         return self.query(values=(*(pair for pair in self.values if pair[0] != column), (column, value)))
 
     def chips(self) -> list[tuple[str, str, str]]:
-        """Return, for every condition in the view's filter, (name, value, query). The query leads to the same view
-        without this condition."""
+        """Return (name, value, query) for every condition in the view's filter. The query is that of a URL which leads
+        to the same view without this condition."""
         chips = [(name, value, self.query(values=tuple(pair for pair in self.values if pair != (name, value))))
                  for name, value in self.values]
         return chips + [("signal", _in_words(text), self.query(signals=tuple(s for s in self.signals if s != text)))
@@ -106,6 +106,6 @@ def _in_words(range: str) -> str:
 
 
 def filter_parameters(view: BrowseView) -> Mapping[str, Any]:
-    """Return the filter of a view (the state of a page that lists documents) as parameters of the API."""
+    """Return the filter of a view (the state of a page that lists documents) as query parameters of the API."""
     return {**{name: view.of(name) for name in MANY}, **{name: view.one(name) for name in ONE},
             "signal": list(view.signals)}

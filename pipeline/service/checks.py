@@ -59,9 +59,9 @@ class CheckRoom:
             DIRECT: "1", "PYTHONPATH": import_path()}
 
     async def check(self, client: Request, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Run `check` on this request in a new process and return its result. Raises HttpProblem when it takes too
-        long, when the recipe cannot be planned, and when too many checks wait. Raises ClientDisconnect, and kills the
-        process, when the client disconnects."""
+        """Check or plan a recipe in a new process: call the module's function `check` on `request` there, and return
+        its result. Raises HttpProblem when it takes too long, when the recipe cannot be planned, and when too many
+        checks wait. Raises ClientDisconnect, and kills the process, when the client disconnects."""
         async def gone() -> None:
             while (await client.receive())["type"] != "http.disconnect":
                 pass
@@ -110,12 +110,12 @@ class CheckRoom:
 
 # -- in the separate process -----------------------------------------------------------------------------------------
 def check(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Load a recipe and, if the request names a `store`, plan it there. The inputs of the recipe must lie in the
-    request's `roots`. If the request names no store but sets `find_files`, a source without a file is reported as a
-    warning.
+    """Load a recipe and, if the request names a `store`, plan the recipe in that store. The inputs of the recipe must
+    lie in the request's `roots`. If the request names no store but sets `find_files`, a source without a file is
+    reported as a warning.
 
-    If the recipe is a changed one and is planned, the request has the recipe `before` the changes. Warnings that it
-    gets as well are left out, because nothing was changed about them; `as_before` is their number.
+    If a changed recipe is planned, the request has the recipe `before` the changes. Warnings that this recipe gets,
+    too, are left out, because they have nothing to do with the changes; `as_before` is their number.
 
     Returns {"problems", "run", "digest", "plan", "causes", "as_before"}. Each problem has severity (error, warning),
     file, line, column, key, message and remedy. `run` is None when the recipe cannot be run. `causes` says why nodes of
@@ -153,8 +153,9 @@ def check(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _planned(recipe: Recipe, request: Mapping[str, Any],
              load: Callable[[str], Recipe]) -> tuple[dict[str, Any], dict[str, Any], set[tuple[str, str]]]:
-    """Plan a recipe in the request's store. Returns the plan, the causes that the request asks for, and what tells the
-    warnings about the recipe before its changes apart."""
+    """Plan a recipe in the request's store. Returns the plan, the reasons why nodes of the plan are stale (for as many
+    nodes as the request asks for), and the warnings about the recipe `before` its changes, each as `_gist` identifies
+    it. `load` makes a Recipe from the text of `before`."""
     from pipeline.plan.estimate import MEASURED, describe_plan, measured, open_plan
     from pipeline.plan.lint import lint
     from pipeline.plan.survey import survey
@@ -172,7 +173,8 @@ def _planned(recipe: Recipe, request: Mapping[str, Any],
 
 
 def _gist(text: str) -> tuple[str, str]:
-    """Return what tells warnings about a recipe apart, whatever their lines are, and where a step was taken out."""
+    """Return (key, message) of a warning about a recipe. Without line numbers and numbers of steps, it identifies the
+    same warning about a recipe from which a step was taken out."""
     warning = _warning(text)
     return re.sub(r"\[\d+\]", "", warning["key"]), f"{warning['message']}; {warning['remedy']}"
 
@@ -209,8 +211,8 @@ def _document(problem: RecipeProblem, severity: str = "error") -> dict[str, Any]
 
 
 def _warning(text: str) -> dict[str, Any]:
-    """Turn a warning of the linter or the planner into JSON. The warning begins with a place (file:line:column), with a
-    key, or with neither."""
+    """Return a warning of the linter or the planner as a problem in JSON. The text of the warning begins with a place
+    (file:line:column), with a key of the recipe, or with neither."""
     if (placed := _PLACED.fullmatch(text)) is not None:
         return _parts("warning", placed["file"], int(placed["line"]), int(placed["column"]), placed["key"] or "",
                       placed["message"])
@@ -219,8 +221,8 @@ def _warning(text: str) -> dict[str, Any]:
 
 
 def _parts(severity: str, file: str, line: int, column: int, key: str, message: str) -> dict[str, Any]:
-    """Return a problem of a recipe as JSON. Its message has the form `what is wrong; what to do`; the second part
-    becomes the remedy."""
+    """Return a problem of a recipe as JSON. `message` has the form `what is wrong; what to do`: the part after the
+    semicolon becomes the field `remedy`."""
     what, _, remedy = message.partition("; ")
     return {"severity": severity, "file": file, "line": line, "column": column, "key": key, "message": what,
             "remedy": remedy}

@@ -1,5 +1,6 @@
-"""Router: how two runs of a store differ, as JSON and as a page: their recipes, their figures, and the documents that
-changed sides."""
+"""Router: shows how two runs of a store differ, as JSON and as a page. It compares their recipes, their figures, and
+the documents that one run kept and the other did not.
+"""
 
 from __future__ import annotations
 
@@ -45,18 +46,19 @@ async def show_comparison(request: Request, at: StoreOf, queries: QueriesOf,
                           examples: Annotated[int, Query(ge=0, le=MOST_EXAMPLES, description="most documents that are "
                                                          "shown of each kind of change in a dataset")] = EXAMPLES,
                           ) -> Response:
-    """Tell how the run `after` differs from the run `before`, with the fields of `tokenmill report --compare --json`:
+    """Show how the run `after` differs from the run `before`, with the fields of `tokenmill report --compare --json`:
     keys of the recipe, all figures of the reports side by side, and the documents that one run kept and the other did
-    not, or that have another text, with the reasons. Examples come first that are nearest to the threshold that
-    decided. Documents are read from the files that each run made, even if a later run has published the dataset again.
-    If the documents of a dataset cannot be compared in time, the answer is without them, and `problems` says why."""
+    not, or that have another text, with the reasons. The first examples are the documents whose signals are nearest to
+    the threshold that decided. Documents are read from the files that each run made, even if a later run has published
+    the dataset again. If the documents of a dataset cannot be compared in time, the answer leaves them out, and
+    `problems` says why."""
     return await _compared(request, at, queries, (before, after), examples, SafeJSON)
 
 
 async def _compared(request: Request, at: Store, queries: Queries, runs: tuple[str, str], examples: int,
                     make: Callable[[dict[str, Any]], T]) -> T:
-    """Compare two runs, and return what `make` makes of the result. Both happen in a thread: the result may be so large
-    that other requests would have to wait while it is written."""
+    """Compare two runs, and return the result of calling `make` on the comparison. Both happen in a thread: a large
+    result takes long to convert, and other requests would have to wait."""
     comparisons: Comparisons = request.app.state.comparisons
     stop = queries.stop()
 
@@ -93,8 +95,8 @@ async def compare_page(request: Request, store: str, at: StoreOf, queries: Queri
 
 
 def _proposed(at: Store, runs: list[str], before: str, after: str) -> tuple[str, str]:
-    """Return the runs that the form proposes: those that were asked for, otherwise the latest run and the one before
-    it."""
+    """Return the names of the two runs with which the form is filled: those in the request, otherwise the latest run
+    and the run before it."""
     after = after or next((run for run in runs if run != before), "")
     if not before and after and bad_name(after) is None:
         earlier = runs[runs.index(after) + 1:] if after in runs else runs
@@ -103,8 +105,8 @@ def _proposed(at: Store, runs: list[str], before: str, after: str) -> tuple[str,
 
 
 def _shown(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a comparison with the rows of the page's tables, as the page of `tokenmill report --compare --html`
-    chooses them."""
+    """Return the values from which the template makes the page of a comparison. The rows of its tables are chosen as
+    for the page of `tokenmill report --compare --html`."""
     differ, equal = compare_html.by_difference(compare_html.overview(document))
     differ, retokenised = compare_html.without_retokenised(document, differ)
     most = compare_html.ROWS

@@ -44,7 +44,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class PlannedNode(BaseModel):
-    """A node of plan.json, with the fields that a comparison reads of passes (groups of steps)."""
+    """A node of a run's plan.json, with only the fields that a comparison of runs reads. The fields describe passes
+    (groups of steps)."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -58,7 +59,7 @@ class PlannedNode(BaseModel):
 
 
 class RunPlan(BaseModel):
-    """The fields of plan.json that a comparison reads."""
+    """The fields of a run's plan.json that a comparison of runs reads."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -69,15 +70,16 @@ class RunPlan(BaseModel):
 
 @dataclass(frozen=True)
 class ReadRun:
-    """A finished run, and a hash of what decides which documents it kept."""
+    """A finished run whose files were read, and `digest`, a hash of its plan, its list of tasks and its recipe. Runs
+    with the same digest kept the same documents."""
 
     run: FinishedRun
     digest: bytes
 
 
 class Comparisons:
-    """Compares runs. What became of the documents of a dataset is remembered, because it takes long to find out and
-    never changes; it is forgotten when documents are taken down, because it quotes some of them."""
+    """Compares finished runs. The comparison of a dataset's documents is kept in memory, because it takes long and its
+    result never changes. It is forgotten when documents are taken down, because it quotes some documents."""
 
     def __init__(self) -> None:
         self._memory = AnswerMemory(MOST_CHARACTERS)
@@ -125,7 +127,8 @@ def _made(run: FinishedRun) -> str:
 
 
 def _problem(error: Exception, dataset: str, elsewhere: str) -> dict[str, Any]:
-    """Return why the documents of a dataset could not be compared."""
+    """Return the error message for a dataset whose documents could not be compared, as JSON. `error` is the exception
+    that ended the comparison."""
     if isinstance(error, TooDear):
         error = HttpProblem(
             422, error.title, f"the documents of {visible(dataset)[:80]} could not be compared in time", "documents",
@@ -135,9 +138,10 @@ def _problem(error: Exception, dataset: str, elsewhere: str) -> dict[str, Any]:
 
 # -- the files of a run ----------------------------------------------------------------------------------------------
 def _read_run(store: Store, name: str, key: str, elsewhere: str, get: Callable[[str], Any]) -> ReadRun:
-    """Read a finished run. Raises HttpProblem, which names the parameter `key`, when the run does not exist, has not
-    finished or has no report, or when one of its files is damaged or too large. `elsewhere` says how runs with large
-    files can be compared. `get` returns the record of the task with a given key."""
+    """Read the files of a finished run. Raises HttpProblem, which names the parameter `key`, when the run does not
+    exist, has not finished or has no report, or when one of its files is damaged or too large. For a file that is too
+    large, the message says with `elsewhere` how else the runs can be compared. `get` returns the commit record of the
+    task with a given key."""
     check_run(store, name, key)
     anew, report_anew = "run its recipe again", f"tokenmill report {name} writes it again"
     plan_text, tasks, recipe_text, report_text = (
@@ -164,7 +168,8 @@ def _file(store: Store, run: str, name: str, most: int, key: str, remedy: str, l
 
 
 def _checked(model: type[Model], data: bytes, run: str, name: str, key: str, remedy: str) -> Model:
-    """Return the content of a JSON file. Raises HttpProblem when it does not have the form of `model`."""
+    """Parse `data`, the content of a JSON file, into an object of the class `model`. Raises HttpProblem when the data
+    does not have the form of this class."""
     try:
         return model.model_validate_json(data)
     except ValidationError as e:
@@ -174,8 +179,8 @@ def _checked(model: type[Model], data: bytes, run: str, name: str, key: str, rem
 
 
 def _recipe(data: bytes, run: str, key: str, remedy: str) -> dict[str, Any]:
-    """Return the recipe of a run. Raises HttpProblem when it is no recipe: YAML may hold values that grow without end
-    when they are compared."""
+    """Parse the text of a run's recipe (YAML) and return its content. Raises HttpProblem when the text is no recipe:
+    YAML may hold values that grow without end when they are compared."""
     try:
         recipe, _ = parse_yaml(data.decode(), "recipe.yaml")
     except (UnicodeDecodeError, RecipeError) as e:

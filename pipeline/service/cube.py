@@ -1,12 +1,14 @@
-"""Makes a table of counts for one threshold (a data cube). From this table, the counts at any value of the threshold
-are computed as sums of cells.
+"""Counts the documents that a dataset would have at every value of one threshold. The result is a table (a data cube);
+the counts at any value of the threshold are sums of its cells.
 
-The range of the threshold is divided into bins; the limits of the bins are called edges. For every document, the cube
-needs the bin in which the document changes sides (kept, dropped, unknown) while the threshold rises from the lowest
-edge to the highest and everything else stays. A binary search over the edges finds these bins for all documents at
-once: in each round, the step judges every document with the threshold at the middle of the edges that are left for this
-document. So the code need not know the rule of the step. It only assumes that a document changes sides at most once,
-and checks this on a sample of documents. If the check fails, the threshold has no cube.
+The range of the threshold is divided into bins; the limits of the bins are called edges. While the threshold rises from
+the lowest edge to the highest and everything else stays, a document may change sides (kept, dropped, unknown). The cube
+needs the bin in which this happens, for each document.
+
+A binary search over the edges finds these bins for all documents at once. In each round, the step that has the
+threshold judges every document, with the threshold at the middle of the edges that are left for this document. So the
+code need not know the rule of the step. It only assumes that a document changes sides at most once, and checks this on
+a sample of documents. If the check fails, the threshold has no cube.
 
 At an edge the counts are exact, unless the playground has only a sample of the run's documents: counts are then scaled
 to all documents. Between two edges the true counts lie between the counts at these edges.
@@ -39,12 +41,15 @@ COUNTED = (SIDES.index("kept"), SIDES.index("unknown"))
 
 @dataclass
 class Cube:
-    """Counts of documents as a function of one threshold. `start`, with the axes (group, side, weight), has the counts
-    at the lowest edge of the bins. `deltas`, with the axes (group, bin, side, weight), has what each bin adds. A group
-    is all documents of one source and language. The sides (COUNTED) are kept and unknown. The weights (WEIGHTS) are
-    documents, bytes and, if the run made shards, three counts of tokens: the estimate, and the lower and the upper end
-    of its range. `documents` is the number of all documents. `up_to` is the barrier (such as deduplication) up to which
-    documents are followed, or ""."""
+    """Counts of kept and unknown documents as a function of one threshold. The values of the threshold are divided into
+    bins. The array `start`, with the axes (group, side, weight), has the counts at the lowest edge of the bins. The
+    array `deltas`, with the axes (group, bin, side, weight), has what each bin adds to the counts.
+
+    A group is all documents of one source and language. The sides (COUNTED) are kept and unknown. The weights (WEIGHTS)
+    are what is counted: documents, bytes and, if the run made shards, tokens (the estimate, and the lower and the upper
+    end of its range). `documents` is the number of all documents. `up_to` is the barrier (such as a deduplication) up
+    to which documents are followed, or "" if they are followed through all steps.
+    """
 
     step: int
     key: str
@@ -79,9 +84,9 @@ class Cube:
         return counts
 
     def to_json(self) -> dict[str, Any]:
-        """Return the cube as JSON for a page. `cells` lists for each group (source and language) its counts at the
-        lowest edge and, for each bin in which a count changes, [number of the bin, changes of the counts that `columns`
-        names]."""
+        """Return the cube (table of counts by threshold) as JSON for a page. `cells` has an entry for each group
+        (source and language): its counts at the lowest edge of the bins and, for each bin in which a count changes,
+        [number of the bin, changes of the counts]. `columns` names these counts, in order."""
         cells = []
         for number, (source, language) in enumerate(self.groups):
             bins = np.flatnonzero(self.deltas[number].any((1, 2)))
@@ -93,8 +98,8 @@ class Cube:
 
 
 def make_cube(playground: Playground, changes: Changes, step: int, key: str) -> Cube:
-    """Return the cube (table of counts by value) of the threshold `key` of a step, while the other changes stay in
-    force. Raises PlaygroundError when this threshold can have no cube."""
+    """Return the cube of one threshold: a table that counts documents at every value of the setting `key` of a step.
+    The other `changes` of settings stay in force. Raises PlaygroundError when this threshold can have no cube."""
     builder, value = _builder(playground, changes, step, key)
     with _by_columns(key):
         return builder.cube(step, value)
@@ -102,9 +107,10 @@ def make_cube(playground: Playground, changes: Changes, step: int, key: str) -> 
 
 def edge_distances(playground: Playground, step: int, key: str) -> np.ndarray:
     """Return, for each document, how far the threshold `key` of a step must move from its value in the run until the
-    document's outcome (kept, dropped, unknown) changes. Distances are counted in bins of the threshold's cube: 0.5 if
-    the outcome changes in a bin next to the value, infinity if it never changes. Raises PlaygroundError if the run sets
-    no value for the threshold, or if the threshold can have no cube."""
+    document's outcome (kept, dropped, unknown) changes. Distances are counted in bins, the ranges of values into which
+    the threshold's cube (table of counts) is divided: 0.5 if the outcome changes in a bin next to the value, infinity
+    if it never changes. Raises PlaygroundError if the run sets no value for the threshold, or if the threshold can have
+    no cube."""
     builder, value = _builder(playground, Changes(), step, key)
     if value is None:
         raise PlaygroundError("the run has no limit here, so no document is at its edge; choose another threshold", key)
@@ -123,8 +129,8 @@ def _by_columns(key: str) -> Iterator[None]:
 
 
 def _builder(playground: Playground, changes: Changes, step: int, key: str) -> tuple[_CubeBuilder, float | None]:
-    """Return an object that builds the cube of a threshold, and the value that the threshold has under `changes`.
-    Raises PlaygroundError for a setting that can have no cube."""
+    """Return an object that builds the cube (table of counts by value) of the threshold `key` of a step, and the value
+    that the threshold has under `changes`. Raises PlaygroundError for a setting that can have no cube."""
     held = dict(changes.thresholds)
     held[step] = {**held.get(step, {})}
     moved = playground.moved(Changes(held, changes.off))
@@ -148,8 +154,10 @@ class _CubeBuilder:
         return self._sum(step, *self.switches(value))
 
     def switches(self, value: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return the edges of the bins and, for these edges, the three arrays that `_switches` returns: each document's
-        side (kept, dropped or unknown) at the lowest and at the highest edge, and where the side changes."""
+        """Return the edges (limits) of the bins into which the threshold's values are divided, and three arrays with a
+        value for each document: the document's side (kept, dropped or unknown) at the lowest edge, its side at the
+        highest edge, and the number of the first edge at which it has the latter side. Raises PlaygroundError when
+        documents change sides more than once."""
         edges = self._edges(value)
         for values in (edges, edges[edges > 0]):                # for many rules, the threshold 0 means "no rule"
             if len(values) < 2:
@@ -165,8 +173,9 @@ class _CubeBuilder:
         return self.playground.outcomes(self.moved, rows, own).sides[1]
 
     def _edges(self, value: float | None) -> np.ndarray:
-        """Return the edges of the bins: quantiles of the numbers that the threshold is compared with, one edge below
-        and one above them, and the threshold's present value. Values that a recipe would refuse are left out."""
+        """Return the edges (limits) of the bins into which the threshold's values are divided. The edges are quantiles
+        of the numbers that the threshold is compared with, one value below and one above these numbers, and the
+        threshold's present value. Values that a recipe would refuse are left out."""
         compared: list[np.ndarray] = []
         whole = np.full(len(self.table), 1.0 if value is None else float(value))
         self._sides(whole, np.arange(len(self.table)), compared)
@@ -182,9 +191,9 @@ class _CubeBuilder:
         return edges[[is_accepted(self.config, self.key, edge) for edge in edges.tolist()]]
 
     def _switches(self, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return three arrays with a value for each document: its side (an index in SIDES: kept, dropped or unknown) at
-        the lowest edge, its side at the highest edge, and the number of the first edge at which it has the latter side.
-        """
+        """Judge all documents at values of the threshold, `edges`, in rising order. Returns three arrays with a value
+        for each document: its side (an index in SIDES: kept, dropped or unknown) at the lowest edge, its side at the
+        highest edge, and the number of the first edge at which it has the latter side."""
         rows = np.arange(len(self.table))
         values = np.full(len(rows), edges[0])
         first = self._sides(values, rows)
@@ -199,9 +208,10 @@ class _CubeBuilder:
         return first, last, high
 
     def _once(self, edges: np.ndarray, first: np.ndarray, last: np.ndarray, switch: np.ndarray) -> bool:
-        """Return whether documents change sides (kept, dropped, unknown) at most once. Some documents are judged at
-        every edge; their sides must be those that `first`, `last` and `switch` predict. They are a sample of all
-        documents, and one of the documents that change sides."""
+        """Return whether documents change sides (kept, dropped, unknown) at most once while the threshold goes through
+        the edges of the bins. This is checked for a sample of all documents, and for a sample of those that change
+        sides. Each of these documents is judged at every edge: it must have the side `first` before the edge number
+        `switch`, and the side `last` from there on."""
         switching = np.flatnonzero(first != last)
         sample = np.unique(np.concatenate([rows[:: max(1, len(rows) // CHECKED)] for rows in (
             np.arange(len(self.table)), switching)]))

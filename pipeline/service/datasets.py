@@ -45,7 +45,7 @@ def filter_of(source: Values = [], reason: Values = [], stage: Values = [], lang
               signal: Annotated[list[str], Query(
                   max_length=20, description="NAME:LEAST:MOST, either bound may be left out: `quality:0.5:`")] = [],  # noqa: B006
               ) -> Filter:
-    """Return the filter that the parameters of a request describe."""
+    """Return the filter (conditions on documents) that the query parameters of a request describe."""
     return Filter(tuple(source), tuple(reason), tuple(stage), tuple(language), domain,
                   tuple(_range(value) for value in signal), text, id)
 
@@ -75,8 +75,8 @@ QueriesOf = Annotated[Queries, Depends(queries_of)]
 
 
 async def answer(request: Request, stop: Stop, call: Callable[[], T]) -> T:
-    """Run `call` in a thread and return its result. `stop` tells it to end when the client disconnects or the request
-    times out. Raises HttpProblem when the query fails."""
+    """Run `call` in a thread and return its result. When the client disconnects or the request times out, `stop` tells
+    `call` to end. Raises HttpProblem when the query fails."""
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
@@ -99,8 +99,8 @@ async def answer(request: Request, stop: Stop, call: Callable[[], T]) -> T:
 
 
 async def allow_unmasked(request: Request, store: Store, unmasked: bool, what: dict[str, Any]) -> None:
-    """If the request is for unmasked personal data, raise HttpProblem unless an operator sent it, and note the request
-    in the audit log."""
+    """Allow only operators to ask for unmasked personal data. If `unmasked` is set, raise HttpProblem for any other
+    sender, and note the request in the audit log."""
     if unmasked:
         require_operator(request)
         entry = {**await audit.request_entry(request), "unmasked": what}
@@ -108,8 +108,8 @@ async def allow_unmasked(request: Request, store: Store, unmasked: bool, what: d
 
 
 def may_search(request: Request, filter: Filter) -> None:
-    """Raise HttpProblem when a viewer searches in texts. From the number of documents found, or from whether there is a
-    next page, a viewer could find out masked personal data letter by letter."""
+    """Raise HttpProblem when the sender is a viewer and the filter searches in texts. From the number of documents
+    found, or from whether there is a next page, a viewer could find out masked personal data letter by letter."""
     if filter.text and request.state.role is not Role.operator:
         raise HttpProblem(403, "Operators only", "a search in texts could tell which personal data they hold", "text",
                           "leave the filter out, or ask for an operator's token")
@@ -196,8 +196,8 @@ async def count_documents(
         request: Request, at: StoreOf, dataset: str, kind: Kind, filter: FilterOf, queries: QueriesOf,
         by: Annotated[list[str], Query(min_length=1, max_length=2,
                                        description="source, reason, stage, language, domain")]) -> dict[str, Any]:
-    """Count documents and bytes of text by one or two columns. Returns the 1,000 groups with the most documents. Only
-    operators may filter by `text`."""
+    """Count documents and bytes of text for each value of one column, or for each pair of values of two columns.
+    Returns the 1,000 groups with the most documents. Only operators may filter by `text`."""
     may_search(request, filter)
     stop = queries.stop()
 
@@ -216,7 +216,8 @@ async def histogram(
         bins: Annotated[int, Query(ge=1, le=400)] = 40,
         least: Annotated[float | None, Query(allow_inf_nan=False)] = None,
         most: Annotated[float | None, Query(allow_inf_nan=False)] = None) -> dict[str, Any]:
-    """Count the values of a signal in bins. Only operators may filter by `text`."""
+    """Count the documents of a dataset by their values of a signal (a number computed for each document), in bins. Only
+    operators may filter by `text`."""
     may_search(request, filter)
     stop = queries.stop()
     return await answer(request, stop, functools.partial(

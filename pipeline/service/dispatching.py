@@ -23,8 +23,9 @@ logger = logging.getLogger("tokenmill.service")
 
 def driver_options(settings: ServiceSettings) -> DriverOptions:
     """Return the options with which the drivers (processes that lead a run) of submitted recipes are started. Drivers
-    do not get the service's tokens. With a cluster, allowed roots that are web addresses are dropped: the cluster's
-    nodes fetch web addresses themselves and would follow a redirect out of a root."""
+    do not get the service's tokens. With a cluster, web addresses are dropped from the allowed roots (the folders and
+    URLs in which inputs must lie): the cluster's nodes fetch web addresses themselves and would follow a redirect out
+    of a root."""
     roots = tuple(root if "://" in root else os.path.abspath(root) for root in settings.allowed_roots)
     if settings.address is not None:
         roots = tuple(root for root in roots if not root.startswith(("http://", "https://")))
@@ -37,7 +38,8 @@ def driver_options(settings: ServiceSettings) -> DriverOptions:
 @contextlib.asynccontextmanager
 async def dispatching(app: FastAPI) -> AsyncIterator[None]:
     """A context manager that starts the waiting runs of every store's queue, in one thread for each store. The drivers
-    (processes that lead a run) continue when the service ends; the next service finds them through the store."""
+    (processes that lead a run) continue when the service ends. The service that is started next learns of these drivers
+    from the store."""
     stopping = threading.Event()
     options = driver_options(app.state.settings)
     for name, queue in app.state.queues.items():

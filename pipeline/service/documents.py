@@ -29,15 +29,16 @@ ENTRY = ("source", "file", "record", "stage", "reason", "detail", "bytes")
 
 
 class NoDocument(QueryError):
-    """The dataset has no such document."""
+    """Raised when the dataset has no such document."""
 
     status = 404
     title = "No such document"
 
 
 def shown(row: dict[str, Any], masked: bool, chars: int, searched: str = "") -> dict[str, Any] | None:
-    """Return a row as the server may send it, with personal data masked if `masked`. Returns None if the text
-    `searched` occurs only in data that is masked; otherwise a search would tell which personal data there is."""
+    """Return a document's row in the form in which the server may send it: its text is cut to `chars` characters, and
+    its personal data is masked if `masked`. Returns None if the text `searched`, by which the client has found the
+    document, occurs only in masked data. Otherwise the client could learn personal data by searching for it."""
     row = dict(row)
     length, match = row.get("chars"), row.pop("match", None)
     if masked:
@@ -87,8 +88,8 @@ def _parsed(meta: str) -> Any:
 
 def document(queries: Queries, store: Store, dataset: str, id: str, masked: bool, chars: int,
              stop: Stop) -> dict[str, Any]:
-    """Return everything about the document whose id is or begins with `id`. Raises QueryError when there is no such
-    document, or more than one."""
+    """Return everything that the service shows about the document whose id is or begins with `id`. Raises QueryError
+    when there is no such document, or more than one."""
     if not id:
         raise QueryError("no id", "id", "give the id of a document, or its beginning")
     kind, row = _find(queries, store, dataset, id, chars, stop)
@@ -143,8 +144,8 @@ def _find(queries: Queries, store: Store, dataset: str, id: str, chars: int, sto
 
 
 def _verdict(row: dict[str, Any]) -> dict[str, Any] | None:
-    """Return why a document was dropped, and for a duplicate also the id of the kept document and the similarity.
-    Returns None for a kept document."""
+    """Return why a document was dropped. For a duplicate, the result also has the id of the document that was kept in
+    its place, and the similarity of the two. Returns None for a kept document."""
     if "reason" not in row:
         return None
     meta = _parsed(row["meta"] or "{}")
@@ -156,9 +157,9 @@ def _verdict(row: dict[str, Any]) -> dict[str, Any] | None:
 
 def _twin(queries: Queries, store: Store, dataset: str, row: dict[str, Any], id: str, masked: bool,
           stop: Stop) -> dict[str, Any]:
-    """Return the document that was kept in place of a duplicate, and how the first COMPARED characters of its text
-    differ. `kind` says where it is now, since a later step may have dropped it: kept, dropped, quarantined, or None if
-    it is nowhere. In the last two cases `difference` is None and `document` is left out."""
+    """Return the document that was kept in place of a duplicate, and how the first COMPARED characters of the two texts
+    differ. The field `kind` says what became of that document in a later step: kept, dropped, quarantined, or None if
+    no file has the document. If it is quarantined or None, `difference` is None and `document` is left out."""
     try:
         kind, twin = _find(queries, store, dataset, id, max(COMPARED, len(row["text"] or "")), stop)
     except NoDocument:
@@ -172,10 +173,10 @@ def _twin(queries: Queries, store: Store, dataset: str, row: dict[str, Any], id:
 
 
 def difference(removed: str, kept: str) -> dict[str, Any]:
-    """Return how two texts differ, paragraph by paragraph. Each row is either {left_out}, a number of equal paragraphs,
-    or {removed, kept, pieces}, a paragraph of each text. A piece is [what, from, to, from, to]: `what` is equal,
-    delete, insert or replace, and the numbers are ranges of characters, first in the removed paragraph and then in the
-    kept one."""
+    """Return how the text of a removed document differs from the text that was kept, as a list of rows. A row
+    {left_out} is a number of paragraphs that are equal in both texts. A row {removed, kept, pieces} is a paragraph of
+    each text. A piece is [what, from, to, from, to]: `what` is equal, delete, insert or replace, and the numbers are
+    ranges of characters, first in the removed paragraph and then in the kept one."""
     pairs = rows(removed, kept)
     lost, new = only(pairs)
     return {"only_removed": lost, "only_kept": new, "characters": COMPARED, "rows": [
@@ -185,7 +186,8 @@ def difference(removed: str, kept: str) -> dict[str, Any]:
 
 
 def _entries(queries: Queries, store: Store, dataset: str, id: str, masked: bool, stop: Stop) -> list[dict[str, Any]]:
-    """Return the entries of a document in the quarantine of a dataset."""
+    """Return the entries about a document in the quarantine of a dataset. An entry says why the document was put aside,
+    and where it is in the input."""
     try:
         page = queries.page(DocumentKind(store, "quarantined", dataset),
                             Filter(id=id),

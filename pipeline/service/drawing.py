@@ -30,8 +30,8 @@ Draw = Literal["random", "edge", "runs"]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A document of a draw: its id, its file and row in the run, and whether the run kept or dropped it, at which step
-    and why."""
+    """A document that was selected for people to label: its id, its file, its row in the run's table of documents,
+    whether the run kept or dropped it (`side`), at which step, and why."""
 
     id: str
     info: FileInfo
@@ -42,9 +42,10 @@ class Drawn:
 
 
 def drawn(game: Playground, draw: Draw, threshold: str, other: Playground | None) -> list[Drawn]:
-    """Return the documents that a draw selects from a finished run, in order, at most MOST_DRAWN. The draw 'random'
-    selects documents at random, 'edge' those nearest to `threshold` (STEP.KEY), and 'runs' those that one of the runs
-    `game` and `other` kept and the other one dropped. Raises PlaygroundError when the draw is not possible."""
+    """Select documents of a finished run for people to label, and return them in order, at most MOST_DRAWN. `game` is
+    the playground of the run, an object that holds the run's documents. The draw 'random' selects documents at random,
+    and 'edge' those nearest to `threshold` (STEP.KEY). The draw 'runs' selects those that this run kept and the run of
+    the playground `other` dropped, or the reverse. Raises PlaygroundError when the draw is not possible."""
     parts = tuple(file.info.sha256 for file in other.files) if draw == "runs" and other else ()
     key = (draw, threshold if draw == "edge" else "", other.run if other and parts else "", hash(parts))
     if key not in game.drawn:
@@ -80,8 +81,9 @@ def _rows(game: Playground, draw: Draw, threshold: str, other: Playground | None
 
 
 def _otherwise(game: Playground, other: Playground) -> tuple[list[int], list[str]]:
-    """Return the rows (in `game`) and the ids of documents that one of two runs kept and the other dropped, at most
-    MOST_DRAWN."""
+    """Return the documents that one of two runs kept and the other dropped, at most MOST_DRAWN, as a list of rows and a
+    list of ids. `game` and `other` are the playgrounds of the two runs, objects that hold the runs' documents; the rows
+    are those in `game`."""
     there = {id: kept for id, _, kept in _compared(other)}
     differ = [(id, row) for id, row, kept in _compared(game) if there.get(id, kept) != kept]
     chosen = heapq.nsmallest(MOST_DRAWN, differ, key=lambda pair: _number(pair[0]))
@@ -89,8 +91,9 @@ def _otherwise(game: Playground, other: Playground) -> tuple[list[int], list[str
 
 
 def _compared(game: Playground) -> Iterator[tuple[str, int, bool]]:
-    """Yield (id, row, whether the run kept it) of the documents of a run that are compared with another run. These are
-    all documents or, if there are more than COMPARED, those of the sample."""
+    """Yield (id, row, whether the run kept it) for the documents of a run that are compared with those of another run.
+    These are all documents or, if there are more than COMPARED, a random sample. `game` is the playground of the run,
+    an object that holds the run's documents."""
     table = game.table
     rows = np.arange(len(table)) if len(table) <= COMPARED else table.sample
     return zip(table.ids(rows), rows.tolist(), (table.end[rows] == len(game.links)).tolist())
@@ -109,5 +112,6 @@ def _place(game: Playground, row: int, id: str) -> Drawn:
 
 
 def read_drawn(game: Playground, document: Drawn) -> dict[str, Any]:
-    """Read the row of a drawn document from the file that the run wrote."""
+    """Read the stored row (text, metadata, signals …) of a document that was selected for labelling, from the file that
+    the run wrote."""
     return take(game.store, document.info, [document.row], COLUMNS)[document.row]

@@ -21,8 +21,8 @@ AGAIN_S = 0.05
 
 
 class QueryError(TokenmillError):
-    """A query that cannot be answered. `status` is the HTTP status, `key` is the parameter that is wrong, and `remedy`
-    says what to do."""
+    """Raised when a query about documents cannot be answered. `status` is the HTTP status, `key` is the parameter that
+    is wrong, and `remedy` says what to do."""
 
     status = 400
     title = "The query is wrong"
@@ -33,21 +33,21 @@ class QueryError(TokenmillError):
 
 
 class TooDear(QueryError):
-    """A query needs more time, memory or transfer than one query may use."""
+    """Raised when a query needs more time, memory or transfer than one query may use."""
 
     status = 422
     title = "The query is too dear"
 
 
 class Busy(QueryError):
-    """Too many other queries run."""
+    """Raised when a query cannot begin because too many other queries run."""
 
     status = 503
     title = "Other queries run"
 
 
 class Cancelled(QueryError):
-    """The client that sent the query has disconnected."""
+    """Raised when the client that sent the query has disconnected."""
 
     status = 499
     title = "Cancelled"
@@ -55,8 +55,8 @@ class Cancelled(QueryError):
 
 @dataclass(frozen=True)
 class QueryLimits:
-    """Limits for queries. `memory_mb` is DuckDB's memory for one query. At most `at_once` queries run at a time, and
-    another one waits up to `wait_s` seconds. A query on object storage may read at most `fetched_bytes`."""
+    """Limits for queries. `memory_mb` is DuckDB's memory for one query. At most `at_once` queries run at a time, and a
+    further query waits up to `wait_s` seconds. A query on object storage may read at most `fetched_bytes`."""
 
     seconds: float = 20.0
     memory_mb: int = 256
@@ -67,7 +67,8 @@ class QueryLimits:
 
 
 class Stop:
-    """Tells the code of a query to end: when its time is up, or when `cancel` is called from another thread."""
+    """Tells the code that works on a query when to end: when the time of the query is up, or when another thread has
+    called `cancel`."""
 
     def __init__(self, seconds: float, clock: Clock = SYSTEM) -> None:
         self._clock, self._until, self._seconds = clock, clock.now() + seconds, seconds
@@ -80,7 +81,7 @@ class Stop:
 
     @property
     def left(self) -> float:
-        """Seconds until the query's time is up."""
+        """The number of seconds until the query's time is up."""
         return max(0.0, self._until - self._clock.now())
 
     def check(self) -> None:
@@ -116,8 +117,8 @@ class Stop:
 
 
 class Database:
-    """A context manager: an in-memory DuckDB database that can read only `files` (paths on this machine). Its queries
-    raise TooDear when they need more memory than the limit."""
+    """A context manager: an in-memory DuckDB database that can read only `files` (paths on this machine). Queries raise
+    TooDear when they need more memory than the limit."""
 
     def __init__(self, files: Sequence[str], limits: QueryLimits, stop: Stop) -> None:
         import duckdb

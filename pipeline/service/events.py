@@ -22,8 +22,8 @@ QUIET_S = 15.0           # after this many seconds without an event, a comment s
 
 
 class Events(StreamingResponse):
-    """A response that streams server-sent events. While it is open, it counts in `app.state.streams`, whose number is
-    limited."""
+    """An HTTP response that streams server-sent events to a client. While the response is open, it counts in
+    `app.state.streams`, whose number is limited."""
 
     media_type = "text/event-stream"
 
@@ -41,21 +41,22 @@ class Events(StreamingResponse):
 
 
 def room_for_stream(app: FastAPI) -> None:
-    """Raise HttpProblem when as many streams are open as the settings allow."""
+    """Raise HttpProblem when the server has as many open event streams as its settings allow."""
     if app.state.streams >= app.state.settings.streams:
         raise HttpProblem(429, "Too many streams", f"{app.state.streams} are open", remedy="close one, or poll instead",
                           headers={"Retry-After": "10"})
 
 
 def event(kind: str, data: bytes, id: str = "") -> bytes:
-    """Return one event of a stream. `data` is JSON without line breaks."""
+    """Encode one server-sent event as bytes. `kind` is the event's name, and `data` is JSON without line breaks."""
     return b"".join((b"event: ", kind.encode(), b"\n", b"id: " + id.encode() + b"\n" if id else b"",
                      b"data: ", data, b"\n\n"))
 
 
 async def follow_run(app: FastAPI, name: str, store: Store, run: str, last: str | None) -> AsyncIterator[bytes]:
-    """Yield events with the state of a run, until the run ends or the stream's time is up. `last` is the id of the last
-    event that the client has, whose state is not sent again."""
+    """Yield server-sent events, each with the whole state of a run, until the run ends or the stream's time is up. An
+    event is yielded when the state has changed. `last` is the id of the last event that the client has received; the
+    state of that event is not sent again."""
     settings, begun = app.state.settings, SYSTEM.now()
     spoken = begun
     yield b"retry: 3000\n\n"
@@ -77,7 +78,8 @@ async def follow_run(app: FastAPI, name: str, store: Store, run: str, last: str 
 
 
 async def follow_log(app: FastAPI, store: Store, run: str, place: LogPlace | None) -> AsyncIterator[bytes]:
-    """Yield events with the text of a run's log from `place` on, until the run ends or the stream's time is up."""
+    """Yield server-sent events, each with the next piece of a run's log, until the run ends or the stream's time is up.
+    `place` is where the first piece begins."""
     settings, begun = app.state.settings, SYSTEM.now()
     spoken = begun
     yield b"retry: 3000\n\n"

@@ -27,10 +27,14 @@ Judge = Callable[[ChangedSteps, np.ndarray | None, OwnThreshold | None], Replaye
 
 
 def examples(store: Store, moved: ChangedSteps, replayed: Replayed, judge: Judge) -> list[dict[str, Any]]:
-    """Return at most EXAMPLES documents for each pair of sides (kept, dropped, unknown) before and after the change,
-    with masked excerpts, both outcomes, and the signals of the changed steps. `edge` says where between the new
-    threshold (0) and the old one (1) the document changes sides, in steps of 1/STEPS; it is None unless exactly one
-    number was changed, and if the step cannot judge many documents at once."""
+    """Return example documents that change sides (kept, dropped, unknown): at most EXAMPLES for each pair of old and
+    new side. An example has a masked excerpt, the outcomes before and after the change, and the signals of the changed
+    steps.
+
+    If exactly one number was changed, `edge` says at which value between the new and the old one the document changes
+    sides, as a fraction: 0 is the new value, 1 the old one. The fraction is a multiple of 1/STEPS. If something else
+    was changed, or the step cannot judge many documents at once, `edge` is None.
+    """
     places = replayed.changed()
     places = places[::max(1, -(-len(places) // CONSIDERED))]
     if not len(places):
@@ -54,9 +58,9 @@ def examples(store: Store, moved: ChangedSteps, replayed: Replayed, judge: Judge
 
 
 def _edges(judge: Judge, moved: ChangedSteps, replayed: Replayed, places: np.ndarray) -> np.ndarray | None:
-    """Return, for each document, at which point between the new threshold (0) and the old one (1) the document changes
-    back to its old side. Returns None unless exactly one number was changed, or if the step cannot judge documents by
-    columns."""
+    """Return, for each document, at which value between the new and the old threshold the document changes back to its
+    old side (kept, dropped, unknown), as a fraction: 0 is the new threshold, 1 the old one. Returns None unless exactly
+    one number was changed, and if the step cannot judge many documents at once."""
     numbers = [(place, name, old, new) for place, stage in moved.now.items() if stage is not None
                for name, new in stage.config.model_dump(mode="json").items()
                if (old := moved.links[place].stage.config.model_dump(mode="json")[name]) != new]

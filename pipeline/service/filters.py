@@ -1,5 +1,6 @@
-"""Translates filters and orders of a query into SQL. A user's value becomes a bound parameter, never part of the SQL
-text. A column is named in the SQL only if the files have it."""
+"""Translates the filter and the order of a query about documents into SQL. A user's value becomes a bound parameter,
+never part of the SQL text. A column is named in the SQL only if the files have it.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +67,8 @@ def quoted(name: str) -> str:
 
 
 def column(name: str, columns: Collection[str]) -> str:
-    """Return the SQL of a column; 'signals.NAME' names a signal. It is NULL if the files, whose columns are `columns`,
-    do not have the column."""
+    """Return the SQL expression of a column; 'signals.NAME' names a signal. `columns` are the columns that the files
+    have. For a column that the files do not have, the expression is NULL."""
     if name not in columns:
         return "NULL"
     first, dot, signal = name.partition(".")
@@ -75,8 +76,8 @@ def column(name: str, columns: Collection[str]) -> str:
 
 
 def checked(value: str, key: str) -> str:
-    """Return a value if it can be bound to a query. Raises QueryError, which names the parameter `key`, if the value is
-    too long or has a lone surrogate."""
+    """Return `value` unchanged if it can be bound to a query. Raises QueryError, which names the parameter `key`, if
+    the value is too long or has a lone surrogate."""
     if len(value) > LONGEST:
         raise QueryError(f"the value has {len(value):,} characters, and the limit is {LONGEST:,}", key, "shorten it")
     try:
@@ -105,7 +106,8 @@ def wanted_columns(filter: Filter) -> dict[str, str]:
 
 
 def where(filter: Filter, columns: Collection[str]) -> tuple[list[str], list[Any]]:
-    """Return the SQL conditions of a filter over files with these columns, and the values to bind in the conditions."""
+    """Return the SQL conditions of a filter, and the values to bind in these conditions. `columns` are the columns that
+    the files have."""
     conditions: list[str] = []
     values: list[Any] = []
 
@@ -139,28 +141,28 @@ def where(filter: Filter, columns: Collection[str]) -> tuple[list[str], list[Any
 
 # -- places between two pages ----------------------------------------------------------------------------------------
 def fingerprint(*of: Any) -> str:
-    """Return a hash of a query. It is part of a cursor (a position in the results), so that a cursor from another query
-    is recognised and refused."""
+    """Return a hash of a query. Every cursor (a position in a query's results) contains it, so that a cursor that was
+    made for another query is recognised and refused."""
     doc = json.dumps([asdict(o) if isinstance(o, (Filter, SortOrder)) else o for o in of], sort_keys=True)
     return hashlib.blake2b(doc.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
 def cursor(query: str, *place: str | int | float | None) -> str:
-    """Encode a position in the results of a query as text for a URL. `place` holds the values that identify the
-    document just before this position."""
+    """Encode a position in the results of a query as text for a URL. `query` is the hash of the query. `place` holds
+    the values that identify the last document before this position."""
     packed = [v if not isinstance(v, float) else {"f": v.hex()} for v in place]
     return base64.urlsafe_b64encode(json.dumps([query, *packed], separators=(",", ":")).encode()).decode().rstrip("=")
 
 
 def place_value(text: str) -> Any:
-    """Return the first value of a position that `cursor` has encoded. The text is not encrypted, so every client that
-    gets it can read this value."""
+    """Return the first of the values that `cursor` has encoded into a position. The text of a position is not
+    encrypted, so every client that gets the text can read this value."""
     return json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))[1]
 
 
 def read_cursor(text: str, query: str, kinds: Sequence[type | tuple[type, ...]]) -> list[Any]:
-    """Decode a position that `cursor` has encoded, into its values. Raises QueryError if the text is not a position in
-    the results of this query."""
+    """Return the values that `cursor` has encoded into the text of a position. Raises QueryError if the text is not a
+    position in the results of this query."""
     place: list[Any] = []
     try:
         if len(text) > 8 * LONGEST:
@@ -182,8 +184,9 @@ def read_cursor(text: str, query: str, kinds: Sequence[type | tuple[type, ...]])
 
 
 def keyset(order: SortOrder, value: Any, id: str) -> tuple[str, list[Any]]:
-    """Return the SQL condition for documents that come after the document with this value and id, and the values to
-    bind in it. In the SQL, `v` is the column by which the query sorts."""
+    """Return the SQL condition for documents that come, in this order, after the document with this value of the sorted
+    column and this id. Also returns the values to bind in the condition. In the SQL, the sorted column is called `v`.
+    """
     if order.by == "id":
         return f"v {'<' if order.descending else '>'} ?", [id]
     if value is None:

@@ -1,5 +1,7 @@
-"""Reads from a finished run what is needed to judge its documents under other thresholds: the stages that judged the
-documents of a dataset, and the files that the dataset's passes (groups of consecutive steps) wrote."""
+"""Reads from a finished run what is needed to judge its documents under other thresholds: the stages (code of the
+steps) that judged the documents of a dataset, and the files that the dataset's passes (groups of consecutive steps)
+wrote.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from stages.stage import Stage, role_of
 
 
 class PlaygroundError(TokenmillError):
-    """A question about other thresholds that cannot be answered from a finished run. `key` names the part of the
-    question that is wrong."""
+    """Raised when a question about other thresholds cannot be answered from a finished run. `key` names the parameter
+    of the question that is wrong."""
 
     exit_code = 2
 
@@ -48,9 +50,9 @@ def run_documents(store: Store, run: str) -> tuple[dict[str, Any], dict[str, Any
 
 
 def links_of(steps: list[Any], passes: list[dict[str, Any]]) -> list[Link]:
-    """Return the steps of a dataset in order, each with the number of the pass that runs it. This number comes from the
-    plan, which lists for each pass (group of consecutive steps) the names of its steps, `apply NAME` for a barrier (a
-    step over all documents), and stages that prepare a barrier."""
+    """Return the steps of a dataset in order, each with the number of the pass that runs the step. A pass is a group of
+    consecutive steps. `passes` comes from plan.json, which lists for each pass the names of its steps, `apply NAME` for
+    a barrier (a step over all documents), and stages that prepare a barrier."""
     named = [(step, {}) if isinstance(step, str) else next(iter(step.items())) for step in steps]
     labels = iter([(label.removeprefix("apply "), part) for part, node in enumerate(passes) for label in node["steps"]])
     links = []
@@ -66,9 +68,9 @@ def links_of(steps: list[Any], passes: list[dict[str, Any]]) -> list[Link]:
 
 
 def _stage(full: str, config: Mapping[str, Any]) -> tuple[Stage, bool]:
-    """Returns the stage of a step, and whether it is foreign (not one of Tokenmill's). A step from the user's own file
-    becomes an empty Stage, because the service does not run users' code. So does a step whose model or library is not
-    on this machine."""
+    """Return the stage (code) of a step, and whether the stage is foreign (not one of Tokenmill's). A step from the
+    user's own file becomes an empty Stage, which does nothing, because the service does not run users' code. A step
+    whose model or library is not on this machine becomes an empty Stage, too."""
     try:
         target = "" if ":" in full else step_target(full)
         cls = stage_class(full) if target else Stage

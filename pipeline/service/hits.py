@@ -1,4 +1,6 @@
-"""Finds the documents that a page shows: their parts (data files of a dataset) and rows, in stored or sorted order."""
+"""Finds the documents that match a query, page by page, in the order of the files or sorted by a column. A hit is a
+document that matches; it is given by its part (data file of a dataset) and its row.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ Place: TypeAlias = tuple[str | int | float | None, ...]
 
 
 class QueryHit(NamedTuple):
-    """A document that a query matched: its part and row, and the position (the values in a cursor) from which the page
-    after it continues."""
+    """A document that matches a query: the number of its part (data file of a dataset), its row in the part, and its
+    place in the results (the values in a cursor). The next page continues after the place of the last hit."""
 
     part: int
     row: int
@@ -24,15 +26,17 @@ class QueryHit(NamedTuple):
 
 
 class HitRun(NamedTuple):
-    """Consecutive hits of a query, in its order. `after` is the position that they follow, () for the first hits. If
-    `last`, the query has no more hits."""
+    """Consecutive documents that match a query (hits), in the order of the query. `after` is the place in the results
+    just before the first of these hits, or () if the results begin with them. If `last` is true, the query has no hits
+    after these."""
 
     after: Place
     hits: list[QueryHit]
     last: bool
 
     def following(self, place: Place, most: int) -> list[QueryHit] | None:
-        """Return the first `most` hits after the position `place`, or None if they are not all in this run."""
+        """Return the first `most` hits (matching documents) after the place `place` in the results. Returns None if
+        some of these hits are not in this object."""
         if place == self.after:
             first = 0
         else:
@@ -43,12 +47,13 @@ class HitRun(NamedTuple):
 
 
 def where_clause(conditions: list[str]) -> str:
-    """Return the SQL of these conditions, empty if there are none."""
+    """Return the SQL clause WHERE that demands all these conditions, or "" if there are none."""
     return "WHERE " + " AND ".join(conditions) if conditions else ""
 
 
 def stored_hits(reader: PartReader, filter: Filter, most: int, first: int, place: Place) -> list[QueryHit]:
-    """Return the first `most` hits after the position `place`, which lies in the part `first`."""
+    """Return the first `most` documents that match a filter, in stored order, after the place `place` in the results.
+    This place is in the part (data file) number `first`; () is the beginning of this part."""
     parts, at, size = reader.parts, first, 1
     hits: list[QueryHit] = []
     while at < len(parts) and len(hits) < most:
@@ -69,9 +74,13 @@ def stored_hits(reader: PartReader, filter: Filter, most: int, first: int, place
 
 
 def sorted_hits(reader: PartReader, filter: Filter, order: SortOrder, most: int, place: Place) -> list[QueryHit]:
-    """Return the first `most` hits after the position `place`. If documents are not sorted by id, a first query reads
-    only the values, and finds one that no hit lies behind. So the second query decodes the ids of few rows; to decode
-    all ids would take most of the time."""
+    """Return the first `most` documents that match a filter, sorted by the column of `order`, after the place `place`
+    in the results.
+
+    If the documents are not sorted by id, two queries are run. The first one reads only the sorted column, and finds a
+    value that none of the returned documents lies behind. With this bound, the second query decodes the ids of few
+    rows. To decode all ids would take most of the time.
+    """
     turn, behind, until = ("DESC", "<", ">=") if order.descending else ("ASC", ">", "<=")
     conditions, values = where(filter, reader.known)
     sql, bound = keyset(order, place[0], str(place[1])) if place else ("true", [])

@@ -32,7 +32,7 @@ _OWN_PATH = re.compile(r"/(?:[!-.0-\[\]-~][!-\[\]-~]*)?")
 
 def page(request: Request, template: str, status: int = 200, headers: Mapping[str, str] | None = None,
          **context: Any) -> HTMLResponse:
-    """Return the HTML page that `template` makes from the values in `context`."""
+    """Return the HTTP response with the HTML page that `template` makes from the values in `context`."""
     state = request.state
     settings = request.app.state.settings
     html = environment().get_template(template).render(
@@ -44,7 +44,7 @@ def page(request: Request, template: str, status: int = 200, headers: Mapping[st
 
 @cache
 def environment() -> Environment:
-    """Return the environment of the templates, with the filters and functions that they may call."""
+    """Return the Jinja environment of the HTML templates, with the filters and functions that templates may call."""
     # finalize sees what a template prints before it is escaped; Markup is what the templates themselves have made
     templates = Environment(
         loader=PackageLoader("pipeline.service", "templates"), undefined=StrictUndefined, autoescape=True,
@@ -64,8 +64,8 @@ def _printed(value: Any) -> Any:
 
 
 def _figure(write: Any) -> Any:
-    """Return a template filter that formats a number with the function `write`. The value may come from a damaged file;
-    if it is not a finite number, it is shown unformatted."""
+    """Return a template filter that formats a number by calling `write`. The number may come from a damaged file: a
+    value that is not a finite number is shown unformatted."""
     def shown(value: Any) -> Any:
         if value is None:
             return UNKNOWN
@@ -87,46 +87,47 @@ def instant(value: Any) -> str:
 
 # -- places ----------------------------------------------------------------------------------------------------------
 def path(*parts: str, **query: str) -> str:
-    """Return the URL of a page, from the segments of its path and the parameters of its query. All are quoted, so that
-    a segment cannot add another one or begin the query."""
+    """Return the URL (path and query) of a page, made from the segments `parts` of its path and the parameters `query`.
+    All of them are quoted, so that a segment cannot add another segment or begin the query."""
     way = "/" + "/".join(quote(part, safe="", errors="replace") for part in parts)
     return f"{way}?{query_text(query.items())}" if query else way
 
 
 def query_text(pairs: Iterable[tuple[str, str]]) -> str:
-    """Encode pairs as the query of a URL, in ASCII."""
+    """Encode (name, value) pairs as the query of a URL, in ASCII."""
     return urlencode(list(pairs), errors="replace")
 
 
 def place_of(request: Request) -> str:
-    """Return the path and the query of a request's URL."""
+    """Return the path and the query of a request's URL as text."""
     query = request.scope["query_string"].decode("latin-1")
     return quote(request.scope["path"], errors="replace") + (f"?{query}" if query else "")
 
 
 def own_path(text: str) -> str:
-    """Return `text` if it is a path on this server, otherwise '/'. After signing in, a user is sent to this path. A
-    link to the sign-in page must not be able to send the user to another host."""
+    """Return `text` if it is a path on this server, otherwise '/'. After signing in, a user is sent to the returned
+    path. Without this check, a link to the sign-in page could send the user to another host."""
     return text if _OWN_PATH.fullmatch(text) else "/"
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
 @cache
 def static_file(name: str) -> bytes:
-    """Return the bytes of a file of STATIC."""
+    """Return the bytes of one of the files that pages load, such as a stylesheet. STATIC lists these files."""
     return (files("pipeline.service") / "static" / name).read_bytes()
 
 
 @cache
 def static_path(name: str) -> str:
-    """Return the URL of a file of STATIC. It contains a hash of the file, so that browsers may cache the file."""
+    """Return the URL of a file that pages load, such as a stylesheet. The URL contains a hash of the file, so that
+    browsers may cache the file."""
     return path("static", name, v=hashlib.blake2b(static_file(name), digest_size=6).hexdigest())
 
 
 # -- what differs ----------------------------------------------------------------------------------------------------
 def sides(row: Mapping[str, Any]) -> list[list[tuple[str, bool]]]:
-    """Return the two sides of a row of a word diff (as `pipeline.service.documents.difference` returns it). Each side
-    is a list of (text, whether the other side lacks this text)."""
+    """Return the two texts of one row of a word diff (as `pipeline.service.documents.difference` returns it): first the
+    removed text, then the kept one. Each text is a list of (piece of text, whether the other text lacks this piece)."""
     result = []
     for text, at in ((row["removed"], 1), (row["kept"], 3)):
         runs, place = [], 0

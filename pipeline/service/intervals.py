@@ -1,4 +1,6 @@
-"""Estimates from a random sample of documents, with intervals that hold the true value in 95 of 100 samples."""
+"""Estimates counts and sums over all documents from a random sample of them, with intervals that contain the true value
+for 95 of 100 samples.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ Z = 1.959963984540054
 
 
 def count_interval(hits: int, sampled: int, total: int) -> tuple[float, float, float]:
-    """Estimate how many of `total` documents have a property that `hits` of `sampled` documents have. Returns
-    (estimate, low, high).
+    """Estimate how many of `total` documents have a property, from a random sample of `sampled` documents of which
+    `hits` have it. Returns (estimate, low, high).
 
     The interval is Wilson's, with the correction for a sample that is a large part of the whole. It is sound for rare
     properties, for which the normal interval is too narrow. It has a width even if `hits` is 0. If all documents were
-    sampled, it is the exact count; if none was, it reaches from 0 to `total`.
+    sampled, the interval is the exact count; if none was sampled, it reaches from 0 to `total`.
     """
     if not sampled or sampled >= total:
         return (float(hits), float(hits), float(hits)) if sampled else (0.0, 0.0, float(total))
@@ -29,8 +31,9 @@ def count_interval(hits: int, sampled: int, total: int) -> tuple[float, float, f
 
 
 def sum_interval(sample_sum: float, squares: float, sampled: int, total: int) -> tuple[float, float, float]:
-    """Estimate a sum over `total` documents from a sample. `sample_sum` is the sum of the values of the `sampled`
-    documents, and `squares` is the sum of the squares of these values. Returns (estimate, low, high).
+    """Estimate the sum of a value over `total` documents from a random sample of `sampled` documents. `sample_sum` is
+    the sum of the values of the sampled documents, and `squares` is the sum of the squares of these values. Returns
+    (estimate, low, high).
 
     The interval is a normal one, from the variance of the sample. With few documents, or with a few very large ones, it
     contains the true sum less often than in 95 of 100 samples. If all documents or none were sampled, it has no width.

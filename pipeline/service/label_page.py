@@ -54,8 +54,9 @@ async def label_page(request: Request, store: str, dataset: str, at: StoreOf, la
                      role: Operator, by: Annotated[str, Query(max_length=40)] = "", draw: Draw = "random",
                      run: Short = "", threshold: Short = "", other: Short = "", document: Short = "",
                      last: Short = "") -> Response:
-    """Show the page on which a person labels a document. This is the document that `document` names, or else the next
-    one of a draw (a selection of a run's documents). `last` is the document that this person labelled just before."""
+    """Show the page on which a person labels one document. This is the document whose id is `document`, or else the
+    next one of a draw (a selection of a run's documents). `last` is the id of the document that this person has
+    labelled just before."""
     if not by.strip():
         return RedirectResponse(path("stores", store, "datasets", dataset, "labels"), 303)
     asked = {"by": by, "draw": draw, "run": run, "threshold": threshold, "other": other}
@@ -80,7 +81,7 @@ def _next(request: Request, at: Any, dataset: str, labels: Any, *asked: Any) -> 
 
 @router.post("/label")
 async def put_label(request: Request, store: str, dataset: str, labels: LabelsOf, role: Operator) -> Response:
-    """Label a document, and go on to the next one."""
+    """Store the label that the person's form sends for a document, and redirect to the next document."""
     form = await form_of(request)
     try:
         given = label_routes.LabelRequest.model_validate({

@@ -63,15 +63,16 @@ class LabelRequest(BaseModel):
 
 
 class Books:
-    """Keeps one `Labels` object (the labels of a dataset) for each dataset in the stores of this server."""
+    """Keeps one `Labels` object (the labels that people have given to the documents of a dataset) for each dataset in
+    the stores of this server."""
 
     def __init__(self) -> None:
         self._books: dict[tuple[str, str], Labels] = {}
         self._lock = threading.Lock()
 
     def get(self, store: Store, dataset: str) -> Labels:
-        """Return the labels given to documents of a dataset. Raises HttpProblem when the store has published no dataset
-        of this name."""
+        """Return the `Labels` object of a dataset: the labels that people have given to its documents. Raises
+        HttpProblem when the store has published no dataset of this name."""
         try:
             published(store, "kept", dataset)
         except NoDataset as e:
@@ -81,7 +82,7 @@ class Books:
 
 
 def labels_of(request: Request, at: StoreOf, dataset: str) -> Labels:
-    """Return the labels of the dataset that a request names."""
+    """Return the labels that people have given to the documents of the dataset in a request's path."""
     books: Books = request.app.state.labels
     return books.get(at, dataset)
 
@@ -103,10 +104,10 @@ def next_document(request: Request, at: StoreOf, dataset: str, labels: LabelsOf,
                   threshold: Annotated[str, Query(max_length=120, description="of an edge: STEP.KEY")] = "",
                   other: Annotated[str, Query(max_length=200, description="the run to compare with")] = "",
                   ) -> dict[str, Any]:
-    """Get the first document of a draw (a selection of documents) that the person `by` has not labelled. `draw` says
-    which documents are selected: `random`; `edge`, those nearest to a threshold of the run; or `runs`, those that one
-    of two runs kept and the other dropped. The order is the same for all people. `document` is null when `by` has
-    labelled all documents of the draw."""
+    """Get the first document of a draw (a selection of a run's documents) that the person `by` has not labelled. `draw`
+    says which documents are selected: `random`; `edge`, those nearest to a threshold of the run; or `runs`, those that
+    one of two runs kept and the other dropped. The order is the same for all people. The field `document` of the answer
+    is null when `by` has labelled all documents of the draw."""
     run = run or latest_with(at, dataset)
     game = _game(request, at, run, dataset)
     compared = _game(request, at, other, dataset) if draw == "runs" and other else None
@@ -129,8 +130,8 @@ def _game(request: Request, at: Store, run: str, dataset: str) -> Any:
 
 
 def to_read(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a document's row as a person reads it: personal data is masked, and the text is cut to READ characters.
-    `text_hash` is the hash of this text."""
+    """Return a document's row in the form in which a person reads it before labelling: personal data is masked, and the
+    text is cut to READ characters. The field `text_hash`, a hash of the text that the person reads, is added."""
     row = {**row, "text": row.get("text") or ""}
     result = shown({**row, "chars": len(row["text"])}, True, READ) or {}
     return {**result, "text_hash": text_hash(row["text"])}
@@ -144,8 +145,8 @@ def text_hash(text: str) -> str:
 
 @router.post("", summary="Label a document", status_code=201)
 async def put_label(labels: LabelsOf, role: Operator, given: LabelRequest) -> dict[str, Any]:
-    """Store the label good, bad or unsure for a document. It replaces the label that this person gave to the document
-    before."""
+    """Store the label (good, bad or unsure) that a person gives to a document. It replaces an earlier label by this
+    person of this document."""
     by = " ".join(given.by.split())
     if not by.isprintable() or not by:
         raise HttpProblem(422, "Not valid", "a name is printable characters on one line", "by", "choose another")
@@ -156,9 +157,10 @@ async def put_label(labels: LabelsOf, role: Operator, given: LabelRequest) -> di
 @router.get("/export", summary="Export labelled documents", response_class=Response)
 async def export(request: Request, at: StoreOf, dataset: str, labels: LabelsOf, queries: QueriesOf,
                  format: Literal["jsonl", "parquet"] = "jsonl", unmasked: Unmasked = False) -> Response:
-    """Export the labelled documents with `text` and `label` (good or bad), for `tokenmill classifier train --labelled
-    FILE`. Documents are left out if people disagree on them or are unsure, if they are no longer published, or if their
-    text is not the one that people read. The header `X-Left-Out` counts these documents."""
+    """Export the labelled documents as a file of JSON lines or Parquet for `tokenmill classifier train --labelled
+    FILE`. Each row has the `text` of a document and its `label` (good or bad). Documents are left out if people
+    disagree on them or are unsure, if they are no longer published, or if their text is not the one that people read.
+    The header `X-Left-Out` counts these documents."""
     await allow_unmasked(request, at, unmasked, {"dataset": dataset, "labels": True})
     stop = queries.stop()
     folder = tempfile.mkdtemp(prefix="tokenmill-labels-")
@@ -191,8 +193,9 @@ async def export(request: Request, at: StoreOf, dataset: str, labels: LabelsOf, 
 
 def labelled_rows(queries: Queries, store: Store, dataset: str, of: dict[str, dict[str, Label]], masked: bool,
                   counts: dict[str, int], stop: Stop) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the export. `of` maps documents to {person: label}. Documents that are left out are counted in
-    `counts`, by reason."""
+    """Yield the labelled documents with text and label, as rows of a file for training a classifier. `of` has the
+    labels, as {document: {person: label}}. Documents that must be left out (for example because people disagree) are
+    counted in `counts`, by reason."""
     wanted = []
     for document, by_person in of.items():
         if (label := decided(by_person)) in counts:
@@ -218,8 +221,8 @@ def labelled_rows(queries: Queries, store: Store, dataset: str, of: dict[str, di
 
 def published_rows(queries: Queries, store: Store, dataset: str, ids: list[str], chars: int,
                    stop: Stop) -> Iterator[dict[str, Any]]:
-    """Yield the kept and dropped documents with these ids. Each row has `side` ('kept' or 'dropped') and the first
-    `chars` characters of the text."""
+    """Yield the rows of the kept and dropped documents with these ids. Each row has `side` ('kept' or 'dropped') and
+    the first `chars` characters of the document's text."""
     for kind in ("kept", "dropped"):
         try:
             rows = queries.by_ids(DocumentKind(store, kind, dataset), ids, stop,

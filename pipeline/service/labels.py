@@ -30,14 +30,14 @@ _FILE = re.compile(r"(\d{8})\.json")
 
 
 class DamagedLabel(StoreError):
-    """A file that holds a label is damaged, or another version of Tokenmill has written it."""
+    """Raised when a file that holds a label is damaged, or was written by another version of Tokenmill."""
 
 
 @dataclass(frozen=True)
 class Label:
-    """The label that the person `by` gave to a document. `text` is a hash of what the person read
-    (`pipeline.service.label_routes.text_hash`), `run` is the run from which the document was drawn, and `at` is the
-    time."""
+    """The label (good, bad or unsure) that the person `by` gave to a document. `text` is a hash of the text that the
+    person read (`pipeline.service.label_routes.text_hash`), `run` is the run from which the document was drawn, and
+    `at` is the time of the label."""
 
     document: str
     label: Name
@@ -48,8 +48,8 @@ class Label:
 
 
 class Labels:
-    """Reads and writes the labels of a dataset. Thread-safe. Labels stay in memory once they are read, because their
-    files never change."""
+    """Reads and writes the labels that people give to the documents of one dataset. Thread-safe. Labels stay in memory
+    once they are read, because their files never change."""
 
     def __init__(self, store: Store, dataset: str, clock: Clock = SYSTEM) -> None:
         self._store, self._folder, self._clock = store, f"labels/{dataset}", clock
@@ -65,8 +65,9 @@ class Labels:
             return list(self._labels)
 
     def put(self, label: Label) -> Label:
-        """Add a label, and return it with its time. If this person's last label of the document has the same name
-        (good, bad, unsure) and the same text, nothing is written, and the last label is returned."""
+        """Store a label as a new file, and return it with the present time. If this person's last label of the document
+        is the same (good, bad or unsure) and was given to the same text, nothing is written, and that last label is
+        returned."""
         with self._lock:
             while True:
                 self._read_on()
@@ -81,7 +82,7 @@ class Labels:
                     return new
 
     def _read_on(self) -> None:
-        """Read the labels that any server has added since the last call."""
+        """Read the files of labels that this or another server has added since the last call."""
         if not self._next:
             numbers = [int(m[1]) for path in self._store.list(self._folder)
                        if (m := _FILE.fullmatch(path.rpartition("/")[2]))]
@@ -112,7 +113,8 @@ class Labels:
 
 # -- what labels say -------------------------------------------------------------------------------------------------
 def latest(labels: Iterable[Label]) -> dict[str, dict[str, Label]]:
-    """Return the labels that count, as {document: {person: label}}: the last one of each person for each document."""
+    """Return only the labels that count, as {document: {person: label}}. If a person has labelled a document several
+    times, the last label counts."""
     result: dict[str, dict[str, Label]] = {}
     for label in labels:
         result.setdefault(label.document, {})[label.by] = label
@@ -120,19 +122,19 @@ def latest(labels: Iterable[Label]) -> dict[str, dict[str, Label]]:
 
 
 def decided(by_person: Mapping[str, Label]) -> str:
-    """Return the joint label of a document, from the label of each person: `good` or `bad` if nobody says the opposite,
-    `disagreed` if people say both, `unsure` if everybody is unsure."""
+    """Combine the labels that several people gave to one document. Returns `good` or `bad` if at least one person says
+    so and nobody says the opposite, `disagreed` if people say both, and `unsure` if everybody is unsure."""
     names = {label.label for label in by_person.values()} - {"unsure"}
     return "unsure" if not names else "disagreed" if len(names) > 1 else names.pop()
 
 
 def summary(labels: Iterable[Label], most: int) -> dict[str, Any]:
-    """Return how many documents have which label, what each person has labelled, how far each pair of people agrees,
-    and the first `most` documents on which people disagree.
+    """Return, as JSON, how many documents have which label, what each person has labelled, how far each pair of people
+    agrees, and the first `most` documents on which people disagree.
 
     `kappa` is Cohen's kappa (1960) of two people: 1 for full agreement, 0 for as much agreement as chance would bring.
-    It is None if chance alone would make them agree on everything. Only documents that both have called good or bad
-    count.
+    It is None if chance alone would make them agree on everything. It is computed from the documents that both people
+    have called good or bad.
     """
     of = latest(labels)
     outcomes = Counter(decided(by) for by in of.values())

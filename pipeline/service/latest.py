@@ -1,4 +1,4 @@
-"""Finds the runs that made a dataset."""
+"""Finds the finished runs of a store that made a dataset, the latest first."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def made_datasets(at: Store, run: str) -> list[str]:
 
 
 def runs_with(at: Store, dataset: str) -> Iterator[str]:
-    """Yield the finished runs that made a dataset, the latest first. The search ends after the latest NEWEST (a number)
-    finished runs of the store."""
+    """Yield the names of the finished runs that made a dataset, the latest first. Only the latest finished runs of the
+    store, NEWEST (a number) of them, are searched."""
     last = latest_run(at)
     # most callers want only this run, and listing the runs of a large store takes long
     if last is not None and _is_finished(at, last) and dataset in made_datasets(at, last):
@@ -33,11 +33,12 @@ def runs_with(at: Store, dataset: str) -> Iterator[str]:
 
 
 def finished_runs(at: Store, known: Mapping[str, str]) -> dict[str, str]:
-    """Return the finished runs of a store, each with the time of its start: first the run that finished last, then the
-    others, the latest start first. A run has finished when it has listed its tasks.
+    """Return the finished runs of a store, each with the time of its start, in this order: first the run that finished
+    last, then the others, the latest start first. A run counts as finished when the store has its list of tasks.
 
-    `known` is the result of an earlier call. Of its runs, only the one that finished last is read again, because it may
-    have been run again under its name."""
+    `known` is the result of an earlier call. Of the runs in it, only the one that finished last is read again, because
+    it may have been run again under the same name.
+    """
     last, names = latest_run(at), run_names(at)
     unread = [name for name in names if name == last or name not in known]
     finished = [name for name, is_finished in zip(unread, at.map(lambda name: _is_finished(at, name), unread))

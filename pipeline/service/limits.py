@@ -1,5 +1,6 @@
-"""Limits the rate of requests from each network address. The state is kept in memory; a restarted server begins
-anew."""
+"""Limits the rate of requests from each network address. The state is kept in memory, so a restarted server has
+forgotten earlier requests.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +12,20 @@ ADDRESSES = 10_000       # most buckets in memory; the one that was used least r
 
 
 class RateBuckets:
-    """A token bucket for each network address: it allows `burst` requests at once, and `rate` per second on average."""
+    """Limits requests from each network address by a token bucket: `burst` requests are allowed at once, and `rate` per
+    second on average."""
 
     def __init__(self, rate: float, burst: int, clock: Clock = SYSTEM) -> None:
         self._rate, self._burst, self._clock = rate, burst, clock
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def empty(self, address: str) -> bool:
-        """Return whether the bucket of an address is empty."""
+        """Return whether the token bucket of an address is empty, so that a request from it would be refused."""
         return self._now(address) < 1.0
 
     def take(self, address: str) -> bool:
-        """Take one token from the bucket of an address. Returns False if the bucket is empty."""
+        """Take one token from the token bucket of an address, for a request from it. Returns False if the bucket is
+        empty."""
         left = self._now(address)
         if left < 1.0:
             return False

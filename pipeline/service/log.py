@@ -16,8 +16,8 @@ from pipeline.store.fs import Store
 
 @dataclass(frozen=True)
 class LogPlace:
-    """A place in the logs of a run: the attempt, the number of a piece (file) of this attempt's log, and a byte offset
-    in the piece. As text, it is `attempt-piece-offset`."""
+    """A place in the logs of a run: the number of the attempt (one execution of the run), the number of a piece (file)
+    of this attempt's log, and a byte offset in the piece. As text, it is `attempt-piece-offset`."""
 
     attempt: int
     piece: int = 1
@@ -28,8 +28,8 @@ class LogPlace:
 
     @classmethod
     def parse(cls, text: str, key: str) -> LogPlace | None:
-        """Return the place that `text` denotes, or None for "". Raises HttpProblem for a text that denotes no place;
-        the problem names the parameter `key`."""
+        """Return the place in a run's log that `text` denotes, or None for "". Raises HttpProblem, which names the
+        parameter `key`, for a text that denotes no place."""
         if not text:
             return None
         match = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})-([0-9]{1,12})", text)
@@ -41,8 +41,8 @@ class LogPlace:
 
 @dataclass(frozen=True)
 class LogStretch:
-    """A passage of a log. `next` is the place where it ends and the following passage begins. `complete` says that the
-    run has ended and nothing follows."""
+    """A passage of a run's log. `next` is the place in the log where this passage ends and the following one begins.
+    `complete` says that the run has ended and nothing follows."""
 
     text: str
     next: LogPlace
@@ -50,10 +50,10 @@ class LogStretch:
 
 
 def read_log(store: Store, run: str, place: LogPlace | None) -> LogStretch:
-    """Read the log of a run from `place` on, at most one piece (file) of it. If `place` is None, read from the
-    beginning of the latest attempt's log (an attempt is one execution of the run). When the log of an earlier attempt
-    is at its end, `next` is the beginning of the following attempt's log. Raises HttpProblem for a run that has no log
-    because it was started in a terminal."""
+    """Return the text of a run's log from `place` to the end of a piece (one of the files of the log), or to the end of
+    the log. If `place` is None, the text begins with the log of the latest attempt (one execution of the run). When the
+    log of an earlier attempt is at its end, `next` is the beginning of the following attempt's log. Raises HttpProblem
+    for a run that has no log because it was started in a terminal."""
     current = standing(store, run)
     place = place or LogPlace(max(current.attempt, 1))
     if not store.exists(piece_name(run, place.attempt, 1)) and current.facts.get("how") == "local":

@@ -1,4 +1,6 @@
-"""Answers one request in a separate process, which the server starts for work that may hang, crash or be attacked."""
+"""The main function of a process that answers one request. The server starts such a process for work that may hang,
+crash or be attacked.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from typing import Any, NoReturn
 
 
 def answer_request(handle: Callable[[dict[str, Any]], dict[str, Any]]) -> NoReturn:
-    """Read a request from standard input, write what `handle` returns for it to standard output, both as JSON, and end
-    this process. If other code prints something meanwhile, it goes to standard error and does not become part of the
-    answer. The process does not wait for threads that are still running."""
+    """Read a request (JSON) from standard input, call `handle` on it, write the result as JSON to standard output, and
+    end this process. What other code prints meanwhile goes to standard error and does not become part of the answer.
+    The process does not wait for threads that are still running."""
     request = json.loads(sys.stdin.buffer.read())
     answer = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)

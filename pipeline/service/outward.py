@@ -25,7 +25,7 @@ WORDS = ("error", "failures", "running")
 
 def run_document(store: Store, current: Standing) -> dict[str, Any]:
     """Return the state of a run as JSON for clients. It has the fields of `tokenmill status --json`, except those that
-    only the server needs; messages are masked."""
+    only the server needs. Secrets, personal data and addresses of clusters are masked in its messages."""
     document = status_document(store, current)
     addresses = cluster_addresses(current.facts)
     result = {k: v for k, v in document.items() if k not in (*INWARD, "report")}
@@ -37,15 +37,15 @@ def run_document(store: Store, current: Standing) -> dict[str, Any]:
 
 def cluster_addresses(facts: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return the addresses of clusters that this server knows from a run's facts and from its environment, in the form
-    in which messages contain them. The longest come first."""
+    in which messages contain them, sorted by length with the longest first."""
     known = {facts.get("address"), environment.get(ADDRESS), environment.get("RAY_ADDRESS")} - {None, "", "auto"}
     places = {str(address).partition("://")[2] or str(address) for address in known}
     return sorted({place.rstrip("/") for place in places} - {""}, key=lambda place: (-len(place), place))
 
 
 def outward_text(text: str, addresses: list[str]) -> str:
-    """Return `text` with the given addresses of clusters, secrets and personal data masked. Any IP address with a port
-    is masked, too, because if a cluster's address was given as `auto`, the real address is not known here."""
+    """Return `text` with secrets, personal data and the given addresses of clusters masked. Any IP address with a port
+    is masked, too, because the real address of a cluster that was given as `auto` is not known here."""
     if addresses:
         text = re.sub("|".join(map(re.escape, addresses)), MASK, text)
     return scrub_text(redact(_PLACE.sub(MASK, text)))

@@ -13,7 +13,8 @@ from starlette.responses import HTMLResponse, Response
 
 from pipeline.base.errors import TokenmillError
 from pipeline.cluster.attempts import piece_name
-from pipeline.plan.changes import comparable_run, compare_command
+from pipeline.plan.changes import comparable_run, compare_command, run_recipe_of
+from pipeline.report.marks import SEARCHED, passages, pieces, stages_of
 from pipeline.service import datasets, runs
 from pipeline.service.access import Viewer, viewer
 from pipeline.service.asset_figures import kept_sizes
@@ -26,6 +27,7 @@ from pipeline.service.problems import HttpProblem, problem_of
 from pipeline.service.session import Role
 from pipeline.service.stores import RunOf, StoreOf, check_there
 from pipeline.store.fs import Store
+from stages.stage import role_of
 
 open_router = APIRouter(include_in_schema=False)
 router = APIRouter(include_in_schema=False, dependencies=[Depends(viewer)])
@@ -50,13 +52,13 @@ KEEP = {"Cache-Control": "public, max-age=31536000, immutable"}
 # -- open to all -----------------------------------------------------------------------------------------------------
 @open_router.get("/login")
 def login(request: Request, next: Annotated[str, Query(max_length=4000)] = "/") -> HTMLResponse:
-    """Show the form for the token; `next` is the page to go to after signing in."""
+    """Show the form in which a user types the token; `next` is the page to go to after signing in."""
     return page(request, "login.html.j2", next=own_path(next), problem=None)
 
 
 @open_router.get("/static/{name}")
 def static(name: str) -> Response:
-    """Return a file that pages load, such as a stylesheet."""
+    """Return a file that HTML pages load, such as a stylesheet."""
     if name not in STATIC:
         raise HttpProblem(404, "No such file", f"pages load only {', '.join(STATIC)}", "name")
     return Response(static_file(name), media_type=STATIC[name], headers=KEEP)
@@ -65,7 +67,7 @@ def static(name: str) -> Response:
 # -- stores and runs -------------------------------------------------------------------------------------------------
 @router.get("/")
 async def home(request: Request) -> HTMLResponse:
-    """Show all stores, each with its datasets and its first runs."""
+    """Show the first page of the service: all stores, each with its datasets and its first runs by name."""
     stores: dict[str, Store] = request.app.state.stores
     sections = [await _section(request, name, at, "", FEW) for name, at in sorted(stores.items())]
     return page(request, "home.html.j2", sections=sections)
@@ -80,19 +82,22 @@ async def store_page(request: Request, store: str, at: StoreOf, after: runs.Afte
 
 
 async def _section(request: Request, name: str, at: Store, after: str, most: int) -> dict[str, Any]:
-    """Return what the pages show of a store. In place of a part that cannot be read, they show the problem."""
+    """Return what the pages show of one store: its datasets and a page of its runs. If one of these cannot be read, its
+    value is None, and `problems` says why."""
     try:
         check_there(at)
     except HttpProblem as e:
-        return {"store": name, "runs": None, "datasets": None, "problems": [e.document()]}
+        return {"store": name, "runs": None, "latest": None, "datasets": None, "problems": [e.document()]}
     problems: list[dict[str, Any]] = []
     listed = await or_problem(runs.list_runs(request, name, at, after, most), problems)
     listing = await or_problem(run_in_threadpool(datasets.list_datasets, at), problems)
-    return {"store": name, "runs": listed, "datasets": listing and listing["datasets"], "problems": problems}
+    names, latest = await request.app.state.watch.runs(name, at) if listed else ([], None)
+    return {"store": name, "runs": listed, "latest": latest if latest in names else None,
+            "datasets": listing and listing["datasets"], "problems": problems}
 
 
 async def or_problem(work: Awaitable[dict[str, Any]], problems: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Wait for `work` and return its result. If it fails, add the problem to `problems` and return None."""
+    """Await `work` and return its result. If it fails, add the error as JSON to the list `problems` and return None."""
     try:
         return await work
     except (HttpProblem, TokenmillError, OSError) as e:
@@ -118,8 +123,8 @@ async def run_page(request: Request, store: str, run: str, at: StoreOf, role: Vi
 
 
 def _results(at: Store, run: str) -> dict[str, Any]:
-    """Return what the page shows of a finished run's datasets: their sizes and, if there was a run before it, the name
-    of that run, the sizes of its datasets and the command that compares the two."""
+    """Return what the page of a finished run shows of its datasets: their sizes and, if an earlier run can be compared
+    with this one, the name of that run, the sizes of its datasets and the command that compares the two runs."""
     results: dict[str, Any] = {"sizes": kept_sizes(at, run), "before": None, "compare": None, "sizes_before": {}}
     if (before := comparable_run(at, run)) is not None:
         results |= {"before": before, "compare": compare_command(at, before, run),
@@ -128,8 +133,8 @@ def _results(at: Store, run: str) -> dict[str, Any]:
 
 
 def _if_there(read: Callable[[], str]) -> str | None:
-    """Return what `read` returns, or None when it raises HttpProblem. For example, a run has no recipe before it
-    begins."""
+    """Return the result of calling `read`, or None when it raises HttpProblem because the run has no such file. For
+    example, a run has no recipe before it begins."""
     try:
         return read()
     except HttpProblem:
@@ -148,7 +153,8 @@ def log_page(request: Request, store: str, run: RunOf, at: StoreOf,
 @router.get("/stores/{store}/datasets/{dataset}")
 async def dataset_page(request: Request, store: str, at: StoreOf, dataset: str, queries: QueriesOf, role: Viewer,
                        count: bool = False) -> HTMLResponse:
-    """Show a page of kept, dropped or quarantined documents, with the filter in use and counts."""
+    """Show a page of the kept, dropped or quarantined documents of a dataset, with the filter in use and counts of
+    documents."""
     view = BrowseView.read(request.query_params)
     kind = _kind_of(view)
     filter = filter_of(**filter_parameters(view))
@@ -177,7 +183,8 @@ async def dataset_page(request: Request, store: str, at: StoreOf, dataset: str, 
 
 
 def _kind_of(view: BrowseView) -> Kind:
-    """Return the kind of documents that a view names. Raises HttpProblem when there is no kind of that name."""
+    """Return the kind of documents (kept, dropped or quarantined) that a page's URL names. Raises HttpProblem when
+    there is no such kind."""
     kinds: tuple[Kind, ...] = get_args(Kind)
     for kind in kinds:
         if kind == view.kind:
@@ -186,19 +193,36 @@ def _kind_of(view: BrowseView) -> Kind:
 
 
 def linkable(id: Any) -> bool:
-    """Return whether an id can be part of a URL, so that its document has a page. The id of a quarantined document may
-    be any text."""
+    """Return whether a document's id can be part of a URL, so that the document can have a page. The id of a
+    quarantined document may be any text."""
     return isinstance(id, str) and _ID.fullmatch(id) is not None
 
 
 @router.get("/stores/{store}/datasets/{dataset}/documents/{id}")
 async def document_page(request: Request, store: str, at: StoreOf, dataset: str, id: str, queries: QueriesOf,
                         chars: Annotated[int, Query(ge=0, le=LENGTHS[-1])] = LENGTHS[0]) -> HTMLResponse:
-    """Show one document: its text, verdict, signals and metadata. For a duplicate, also show the document that was kept
-    in its place, and how they differ."""
+    """Show one document: its text, its verdict (why it was dropped), its signals (numbers that steps computed) and its
+    metadata. For a duplicate, also show the document that was kept in its place, and how the two differ."""
     facts = await datasets.show_document(request, at, dataset, id, queries, chars, False)
     row = facts["document"] or {}
     total = row.get("chars")
+    text = await run_in_threadpool(_marked, at, dataset, row, facts["verdict"])
     longer = next((n for n in LENGTHS if n > chars), None) if total is not None and total > chars else None
-    return page(request, "document.html.j2", store=store, dataset=dataset, facts=facts, row=row, chars=chars,
-                total=total, longer=longer, linkable=linkable, sources=bool(request.app.state.settings.allowed_roots))
+    return page(request, "document.html.j2", store=store, dataset=dataset, facts=facts, row=row, text=text,
+                marked=any(is_passage for is_passage, _ in text), chars=chars, total=total, longer=longer,
+                linkable=linkable, sources=bool(request.app.state.settings.allowed_roots))
+
+
+def _marked(at: Store, dataset: str, row: Mapping[str, Any],
+            verdict: Mapping[str, Any] | None) -> list[tuple[bool, str]]:
+    """Return the text of a document in pieces, each with whether it is a passage for which a step dropped the document.
+    The settings of the step are those in the latest run. If the recipe names a file for the step, such as a list of
+    words, nothing is marked: whoever can write to the store could name any file of the server, and learn what is in
+    it."""
+    text = row.get("text") or ""
+    run = next(runs_with(at, dataset), None) if text and verdict and not verdict["kept"] else None
+    stage = stages_of(run_recipe_of(at, run), dataset).get(verdict["stage"]) if run and verdict else None
+    if stage is None or verdict is None or any(value is not None and role_of(type(stage.config), name) == "resource"
+                                               for name, value in stage.config):
+        return [(False, text)]
+    return pieces(text, passages(stage, verdict["reason"], text[:SEARCHED], row.get("language") or ""))

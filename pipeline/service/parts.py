@@ -43,7 +43,7 @@ Identity: TypeAlias = tuple[str, int, int, int, int, int]
 
 
 class PublishedPart(NamedTuple):
-    """A part (data file) of a dataset, as a row of the dataset's manifest describes it."""
+    """What the manifest of a dataset says about one of its parts (data files): path, task, rows, bytes and hash."""
 
     path: str                     # below the store
     key: str                      # of the task that made it
@@ -54,18 +54,21 @@ class PublishedPart(NamedTuple):
 
 
 class StillChecking(Busy):
-    """The time limit of a query was too short to compare all parts of a big dataset with their hashes."""
+    """Raised when the time limit of a query was too short to compare all parts (data files) of a big dataset with their
+    hashes."""
 
     title = "The parts are still being checked"
 
 
 class Changed(StoreError):
-    """Parts were replaced while a query read them. The query is then repeated on the new parts."""
+    """Raised when the parts (data files) of a dataset were replaced while a query read them. The query is then repeated
+    on the new parts."""
 
 
 def published(store: Store, kind: str, dataset: str) -> list[PublishedPart]:
-    """Return the parts (data files) of a dataset that are published now, in the order of the manifest. `kind` is a key
-    of FOLDERS. Raises NoDataset when the store has no such dataset, and DamagedFile when the manifest is damaged."""
+    """Return the parts (data files) of a dataset that are published at present, in the order of the manifest. `kind` is
+    a key of FOLDERS: kept, dropped or quarantined documents. Raises NoDataset when the store has no such dataset, and
+    DamagedFile when the manifest is damaged."""
     if kind not in FOLDERS:
         raise QueryError(f"there are no documents of kind '{visible(kind)[:40]}'", "kind",
                          f"it is one of: {', '.join(FOLDERS)}")
@@ -89,21 +92,22 @@ def published(store: Store, kind: str, dataset: str) -> list[PublishedPart]:
 
 
 def hash_of(parts: Sequence[PublishedPart]) -> bytes:
-    """Return a hash of a list of parts. Lists with the same hash hold the same documents in the same order."""
+    """Return a hash of a list of parts (data files of a dataset). If two lists have the same hash, they hold the same
+    documents in the same order."""
     text = repr([tuple(part) for part in parts])
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class NoDataset(QueryError):
-    """The store has no such dataset."""
+    """Raised when the store has no such dataset."""
 
     status = 404
     title = "No such dataset"
 
 
 class Checked:
-    """Provides the files of parts (data files of datasets) on this machine, after comparing their bytes with the hashes
-    in the manifest."""
+    """Provides the parts (data files) of datasets as files on this machine, after comparing their bytes with the hashes
+    in the dataset's manifest."""
 
     def __init__(self, limits: QueryLimits) -> None:
         self._limits = limits
@@ -124,9 +128,9 @@ class Checked:
 
     @contextlib.contextmanager
     def files(self, store: Store, parts: Sequence[PublishedPart], stop: Stop) -> Iterator[list[str]]:
-        """A context manager that yields the path of a verified file for each part, in the order of the parts. Raises
-        DamagedFile when the bytes of a file do not match its hash. When the context ends, it raises Changed if a part
-        was replaced in between.
+        """A context manager that yields the paths of verified files, one for each part (data file of a dataset), in the
+        order of the parts. Raises DamagedFile when the bytes of a file do not match its hash. When the context ends, it
+        raises Changed if a part was replaced in between.
 
         The paths go through a link to the folder of the parts, because DuckDB would treat wildcard characters in a
         store's path as a pattern.
@@ -147,9 +151,10 @@ class Checked:
                     raise Changed(f"{part.path} was replaced while it was read; try again")
 
     def check(self, store: Store, parts: Sequence[PublishedPart], stop: Stop) -> list[Identity]:
-        """Compare the files of a store on a local disk with the hashes of their parts, in several threads. Returns the
-        identity (path, inode, size and times) of each file, and nothing for a store in object storage. Raises
-        DamagedFile when a file's bytes differ or it is missing, and StillChecking when the time limit is exceeded."""
+        """Compare the parts (data files of a dataset) of a store on a local disk with their hashes, in several threads.
+        Returns the identity (path, inode, size and times) of each file, and an empty list for a store in object
+        storage. Raises DamagedFile when a file is missing or its bytes differ, and StillChecking when the time limit is
+        exceeded."""
         if store.local is None:
             return []
         inside(store, parts)
@@ -165,8 +170,8 @@ class Checked:
                                 "ask again: what was compared is remembered; stored order reads fewer parts") from None
 
     def _check(self, part: PublishedPart, path: str, stop: Stop) -> Identity:
-        """Compare a file on a local disk with the hash of its part. Returns the file's identity (path, inode, size and
-        times). Raises DamagedFile when its bytes differ."""
+        """Compare a part (data file of a dataset) on a local disk with its hash. Returns the identity (path, inode,
+        size and times) of the file. Raises DamagedFile when its bytes differ."""
         stop.check()
         identity = _identity(part, path)
         sha256 = self._hashes.get(identity)
@@ -189,8 +194,9 @@ class Checked:
         return identity
 
     def _fetched(self, store: Store, parts: Sequence[PublishedPart], folder: str, stop: Stop) -> list[str]:
-        """Fetch parts from object storage through this machine's cache, and return their paths. Raises TooDear when
-        they are larger than a query may fetch."""
+        """Fetch parts (data files of a dataset) from object storage to this machine, and return the paths of the local
+        files. Files in this machine's cache are not fetched again. Raises TooDear when the parts are larger than a
+        query may fetch."""
         size = sum(part.bytes for part in parts)
         if size > self._limits.fetched_bytes:
             raise TooDear(f"the query reads {size / 1e9:.1f} GB from object storage, and the limit is "
@@ -203,9 +209,9 @@ class Checked:
         return paths
 
     def columns(self, store: Store, parts: Sequence[PublishedPart], stop: Stop) -> list[tuple[str, ...]]:
-        """Return the names of the columns of each part. A signal (a number computed for each document) is named
-        'signals.NAME'. Only one part of each plan node is opened, because the tasks of a node run the same steps and
-        write the same columns."""
+        """Return the names of the columns of each part (data file of a dataset). A signal (a number computed for each
+        document) is named 'signals.NAME'. Only one part of each plan node is opened, because the tasks of a node run
+        the same steps and write the same columns."""
         of_node: dict[str, tuple[str, ...]] = {}
         for part in parts:
             if part.node not in of_node:
@@ -226,8 +232,8 @@ class Checked:
 
 
 def inside(store: Store, parts: Sequence[PublishedPart]) -> None:
-    """Raise DamagedFile when the folder of `parts` is a link to a place outside the store. Otherwise whoever may write
-    to the store could make this server read other files."""
+    """Raise DamagedFile when the folder of the parts (data files of a dataset) is a link to a place outside the store.
+    Otherwise whoever may write to the store could make this server read other files."""
     top = os.path.realpath(store.at(""))
     for folder in {part.path.rpartition("/")[0] for part in parts}:
         if not os.path.realpath(store.at(folder)).startswith(top + os.sep):

@@ -18,7 +18,8 @@ Key = tuple[str, str, str]
 
 
 def plan_key(store: Store, submission: Submission) -> Key:
-    """Return what a plan depends on, except the inputs: the store, its log of finished tasks, and the recipe."""
+    """Return a key under which a plan can be remembered: the store, a hash of the store's log of finished tasks, and a
+    hash of the submitted recipe. The recipe's input files are not part of the key."""
     log = hashlib.blake2b(digest_size=16)
     for entry in store.entries("log"):
         log.update(f"{entry.path} {entry.size}\n".encode("utf-8", "surrogateescape"))
@@ -26,7 +27,8 @@ def plan_key(store: Store, submission: Submission) -> Key:
 
 
 class Plans:
-    """The results of the latest plans. A result is forgotten after KEPT_S seconds, or when MOST newer ones exist."""
+    """Keeps the most recent plans of recipes in memory. A plan is forgotten after KEPT_S seconds, or when MOST newer
+    ones exist."""
 
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self._clock, self._lock = clock, threading.Lock()

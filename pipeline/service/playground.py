@@ -1,9 +1,10 @@
-"""Answers what a dataset of a finished run would hold if a threshold moved or a filter were left out.
+"""Answers which documents a dataset of a finished run would have if a threshold had another value or a filter were left
+out.
 
-No document is processed again. The stages themselves judge the signals (numbers computed for each document) that the
-run stored, see `pipeline.passes.outcomes`. They judge first a fixed random sample, which gives counts with intervals,
-and then all documents. `pipeline.service.signal_table` holds the signals in columns. While a user drags one threshold,
-the page reads counts from the table that `pipeline.service.cube` makes.
+No document is processed again. The stages (the code of the steps) judge the signals that the run stored, see
+`pipeline.passes.outcomes`; a signal is a number computed for each document. A fixed random sample is judged first,
+which gives counts with intervals, and then all documents. `pipeline.service.signal_table` holds the signals in columns.
+While a user drags one threshold, the page reads counts from the table that `pipeline.service.cube` makes.
 
 Documents are followed only up to the first barrier (a step over all documents at once, such as deduplication) after the
 first changed step. A document that reaches this barrier counts as kept, and the answer names the barrier.
@@ -42,9 +43,9 @@ LARGEST = 1e300
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes to the steps of a dataset. `thresholds` maps the number of a step in the recipe to {decision key: new
-    value}; a decision key is a setting that affects only which documents are kept. `off` holds the numbers of steps
-    that are left out."""
+    """Changes to the steps of a dataset that a user tries. `thresholds` maps the number of a step in the recipe to
+    {decision key: new value}; a decision key is a setting that affects only which documents are kept. `off` holds the
+    numbers of steps that are left out."""
 
     thresholds: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     off: frozenset[int] = frozenset()
@@ -85,12 +86,12 @@ class Playground:
 
     @property
     def in_memory(self) -> int:
-        """The number of documents that the table holds in memory."""
+        """The number of documents that are in memory: all documents of the dataset, or only a sample."""
         return self.documents if self.documents <= self._most else self._wanted
 
     @cached_property
     def table(self) -> DocumentTable:
-        """The table of all documents or, if they are too many for memory, of the sample."""
+        """The table of all documents of the dataset or, if they are too many for memory, of a random sample of them."""
         tokens = token_counts(self.store, self.run, self._plan, Log.read(self.store).get)
         return DocumentTable(self.store, self.files, self._place, len(self.links), self.share,
                              self.documents > self._most, tokens)
@@ -107,10 +108,11 @@ class Playground:
 
     # -- questions -----------------------------------------------------------------------------------------------
     def steps(self) -> list[dict[str, Any]]:
-        """Return the steps as JSON, each with the keys (settings) that may change. A key has its name, value,
-        description and bounds. `type` is the type of its value: number, integer, boolean, or json for anything else.
-        `number` says whether the present value is a number, and `optional` whether null is valid. `drops` says on which
-        side of the value documents are dropped: `less` (below it), `more` (above it), or "" if this is not known."""
+        """Return the steps of the dataset as JSON, each with the keys (settings) that a user may change. A key has its
+        name, value, description and bounds. `type` is the type of its value: number, integer, boolean, or json for
+        anything else. `number` says whether the present value is a number, and `optional` whether null is valid.
+        `drops` says on which side of the value documents are dropped: `less` (below it), `more` (above it), or "" if
+        this is not known."""
         steps: list[dict[str, Any]] = []
         for link in self.links:
             config = type(link.stage.config)
@@ -123,7 +125,8 @@ class Playground:
         return steps
 
     def moved(self, changes: Changes) -> ChangedSteps:
-        """Return the steps before and after these changes. Raises PlaygroundError for a change that is not possible."""
+        """Apply changes to the steps of the dataset. Returns an object that holds the steps as the run had them and as
+        they are after the changes. Raises PlaygroundError for a change that is not possible."""
         by_number = {link.number: place for place, link in enumerate(self.links)}
         wanted: dict[int, Mapping[str, Any] | None] = {}
         for number in sorted({*changes.thresholds, *changes.off}):
@@ -161,8 +164,8 @@ class Playground:
                                       name)
 
     def _check_reads(self, moved: ChangedSteps) -> None:
-        """Raise PlaygroundError when a step is left out although a later step needs its signals. A recipe without that
-        step would be refused, too."""
+        """Raise PlaygroundError when a step is left out although a later step needs its signals (numbers that it
+        computes for each document). A recipe without the step would be refused for the same reason."""
         gone = [place for place, stage in moved.now.items() if stage is None]
         for place in gone:
             signals = set(self.links[place].stage.signals)
@@ -175,9 +178,10 @@ class Playground:
                  moved: ChangedSteps,
                  rows: np.ndarray | None = None,
                  own: OwnThreshold | None = None) -> Replayed:
-        """Judge all documents of the table, or those in `rows` in this order, under changed steps. With `own`, each
-        document is judged under a separate threshold; then NotColumnwise is raised if the step cannot judge documents
-        by columns."""
+        """Judge documents under the changed steps `moved`, and return their outcomes before and after the change.
+        `rows` are the documents' rows in the table, in the order of the result (None: all documents). With `own`, each
+        document is judged under a separate threshold; NotColumnwise is then raised if the step cannot judge many
+        documents at once."""
         with self._lock:
             table = self.table
             table.need(moved.signals())
@@ -193,9 +197,9 @@ class Playground:
             return Replayed(table, every, list(labels), before, after)
 
     def answer(self, changes: Changes, exact: bool) -> dict[str, Any]:
-        """Return the answer to a client who asks for these changes, from the sample or, if `exact`, from all
-        documents. Raises PlaygroundError for a change that is not possible, and if `exact` is set for more documents
-        than are held in memory."""
+        """Return which documents the dataset would have after these changes, as JSON for a client. The counts come from
+        the sample or, if `exact`, from all documents. Raises PlaygroundError for a change that is not possible, and if
+        `exact` is set although not all documents are in memory."""
         if exact and self.documents > self._most:
             raise PlaygroundError(f"'{self.dataset}' has {self.documents:,} documents, and at most {self._most:,} are "
                                   f"counted exactly; take the sample, or run the recipe", "exact")
@@ -210,8 +214,8 @@ class Playground:
 
 
 def _number(value: Any) -> int | float | None:
-    """Return a value of a setting as a number. A recipe may give a number as text ("0.5"). Returns None for a value
-    that is not a number."""
+    """Return the value of a setting as a number, or None if it is not a number. A recipe may give a number as text
+    ("0.5")."""
     if isinstance(value, str):
         try:
             return float(value) if any(map(str.isdigit, value)) else None       # "nan" is the code of a language
@@ -221,15 +225,16 @@ def _number(value: Any) -> int | float | None:
 
 
 def _dropped_side(extra: Any) -> str:
-    """Return "less" if a threshold drops documents whose signals are below it, "more" if it drops those above it.
-    `extra` is what the setting declares (`stages.stage.decision`). Returns "" if it declares neither, or both."""
+    """Return on which side of a threshold documents are dropped: "less" if those with a smaller signal (number computed
+    for each document) are dropped, "more" if those with a larger one are. Returns "" if the setting does not say, or
+    names both sides. `extra` is what the setting declares (`stages.stage.decision`)."""
     low, high = (bool(extra.get(name)) if isinstance(extra, dict) else False for name in ("at_least", "at_most"))
     return "" if low == high else "less" if low else "more"
 
 
 def _key(config: type[StageConfig], name: str, value: Any) -> dict[str, Any]:
-    """Return a key (setting of a step) that may be changed, as JSON in the form in which `Playground.steps` lists
-    it."""
+    """Return a setting of a step that a user may change as JSON: its name, value, description, type and bounds, in the
+    form in which `Playground.steps` lists it."""
     field = config.model_fields[name]
     types = {field.annotation} if get_origin(field.annotation) not in (Union, UnionType) else {
         *get_args(field.annotation)}

@@ -1,6 +1,7 @@
-"""Turns errors of the service into answers, as `application/problem+json` (RFC 9457) or as an HTML page. An answer says
-what is wrong, names the parameter or field, and says what to do. It never contains a traceback, a secret or an unsafe
-character."""
+"""Turns exceptions in the service into error answers for clients, as `application/problem+json` (RFC 9457) or as an
+HTML page. An answer says what is wrong, names the parameter or field, and says what to do. It never contains a
+traceback, a secret or an unsafe character.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ LOGIN, SIGN_IN = "/login", "/api/v1/session"
 
 
 class HttpProblem(Exception):
-    """An error answer, with an HTTP status of 4xx or 5xx. `title` says in a few words what is wrong, and `detail` in
-    one line. `key` names the parameter, header or field, and `remedy` says what to do."""
+    """Raised to answer a request with an error, whose HTTP status is 4xx or 5xx. `title` says in a few words what is
+    wrong, and `detail` in one line. `key` names the parameter, header or field, and `remedy` says what to do."""
 
     def __init__(self, status: int, title: str = "", detail: str = "", key: str = "", remedy: str = "",
                  headers: Mapping[str, str] | None = None) -> None:
@@ -39,7 +40,7 @@ class HttpProblem(Exception):
         self.headers = dict(headers or {})
 
     def document(self) -> dict[str, Any]:
-        """Return the problem as JSON."""
+        """Return the error as JSON, in the form `application/problem+json` (RFC 9457)."""
         title = self.title or HTTPStatus(self.status).phrase
         document = {"type": "about:blank", "title": title, "status": self.status, "detail": self.detail or title,
                     "key": self.key, "remedy": self.remedy}
@@ -71,7 +72,7 @@ class SafeJSON(JSONResponse):
 
 
 def finite(value: Any) -> Any:
-    """Return a JSON value with None in place of numbers that are not finite."""
+    """Return a copy of a JSON value in which None replaces numbers that are not finite (infinity and NaN)."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -80,8 +81,8 @@ def finite(value: Any) -> Any:
 
 
 def problem_of(error: Exception) -> HttpProblem:
-    """Turn an exception into the problem that the client gets. An unexpected exception is logged, and the client does
-    not see its message."""
+    """Turn an exception into the error (HttpProblem) that the client gets. An unexpected exception is logged, and the
+    client does not see its message."""
     if isinstance(error, HttpProblem):
         return error
     if isinstance(error, RequestValidationError):
@@ -111,7 +112,8 @@ def problem_of(error: Exception) -> HttpProblem:
 
 
 def _two_parts(status: int, title: str, error: TokenmillError, headers: Mapping[str, str] | None = None) -> HttpProblem:
-    """Return the problem for an error of Tokenmill, whose message has the form `what is wrong; what to do`."""
+    """Turn an error of Tokenmill into an HttpProblem. The error's message has the form `what is wrong; what to do`: the
+    first part becomes `detail`, the second `remedy`."""
     detail, _, remedy = visible(redact(str(error))).partition("; ")
     return HttpProblem(status, title, detail, remedy=remedy, headers=headers)
 
@@ -136,7 +138,8 @@ def respond(request: Request, error: Exception) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Make `app` answer errors with problems (JSON or an HTML page)."""
+    """Register handlers with the application `app` that answer the exceptions of its routes with errors, as JSON or as
+    an HTML page."""
     async def answer(request: Request, error: Exception) -> Response:
         return respond(request, error)
 

@@ -7,7 +7,8 @@ skip, so documents that are published between two pages do not shift others onto
 There are two kinds of order. In *stored* order (that of the parts and of the rows in them), a page reads only the parts
 that it needs. Its cursor is a part and a row; if this part is not published any more, the client must start again at
 the first page. If documents are sorted by id or by another column, a page reads this column of all parts. Its cursor is
-a value and an id: a document that stays published while a client reads all pages is seen exactly once.
+a value of the column and an id. A document that stays published while a client reads all pages is then seen exactly
+once.
 """
 
 from __future__ import annotations
@@ -65,20 +66,21 @@ TRIES = 3
 
 
 class PlaceGone(QueryError):
-    """The part (data file of a dataset) in which the previous page ended is not published any more."""
+    """Raised when the part (data file of a dataset) in which the previous page ended is not published any more."""
 
     status = 410
     title = "The dataset was published anew"
 
 
 class Replaced(Busy):
-    """A dataset is published anew so often that a query cannot read it."""
+    """Raised when a dataset is published anew so often that a query cannot read it."""
 
     title = "The dataset is being published"
 
 
 class DocumentKind(NamedTuple):
-    """Identifies the documents of one kind (kept, dropped or quarantined) of a dataset."""
+    """Names the documents that a query reads: those of one `kind` (kept, dropped or quarantined) of a dataset in a
+    store."""
 
     store: Store
     kind: str
@@ -87,8 +89,9 @@ class DocumentKind(NamedTuple):
 
 @dataclass(frozen=True)
 class ResultPage:
-    """A page of documents, in order. Each row is a dict of the requested columns. `next` is the cursor of the following
-    page, None on the last page. `parts` and `documents` are the numbers of parts and documents in the whole dataset."""
+    """One page of the documents that match a query, in order. Each row is a dict of the requested columns. `next` is
+    the cursor (position) at which the following page begins, None on the last page. `parts` and `documents` are the
+    numbers of parts (data files) and documents in the whole dataset."""
 
     rows: list[dict[str, Any]]
     next: str | None
@@ -98,7 +101,7 @@ class ResultPage:
 
 class Queries:
     """Runs queries on datasets, within limits of time, memory and concurrency. One object serves all requests of a
-    server. Its member `checked` provides the paths of data files whose hashes were verified."""
+    server. Its attribute `checked` provides the paths of data files whose hashes were verified."""
 
     def __init__(self, limits: QueryLimits | None = None, clock: Clock = SYSTEM) -> None:
         self.limits, self._clock = limits or QueryLimits(), clock
@@ -107,20 +110,20 @@ class Queries:
         self._turns = Turns(self.limits.at_once, (WAITING - 1) * self.limits.at_once)
 
     def stop(self) -> Stop:
-        """Return a Stop (a time limit) for a query that begins now."""
+        """Return an object that tells a query when to end. The time limit of the query begins with this call."""
         return Stop(self.limits.seconds, self._clock)
 
     def turn(self, stop: Stop) -> AbstractContextManager[None]:
-        """A context manager that limits how many requests work at a time. Raises Busy when too many others wait
-        already, or when the wait takes too long."""
+        """A context manager that lets only a few requests work at a time. Other requests wait until one ends. Raises
+        Busy when too many others wait already, or when the wait takes too long."""
         return self._turns.turn(min(self.limits.wait_s, stop.left))
 
     # -- pages ---------------------------------------------------------------------------------------------------
     def page(self, of: DocumentKind, filter: Filter, order: SortOrder, limit: int, stop: Stop, after: str = "",
              show: Sequence[str] = ("id",), chars: int = 0) -> ResultPage:
         """Return one page of documents. If `show` contains 'text', each row has the first `chars` characters of the
-        text and, as `chars`, the length of the whole text. If the filter searches in texts, each row has `match`, the
-        text around the first occurrence."""
+        document's text and, under the key `chars`, the length of the whole text. If the filter searches in texts, each
+        row has `match`, an excerpt around the first occurrence of what was searched for."""
         if not 1 <= limit <= PAGE_ROWS:
             raise QueryError(f"a page has 1 to {PAGE_ROWS} documents", "limit", "give a number in this range")
         if of.kind == "quarantined" and order.by != STORED:
@@ -194,9 +197,10 @@ class Queries:
 
     def _fetch(self, reader: PartReader, hits: list[QueryHit], show: Sequence[str], text: str, chars: int
                ) -> list[dict[str, Any]]:
-        """Return the documents at the places in `hits`, in this order, with `id` and those of the columns `show` that
-        their parts have. At most `chars` characters of the documents' text are returned. If `text` (what was searched
-        for) is not empty, `match` is an excerpt around its first occurrence."""
+        """Read the documents of `hits`, and return them in the same order. A hit is the part (data file) and the row of
+        a document. A returned row has `id` and those of the columns `show` that the part has. The document's text is
+        cut to `chars` characters. If `text` (what was searched for) is not empty, `match` is an excerpt around its
+        first occurrence."""
         by_part: dict[int, list[int]] = {}
         for hit in hits:
             by_part.setdefault(hit.part, []).append(hit.row)
@@ -214,7 +218,8 @@ class Queries:
 
     def by_ids(self, of: DocumentKind, ids: Sequence[str], stop: Stop, show: Sequence[str], chars: int
                ) -> list[dict[str, Any]]:
-        """Return the documents with these ids, in stored order."""
+        """Return the documents with these ids, in stored order (that of the files and their rows). `show` are the
+        columns to return; a text is cut to `chars` characters."""
         def work(reader: PartReader) -> list[dict[str, Any]]:
             if not reader.parts or not ids:
                 return []
@@ -257,10 +262,10 @@ class Queries:
 
     def histogram(self, of: DocumentKind, filter: Filter, signal: str, bins: int, stop: Stop,
                   least: float | None = None, most: float | None = None) -> dict[str, Any]:
-        """Count the values of a signal (a number computed for each document) in `bins` bins of equal width from `least`
-        to `most` (default: the smallest and the largest value). The last bin includes its upper end. `missing` counts
-        documents for which the signal was not computed, `odd` those with infinity or NaN, `below` and `above` those
-        with a value outside the bins."""
+        """Count the documents by their value of a signal (a number computed for each document), in `bins` bins of equal
+        width from `least` to `most` (default: the smallest and the largest value). The last bin includes its upper end.
+        `missing` counts documents for which the signal was not computed, `odd` those with infinity or NaN, `below` and
+        `above` those with a value outside the bins."""
         if not 1 <= bins <= BINS:
             raise QueryError(f"a histogram has 1 to {BINS} bins", "bins", "give a number in this range")
         for key, value in (("least", least), ("most", most)):
@@ -307,14 +312,15 @@ class Queries:
 
     # -- around a query ------------------------------------------------------------------------------------------
     def columns(self, of: DocumentKind, stop: Stop) -> list[str]:
-        """Return the names of the columns that the parts of a dataset have. A signal (a number computed for each
-        document) is named 'signals.NAME'."""
+        """Return the names of all columns that any of the parts (data files) of a dataset has. A signal (a number
+        computed for each document) is named 'signals.NAME'."""
         return self._over(of, stop, lambda reader: list(dict.fromkeys(n for part in reader.columns for n in part)))
 
     def _once(self, reader: PartReader, question: tuple[Any, ...], work: Callable[[PartReader], dict[str, Any]]
               ) -> dict[str, Any]:
-        """Return the answer to a question about all parts: the remembered one, or that of `work`, which is remembered.
-        Raises DamagedFile for a damaged part, also if the answer is remembered."""
+        """Return the answer to a question about all parts (data files) of a dataset. If the answer is in memory, it is
+        returned; otherwise `work` is called, and its result is kept in memory. Raises DamagedFile for a damaged part,
+        even if the answer was in memory."""
         answer: dict[str, Any] | None = self._memory.get(reader.parts_hash, question)
         if answer is None:
             answer = work(reader)
@@ -324,9 +330,9 @@ class Queries:
         return answer
 
     def _over(self, of: DocumentKind, stop: Stop, work: Callable[[PartReader], T]) -> T:
-        """Call `work` with a reader of the published parts (data files) that have rows, and return its result. If the
-        parts are replaced while `work` runs, it is called again with the new parts. Raises Replaced when this happens
-        TRIES times."""
+        """Call `work` with a reader of the published parts (data files) of a dataset, and return its result. Parts
+        without rows are left out. If the parts are replaced while `work` runs, `work` is called again with the new
+        parts. Raises Replaced when this happens TRIES times."""
         with self.turn(stop):
             parts = [part for part in published(*of) if part.rows]
             for last in (*[False] * (TRIES - 1), True):
@@ -346,9 +352,9 @@ class Queries:
 
 
 def _shown(show: Sequence[str], columns: Collection[str], text: str, chars: int) -> tuple[list[str], list[Any]]:
-    """Return the SQL expressions of the columns to show, and the values to bind in them. If `text` (the text searched
-    for) is not empty, one of them is an excerpt around its first occurrence. `chars` limits the text of the
-    document."""
+    """Return the SQL expressions of the columns `show`, and the values to bind in them. The text of a document is cut
+    to `chars` characters. If `text` (what was searched for) is not empty, one expression is an excerpt around its first
+    occurrence."""
     items: list[str] = []
     values: list[Any] = []
     for name in dict.fromkeys(("id", *show)):

@@ -29,13 +29,15 @@ ENDED = 30
 
 @router.get("/queue")
 async def queue_page(request: Request, store: str, at: StoreOf, role: Viewer, ready: str = "") -> Response:
-    """Show the runs that wait, start, run, or have ended lately. Operators also see the form that submits a recipe."""
+    """Show the page of a store's queue: the runs that wait, start, run, or have ended lately. Operators also see the
+    form that submits a recipe."""
     return await _queue(request, store, at, role, {"ready": ready})
 
 
 @router.post("/queue/plan")
 async def plan(request: Request, store: str, at: StoreOf, role: Operator) -> Response:
-    """Plan the recipe in the form. Shows the plan or, if the recipe has errors, the form again with these errors."""
+    """Plan the recipe that an operator has put into the form, and show the plan. If the recipe has errors, show the
+    form again with these errors."""
     form = await form_of(request)
     problem, result = None, None
     try:
@@ -53,7 +55,7 @@ async def plan(request: Request, store: str, at: StoreOf, role: Operator) -> Res
 
 @router.post("/queue")
 async def put(request: Request, store: str, at: StoreOf, role: Operator) -> Response:
-    """Submit the recipe that was planned."""
+    """Put the recipe whose plan the page shows into the queue of runs."""
     form = await form_of(request)
     try:
         given = submit.RecipeRequest.model_validate_json(form.get("given", ""))
@@ -66,21 +68,21 @@ async def put(request: Request, store: str, at: StoreOf, role: Operator) -> Resp
 
 @router.post("/queue/{number}/cancel")
 async def cancel_entry(request: Request, store: str, at: StoreOf, number: submit.Number, role: Operator) -> Response:
-    """Cancel a run that waits, or stop one that runs."""
+    """Cancel a run of the queue. A run that waits never starts; a run that has begun is stopped."""
     await submit.cancel_entry(request, store, at, number, role)
     return _to_queue(store)
 
 
 @router.post("/runs/{run}/cancel")
 async def cancel_run(request: Request, store: str, at: StoreOf, run: str, role: Operator) -> Response:
-    """Stop a run."""
+    """Stop a run, whether it was started from the queue or by a command."""
     await submit.cancel_run(request, store, at, run, role)
     return RedirectResponse(path("stores", store, "runs", run), 303)
 
 
 @router.post("/runs/{run}/resume")
 async def resume_run(request: Request, store: str, at: StoreOf, run: RunOf, role: Operator) -> Response:
-    """Put a run into the queue again."""
+    """Put a run that has failed or was stopped into the queue again."""
     await submit.resume_run(request, store, at, run, role, (await form_of(request)).get("request"))
     return _to_queue(store)
 
@@ -91,7 +93,8 @@ def _to_queue(store: str) -> Response:
 
 
 def given_of(form: dict[str, str]) -> submit.RecipeRequest:
-    """Return the recipe in the fields of the form. Raises HttpProblem for an invalid field."""
+    """Return the recipe, with the name of its run and its overrides, that the fields of the submitted form contain.
+    Raises HttpProblem for an invalid field."""
     fields: dict[str, Any] = {name: value for name in ("name", "run") if (value := form.get(name, "").strip())}
     for name in ("overrides", "inputs"):
         fields[name] = [line.strip() for line in form.get(name, "").splitlines() if line.strip()]
@@ -109,8 +112,8 @@ def given_of(form: dict[str, str]) -> submit.RecipeRequest:
 
 async def _queue(request: Request, store: str, at: Store, role: Role, form: dict[str, str],
                  problem: HttpProblem | None = None, problems: Sequence[dict[str, Any]] = ()) -> Response:
-    """Return the page of the queue. Its form is filled with `form`, the fields that the client sent, and the page shows
-    the problems in these fields."""
+    """Return the HTML page of a store's queue of runs. The form of the page is filled with `form`, the fields that the
+    client has sent. The page shows the errors `problem` and `problems` in these fields."""
     entries = (await submit.list_queue(request, store, at, ended=True))["entries"]
     ended = ("done", "failed", "cancelled")
     status = problem.status if problem else 422 if problems else 200

@@ -1,5 +1,6 @@
-"""Reads again, from a source file, the bytes from which a reader made one document. It runs as a separate process,
-confined like a worker, because it parses what strangers have written."""
+"""Reads the bytes from which a reader once made a document again, from the document's source file. The module runs as a
+separate process, confined like a worker, because it parses what strangers have written.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".tgz")
 
 
 def kind_of_place(request: Mapping[str, Any]) -> str:
-    """Return what a document is in its source: a whole `file`, a `line` of a file, or a `record` that only the reader
-    can cut out."""
+    """Return what part of its source file a document was made from: `file` (the whole file), `line` (one line), or
+    `record` (a part that only the reader can cut out)."""
     locator = request["locator"]
     file = locator["file"].lower()
     if file.endswith(PACKED) or is_archive(file) or locator.get("sub"):
@@ -35,10 +36,11 @@ def kind_of_place(request: Mapping[str, Any]) -> str:
 
 
 def read(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {what, bytes, text, charset, binary} of the document at `locator` in the file `path`. `what` is `file`
-    (the whole file), `line` (a line of the file), `record` (the bytes that the reader cut out of the file) or `read`
-    (the text that the reader made, if no bytes of the file belong to this document alone). Returns {} when the file
-    does not have the record any more."""
+    """Return the source of a document as {what, bytes, text, charset, binary}. The request has the local file `path`
+    and the document's place in it, `locator`. `what` is `file` (the whole file), `line` (a line of the file), `record`
+    (the bytes that the reader cut out of the file) or `read` (the text that the reader made, if no bytes of the file
+    belong to this document alone). `bytes` is the size of the source, and `text` is its decoded beginning. Returns {}
+    when the file does not have the record any more."""
     locator, name = request["locator"], request["reader"]
     reader = reader_class(name)(request["config"])
     path, sub, way = request["path"], locator.get("sub") or "", kind_of_place(request)

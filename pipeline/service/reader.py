@@ -1,5 +1,6 @@
-"""Runs all SELECTs of one query in one database. Making a database takes DuckDB 25 ms of CPU time, as long as it needs
-to filter some 500,000 documents by a signal."""
+"""Runs all SELECTs of one query about a dataset in one DuckDB database. Making a database takes DuckDB 25 ms of CPU
+time, as long as it needs to filter some 500,000 documents by a signal.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from pipeline.store.fs import Store
 
 
 class PartReader:
-    """A context manager that reads the published parts of a dataset that have rows. `columns` are the names of each
-    part's columns, and `known` is the set of all of them. A part is compared with its hash just before it is read, so
-    a query that needs few parts pays only for these."""
+    """A context manager that reads the published parts (data files) of a dataset with SQL. Parts without rows are not
+    among them. `columns` has the column names of each part, and `known` is the set of all these names. A part is
+    compared with its hash just before it is read, so a query that needs few parts does not hash the others."""
 
     def __init__(self, checked: Checked, limits: QueryLimits, store: Store, parts: Sequence[PublishedPart],
                  columns: Sequence[tuple[str, ...]], stop: Stop) -> None:
@@ -35,13 +36,15 @@ class PartReader:
 
     @functools.cached_property
     def parts_hash(self) -> bytes:
-        """The hash of the list of all parts, computed once: for 10,000 parts it takes 15 ms of CPU time."""
+        """The hash of the list of all parts (data files). It is computed once: for 10,000 parts it takes 15 ms of CPU
+        time."""
         return hash_of(self.parts)
 
     @contextlib.contextmanager
     def files(self, numbers: Sequence[int]) -> Iterator[list[str]]:
-        """A context manager that yields the paths of the files of the parts with these numbers, whose hashes were
-        verified. Only in the context can `rows` read them. Raises DamagedFile when DuckDB cannot read one of them."""
+        """A context manager that yields the paths of the parts (data files) with these numbers, after comparing them
+        with their hashes. `rows` can read them only inside the context. Raises DamagedFile when DuckDB cannot read one
+        of them."""
         import duckdb
 
         parts = [self.parts[i] for i in numbers]
@@ -58,9 +61,9 @@ class PartReader:
                 raise DamagedFile(named[0], "cannot be read") from e
 
     def _allow(self, files: Sequence[str]) -> None:
-        """Make the database, unless there is one that may read these files. DuckDB's permissions hold for the targets
-        of links. On a local disk, the targets of all parts are known in advance, so one database may read them all.
-        Parts in object storage are fetched to new files, so each time a new database is made."""
+        """Make a DuckDB database that may read these files, unless there is one. DuckDB's permissions hold for the
+        targets of links. On a local disk, the targets of all parts (data files) are known in advance, so one database
+        may read them all. Parts in object storage are fetched to new files, so each call makes a new database."""
         if self._store.local is None:
             self._open.close()
         elif self._database is not None:
@@ -71,16 +74,17 @@ class PartReader:
 
     @contextlib.contextmanager
     def source(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[str, list[Any]]]:
-        """A context manager like `files` that yields the SQL expression that reads the parts (by default all), and the
-        values to bind in it. If the columns of the parts differ, they are matched by name."""
+        """A context manager that yields the SQL expression that reads the parts (data files) with these numbers (None:
+        all), and the values to bind in the expression. The parts are compared with their hashes first. If the columns
+        of the parts differ, they are matched by name."""
         numbers = range(len(self.parts)) if numbers is None else numbers
         same = len({frozenset(self.columns[i]) for i in numbers}) <= 1
         with self.files(numbers) as files:
             yield f"read_parquet(?{'' if same else ', union_by_name = true'})", [files]
 
     def check(self, numbers: Sequence[int] | None = None) -> None:
-        """Raise DamagedFile when one of these parts (by default all) is missing or does not have the bytes of its hash.
-        Parts in object storage are not looked at, because each would be fetched."""
+        """Raise DamagedFile when one of the parts (data files) with these numbers (None: all) is missing, or its bytes
+        do not match its hash. Parts in object storage are not checked, because each would have to be fetched."""
         numbers = range(len(self.parts)) if numbers is None else numbers
         self._checked.check(self._store, [self.parts[i] for i in numbers], self._stop)
 

@@ -1,5 +1,6 @@
-"""Holds the outcomes (kept, dropped or unknown, and why) of documents that were judged again under other thresholds,
-and counts them for an answer."""
+"""Holds the outcomes of documents that were judged again under other thresholds, and counts the documents by outcome.
+An outcome is: kept, dropped or unknown, and why.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ SIDES = ("kept", "dropped", "unknown")
 
 @dataclass(frozen=True)
 class OwnThreshold:
-    """A separate threshold for each row of the table: `values` has, for each row, the value of the setting `key` of the
-    step at index `place`. The numbers that the step compares with this threshold are appended to `compared`."""
+    """A separate value of one threshold for each document. `values` has, for each row of the table of documents, the
+    value of the setting `key` of the step at index `place`. The numbers that the step compares with this threshold are
+    appended to `compared`."""
 
     place: int
     key: str
@@ -33,9 +35,9 @@ class OwnThreshold:
 
 @dataclass(frozen=True)
 class UnderChanges:
-    """Tells what would become of a document if thresholds of its steps were changed or steps left out: kept, dropped
-    (where and why) or unknown. In the run, the document was dropped by the step with index `end`, for `reason`, or got
-    through all steps."""
+    """A function that tells what would become of a document if thresholds of its steps were changed or steps left out:
+    kept, dropped (where and why) or unknown. In the run, the document was dropped by the step with index `end`, for
+    `reason`, or was kept."""
 
     moved: ChangedSteps
     end: int
@@ -56,9 +58,9 @@ class UnderChanges:
 
 @dataclass
 class Replayed:
-    """The outcomes of documents before and after a change. `rows` are the documents' rows in the table. For each row,
-    `before` is the index (in `outcomes`) of the outcome in the run, and `after` is the index of the outcome under the
-    changes."""
+    """The outcomes (kept, dropped or unknown, and why) of documents before and after a change of thresholds. `rows` are
+    the rows of the judged documents in `table`. For each of these rows, `before` is the index (in `outcomes`) of the
+    outcome in the run, and `after` is the index of the outcome under the changes."""
 
     table: DocumentTable
     rows: np.ndarray
@@ -68,8 +70,8 @@ class Replayed:
 
     @cached_property
     def sides(self) -> tuple[np.ndarray, np.ndarray]:
-        """The side of each document, as an index in SIDES (kept, dropped, unknown), in the run and under the
-        changes."""
+        """Two arrays with the side of each judged document, as an index in SIDES (kept, dropped, unknown): first the
+        sides in the run, then the sides under the changes."""
         numbers = np.array([SIDES.index(outcome.side) for outcome in self.outcomes] or [0], np.int8)
         return numbers[self.before], numbers[self.after]
 
@@ -79,8 +81,8 @@ class Replayed:
         return np.flatnonzero(was != now)
 
     def documents(self) -> Iterator[tuple[str, Outcome, Outcome]]:
-        """Yield (id, outcome in the run, outcome under the changes) of each document whose side changes or becomes
-        unknown, in a random order that is always the same."""
+        """Yield (id, outcome in the run, outcome under the changes) of each document whose side (kept, dropped or
+        unknown) changes or becomes unknown, in a random order that is always the same."""
         places = self.changed()
         ids = self.table.ids(self.rows[places])
         for id, place in sorted(zip(ids, places.tolist()), key=lambda pair: (prf(SEED, PURPOSE, pair[0]), pair[0])):
@@ -88,9 +90,13 @@ class Replayed:
 
 
 def summary(replayed: Replayed, total: int) -> dict[str, Any]:
-    """Return the counts of an answer as JSON. Each count is {documents, bytes}. If the run made shards, a count also
-    has `tokens`, and `tokens_of`, the number of documents in shards, whose tokens are counted and not estimated. The
-    values are numbers or, if the documents are a sample of `total` or tokens are estimated, {estimate, low, high}."""
+    """Count the judged documents, before and after the changes of thresholds, and return the counts as JSON. Each count
+    is {documents, bytes}. If the run made shards, a count also has `tokens`, and `tokens_of`, the number of documents
+    in shards, whose tokens are counted and not estimated.
+
+    The values are numbers. If the judged documents are a sample of `total`, or if tokens are estimated, the values are
+    {estimate, low, high} instead.
+    """
     table, rows = replayed.table, replayed.rows
     was, now = replayed.sides
     counts = _Counts(table, rows, total)
@@ -113,8 +119,8 @@ def summary(replayed: Replayed, total: int) -> dict[str, Any]:
 
 
 class _Counts:
-    """Counts documents, bytes and tokens by group, of the documents in `rows` of a table. If these are fewer documents
-    than `total`, they are a sample, and the counts are estimates with intervals."""
+    """Counts the documents, bytes and tokens of groups of documents. The documents are those in `rows` of a table. If
+    these are fewer documents than `total`, they are a sample, and the counts are estimates with intervals."""
 
     def __init__(self, table: DocumentTable, rows: np.ndarray, total: int) -> None:
         self._sampled, self._total = len(rows), total
@@ -127,8 +133,9 @@ class _Counts:
             self._of["tokens_of"] = tokens.counted[rows]
 
     def by(self, numbers: np.ndarray, different: int, places: np.ndarray | None = None) -> list[dict[str, Any]]:
-        """Return the counts of the groups 0 to `different` - 1. `places` selects the documents to count, as indices
-        into `rows` (None: all), and `numbers` has the group of each selected document."""
+        """Return the counts of documents, bytes and tokens of each group, for the groups 0 to `different` - 1. `places`
+        selects the documents to count, as indices into `rows` (None: all), and `numbers` has the group of each selected
+        document."""
         result: list[dict[str, Any]] = [{} for _ in range(different)]
         for name, mask in self._of.items():
             for count, hits in zip(result, np.bincount(numbers, _at(mask, places), different).tolist()):
@@ -146,8 +153,8 @@ class _Counts:
         return result
 
     def _intervals(self, numbers: np.ndarray, different: int, values: np.ndarray) -> list[tuple[float, float, float]]:
-        """Return the estimated sum of the values of each group, as (estimate, low, high). `numbers` has the group of
-        each document, and `values` its value."""
+        """Return, for each group of documents, the sum of a value over the group's documents, as (estimate, low, high).
+        `numbers` has the group of each document, and `values` the document's value."""
         sums = np.bincount(numbers, values, different).tolist()
         squares = np.bincount(numbers, values * values, different).tolist()
         return [sum_interval(total, square, self._sampled, self._total) for total, square in zip(sums, squares)]
@@ -158,8 +165,8 @@ def _at(values: np.ndarray, places: np.ndarray | None) -> np.ndarray:
 
 
 def _both(counts: _Counts, group: np.ndarray, groups: int, was: np.ndarray, now: np.ndarray) -> list[dict[str, Any]]:
-    """Return, for each group of documents, the counts of each side (kept, dropped, unknown) in the run and under the
-    changes."""
+    """Return, for each group of documents, the counts of each side (kept, dropped, unknown) in the run (`before`) and
+    under the changes (`after`). `group` has the group of each document, `was` and `now` its sides."""
     before, after = (counts.by(group * len(SIDES) + side, groups * len(SIDES)) for side in (was, now))
     result = []
     for first in range(0, groups * len(SIDES), len(SIDES)):
@@ -168,7 +175,8 @@ def _both(counts: _Counts, group: np.ndarray, groups: int, was: np.ndarray, now:
 
 
 def _groups(replayed: Replayed, counts: _Counts) -> list[dict[str, Any]]:
-    """Return the counts of each source and language in the run and under the changes, as JSON."""
+    """Return, as JSON, how many documents of each source and language were kept and dropped in the run, and how many
+    would be under the changes."""
     group, names = replayed.table.groups_shown
     both = _both(counts, group[replayed.rows], len(names), *replayed.sides)
     return [{"source": source, "language": language, **figures} for (source, language), figures in zip(names, both)]

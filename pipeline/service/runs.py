@@ -1,5 +1,6 @@
-"""Router: stores and their runs. It returns a run's state (as JSON or as a stream of events), the log of its driver
-(the process that leads the run), its reports and its recipe."""
+"""Router: shows stores and their runs. It returns a run's state (as JSON or as a stream of events), the log of the
+run's driver (the process that leads the run), the run's reports and its recipe.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def list_stores(request: Request) -> dict[str, Any]:
 
 @router.get("/{store}", summary="Show a store")
 def show_store(store: str, at: StoreOf) -> dict[str, Any]:
-    """Show a store; `latest` is the run that finished last."""
+    """Show a store of this server. The field `latest` is the name of the run that finished last."""
     return {**_store_document(store, at), "latest": latest_run(at), "runs": len(run_names(at))}
 
 
@@ -79,8 +80,8 @@ def list_writes(at: StoreOf, after: After = "", limit: Limit = 100) -> dict[str,
 @router.get("/{store}/runs", summary="List the runs of a store")
 async def list_runs(request: Request, store: str, at: StoreOf, after: After = "",
                     limit: Limit = 100) -> dict[str, Any]:
-    """List the runs of a store by name, one page at a time. Send `after` of an answer to get the next page. `hidden`
-    counts folders whose names are not valid names of runs."""
+    """List the runs of a store by name, one page at a time. To get the next page, a client sends the value `after` of
+    an answer. `hidden` counts folders whose names are not valid names of runs."""
     names, latest = await request.app.state.watch.runs(store, at)
     sound = [name for name in names if bad_name(name) is None]
     first = bisect_right(sound, after)
@@ -125,9 +126,9 @@ def show_log(run: RunOf, at: StoreOf,
              place: Annotated[str, Query(alias="from", max_length=100,
                                          description="`next` of the answer before; empty for the beginning")] = "",
              ) -> dict[str, Any]:
-    """Read a piece of the log of a run's driver (the process that leads the run). Without `from`, the log of the latest
-    attempt is read from its beginning. `next` is where the next piece begins, and `complete` says that nothing
-    follows."""
+    """Return a piece of the log of a run's driver (the process that leads the run). Without `from`, the piece begins
+    with the log of the latest attempt (one execution of the run). `next` is where the next piece begins, and `complete`
+    says that nothing follows."""
     stretch = read_log(at, run, LogPlace.parse(place, "from"))
     return {"run": run, "attempt": stretch.next.attempt, "text": stretch.text, "next": str(stretch.next),
             "complete": stretch.complete}
@@ -136,9 +137,9 @@ def show_log(run: RunOf, at: StoreOf,
 @router.get("/{store}/runs/{run}/log/events", summary="Follow the driver's log", response_class=Response,
             responses=STREAM)
 async def log_events(request: Request, store: str, run: RunOf, at: StoreOf, last: LastEvent = None) -> Response:
-    """Stream the driver's log as events `log`, each with a piece of `text`, and at the end of the run an event `end`. A
-    client that was cut off sends the id of its last event, and the stream continues after that piece. The answer is 204
-    if nothing follows."""
+    """Stream the log of a run's driver (the process that leads the run) as events `log`, each with a piece of `text`,
+    and at the end of the run an event `end`. A client that was cut off sends the id of its last event, and the stream
+    continues after that piece. The answer is 204 if nothing follows."""
     place = LogPlace.parse(last or "", "Last-Event-ID")
     first = await run_in_threadpool(read_log, at, run, place)
     if first.complete and not first.text and place is not None:

@@ -1,7 +1,9 @@
-"""Chooses the random sample of documents from which the playground estimates.
+"""Chooses the random sample of documents from which the playground (the part of the service for trying other
+thresholds) estimates counts.
 
 Whether a document is in the sample depends on its id and a seed alone, so the same question always has the same answer.
-No stored file depends on this sample, unlike on the sample that `pipeline.base.prf.below` draws in runs."""
+No stored file depends on this sample, unlike on the sample that `pipeline.base.prf.below` draws in runs.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ PURPOSE = "playground"
 
 
 def in_sample(ids: Sequence[str], share: float, seed: int) -> np.ndarray:
-    """Return for each id whether it belongs to a random sample that contains the fraction `share` (0 … 1) of all ids.
-    The sample for a larger share contains the sample for a smaller one."""
+    """Return an array of bools that says for each id whether it belongs to a random sample. The sample contains the
+    fraction `share` (0 … 1) of all possible ids. The sample for a larger share contains the sample for a smaller one.
+    """
     if share >= 1:
         return np.ones(len(ids), bool)
     chosen: np.ndarray = random_numbers(ids, seed) < np.uint64(share * 2**64)
@@ -25,19 +28,20 @@ def in_sample(ids: Sequence[str], share: float, seed: int) -> np.ndarray:
 
 
 def random_numbers(ids: Sequence[str], seed: int) -> np.ndarray:
-    """Return a pseudo-random uint64 number for each id.
+    """Return a pseudo-random uint64 number for each document id. The number depends on the id and `seed` alone.
 
     A document's id is a hash of 128 bits, so a few multiplications mix it with the seed well enough. BLAKE2b of each id
     takes several times as long. Somebody who can choose ids can also choose these numbers, so they must not protect
-    anything."""
+    anything.
+    """
     keys = np.frombuffer(hashlib.blake2b(f"{seed}/{PURPOSE}".encode(), digest_size=16).digest(), "<u8")
     halves = np.frombuffer(id_bytes(ids), "<u8").reshape(-1, 2)
     return _mixed(_mixed(halves[:, 0] ^ keys[0]) ^ halves[:, 1] ^ keys[1])
 
 
 def id_bytes(ids: Sequence[str]) -> bytes:
-    """Return 16 bytes for each id, one after the other. An id is normally 32 hex digits, which spell these bytes. An id
-    of another form, which a step of a user's own may have given to a document, is hashed."""
+    """Convert document ids to bytes, 16 for each id, one id after the other. An id is normally 32 hex digits, which
+    spell these bytes. A user's own step may give documents ids of another form; the bytes are then a hash of the id."""
     if all(len(id) == 32 for id in ids):
         try:
             spelt = bytes.fromhex("".join(ids))

@@ -30,7 +30,7 @@ class Role(StrEnum):
 
 
 class Sessions:
-    """Recognises tokens, cookies and form tokens of one service."""
+    """Recognises the tokens, the session cookies and the form tokens of one service."""
 
     def __init__(self, settings: ServiceSettings, clock: Clock = SYSTEM) -> None:
         self._tokens = {Role.operator: settings.operator_token, Role.viewer: settings.viewer_token}
@@ -52,9 +52,9 @@ class Sessions:
         return result
 
     def role_of(self, request: Request) -> Role | None:
-        """Return the role of a request's sender, from its bearer token or else its cookie, or None if it has no valid
-        one. With a wrong bearer token, a valid cookie does not count. If the service has no tokens, everybody is an
-        operator."""
+        """Return the role of a request's sender: the role of its bearer token or else of its cookie, or None if the
+        request has no valid one. With a wrong bearer token, a valid cookie does not count. If the service has no
+        tokens, everybody is an operator."""
         if self._open:
             return Role.operator
         kind, _, token = request.headers.get("authorization", "").partition(" ")
@@ -63,17 +63,17 @@ class Sessions:
         return self._role_of_cookie(self._cookie_of(request))
 
     def cookie_for(self, role: Role) -> str:
-        """Return the Set-Cookie header that begins a session."""
+        """Return the value of the Set-Cookie header that begins a session of a user with this role."""
         value = f"{role}.{int(self._clock.wall()) + SESSION_S}"
         return self._set_cookie(f"{value}.{self._sign(role, value)}", SESSION_S)
 
     def ending_cookie(self) -> str:
-        """Return the Set-Cookie header that ends a session."""
+        """Return the value of the Set-Cookie header that ends a session."""
         return self._set_cookie("", 0)
 
     def form_token(self, request: Request) -> str:
-        """Return the value of the hidden field `csrf` in the forms of this session. Another site cannot know it, so a
-        request with this value comes from a page of the service."""
+        """Return the value of the hidden field `csrf` in the forms that are sent to the session of this request.
+        Another site cannot know this value, so a form that contains it comes from a page of the service."""
         subject = self._cookie_of(request)
         key = b"".join(self._key(role) for role in Role) if not self._open else self._own_key
         return hmac.new(key, f"form.{subject}".encode(), "sha256").hexdigest()

@@ -17,7 +17,7 @@ MAKE_ONE = "make one with python -c 'import secrets; print(secrets.token_hex(32)
 
 
 class BadSettings(TokenmillError):
-    """The service cannot be started with these settings."""
+    """Raised when the service cannot be started with the given settings."""
 
     exit_code = 2
 
@@ -27,11 +27,11 @@ class ServiceSettings:
     """Settings of the service. `stores` maps names to folders or URLs of stores. Without tokens, everybody who reaches
     the port is an operator, so `host` must then be a loopback address.
 
-    `names`: host names under which browsers may reach the service, in addition to loopback names and `host`.
-    `allowed_roots`: folders and URLs in which the inputs of submitted recipes must lie. `allow_code`: whether submitted
-    recipes may name code. `backend`, `workers`, `address` and `insecure_local` say how submitted runs are run, as for
-    `tokenmill run`.
-    `trainings` maps names of stores to folders of trainings, in addition to those in the runs of the stores.
+    `names` are host names under which browsers may reach the service, in addition to loopback names and `host`. The
+    inputs of submitted recipes must lie in `allowed_roots` (folders and URLs). `allow_code` says whether submitted
+    recipes may name code. `backend`, `workers`, `address` and `insecure_local` are options with which submitted runs
+    are started, as for `tokenmill run`. `trainings` maps names of stores to folders of trainings, in addition to those
+    in the runs of the stores.
     """
 
     stores: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""Router: the pages about token shards."""
+"""Router: the HTML pages about token shards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def shards_page(request: Request, store: str, at: StoreOf, queries: Querie
 async def step_page(request: Request, store: str, at: StoreOf, queries: QueriesOf,
                     step: Annotated[int, Query(ge=1, le=1 << 40)], run: shards.Run = "",
                     after: shards.After = 0) -> HTMLResponse:
-    """Show the documents that a training step reads, some rows of its batch at a time."""
+    """Show the documents that a training step reads, a few rows (training samples) of its batch at a time."""
     shown = await shards.show_step(request, at, queries, step, run, after, shards.ROWS, details=True)
     return page(request, "step.html.j2", store=store, shown=shown, run=run, after=after)
 

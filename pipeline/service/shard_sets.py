@@ -47,7 +47,8 @@ _SET = re.compile(r"shards/([^/]+)/split=(train|val)/" + re.escape(MANIFEST))
 
 
 class NoShards(QueryError):
-    """The store has no such shards, or no such curriculum, window or step."""
+    """Raised when the store has no such shards or no such curriculum, or when these have no such window (training
+    sample) or step."""
 
     status = 404
     title = "No such shards"
@@ -90,7 +91,7 @@ class CheckedSet(StoredSet):
             yield table
 
     def _checked(self, name: str, sha256: str) -> str:
-        """Return the path of a file of the set on this machine, after comparing its bytes with `sha256`."""
+        """Compare a file of the shard set with its hash `sha256`, and return the path of the file on this machine."""
         self._stop.check()
         inside(self.store, f"{self.folder}/{name}")
         return self.store.checked(f"{self.folder}/{name}", sha256, self._scratch)
@@ -98,14 +99,14 @@ class CheckedSet(StoredSet):
 
 # -- what there is ---------------------------------------------------------------------------------------------------
 def set_names(store: Store) -> list[SetName]:
-    """Return the names of the shard sets that are published now."""
+    """Return the names of the shard sets that are published in a store at present."""
     return [SetName(m[1], m[2]) for path in store.list("shards") if (m := _SET.fullmatch(path))
             and _STREAM.fullmatch(m[1])]
 
 
 def manifest_of(store: Store, name: SetName, sha256: str = "") -> Manifest:
-    """Return the manifest of a shard set: the one with the hash `sha256` or, without a hash, the one that was published
-    last. Raises NoShards when the store does not have it."""
+    """Return the manifest (list of files) of a shard set: the manifest with the hash `sha256` or, without a hash, the
+    one that was published last. Raises NoShards when the store does not have it."""
     if not _STREAM.fullmatch(name.stream):
         raise NoShards(f"'{visible(name.stream)[:80]}' is not the name of a stream", "stream", "see the list of shards")
     try:
@@ -129,8 +130,8 @@ def facts(store: Store, name: SetName) -> dict[str, Any]:
 
 
 def curriculum_of(store: Store, run: str = "") -> tuple[str, Curriculum] | None:
-    """Return (run, curriculum) of a run, by default of the latest. Returns None when the latest run has made no
-    curriculum. Raises NoShards when `run` is given and has made none."""
+    """Return (name of a run, its curriculum). If `run` is empty, it is the latest run; the result is None when that run
+    has made no curriculum. Raises NoShards when `run` is given and has made no curriculum."""
     name = run or latest_run(store)
     path = f"runs/{name}/curriculum.json"
     try:
@@ -148,10 +149,12 @@ def curriculum_of(store: Store, run: str = "") -> tuple[str, Curriculum] | None:
 def find(queries: Queries, store: Store, id: str, stop: Stop, exact: bool = False, stream: str = "", split: str = "",
          run: str = "") -> dict[str, Any]:
     """Find documents by the beginning of their ids (with `exact`: by the whole id), and return the places in the shards
-    where they are. A place gives the range of the document's tokens in one stream. For each sequence length in the
-    run's curriculum, it also gives the first and the last window (training sample) with one of these tokens, and the
-    steps that read these windows. For a stream that the curriculum reads by packed rows, it gives the numbers of the
-    rows instead, as `rows`. `more` is true if some places were left out."""
+    where they are. A place is the range of a document's tokens in one stream.
+
+    For each sequence length in the run's curriculum, a place also has the first and the last window (training sample)
+    with one of these tokens, and the steps that read these windows. For a stream that is packed into rows, it has the
+    numbers of the packed rows with one of these tokens instead, as `rows`. `more` is true if some places were left out.
+    """
     planned = curriculum_of(store, run)
     lengths = sorted({phase.sequence for phase in planned[1].phases}) if planned else []
     spans: list[dict[str, Any]] = []
@@ -192,10 +195,10 @@ def _places(shards: CheckedSet, id: str) -> Iterator[dict[str, Any]]:
 
 
 def _windows(start: int, stop: int, tokens: int, lengths: list[int]) -> dict[str, list[int]]:
-    """Return {length: [first, last]}: for each length, the first and the last window that has one of the tokens
-    `start` to `stop` - 1 of a stream of `tokens` tokens. The keys are strings. Window w of length L has the tokens wL
-    to wL + L, both included. A length without such a window is left out: no window has the tokens after the last whole
-    one."""
+    """Return the windows (training samples) that contain one of the tokens `start` to `stop` - 1 of a stream, as
+    {length: [first, last]} for each sequence length. The keys are strings; `first` and `last` are numbers of windows.
+    The stream has `tokens` tokens. Window w of length L has the tokens wL to wL + L, both included. A length without
+    such a window is left out: no window has the tokens after the last whole one."""
     result: dict[str, list[int]] = {}
     for length in lengths:
         last_window = max(0, tokens - 1) // length - 1
@@ -206,14 +209,16 @@ def _windows(start: int, stop: int, tokens: int, lengths: list[int]) -> dict[str
 
 
 def _reader(curriculum: Curriculum | None, stream: str, sha256: str) -> Stream | None:
-    """Return the stream of a curriculum that reads the shards `sha256` of the stream `stream`, or None."""
+    """Return the entry of the curriculum for a stream, if the curriculum reads the shards whose manifest has the hash
+    `sha256`. Returns None otherwise."""
     streams = curriculum.streams if curriculum is not None else ()
     return next((s for s in streams if s.name == stream and s.sha256 == sha256), None)
 
 
 def _read_by(curriculum: Curriculum, stream: str, place: dict[str, Any]) -> dict[str, Any]:
-    """Return {steps, more_steps}: the training steps that read the windows or packed rows (training samples) of a
-    document's place in a stream, and whether there are more steps."""
+    """Return {steps, more_steps}: the training steps that read a document, and whether there are more steps than the
+    returned ones. `place` has the numbers of the windows or packed rows (training samples) of the stream that contain
+    tokens of the document."""
     steps: list[dict[str, Any]] = []
     more = len(place.get("rows", ())) > MOST_STEPS
     for row in place.get("rows", ())[:MOST_STEPS]:
@@ -229,10 +234,10 @@ def _read_by(curriculum: Curriculum, stream: str, place: dict[str, Any]) -> dict
 # -- what a window holds ---------------------------------------------------------------------------------------------
 def add_documents(queries: Queries, store: Store, curriculum: Curriculum, rows: list[dict[str, Any]], detailed: bool,
                   masked: bool, stop: Stop) -> str | None:
-    """Add to each row (a window that a step reads, from `rows_of`) the documents in its window, those with the most
-    tokens first, with their URLs and other columns of the published datasets. With `detailed`, signals, metadata and an
-    excerpt are added, too. In a row, `more` is the number of documents that are left out. Returns a message when
-    documents are not in the datasets any more."""
+    """Add to each row of a training step's batch the documents in it, those with the most tokens first. `rows` come
+    from `rows_of`; each is one window (training sample). The documents have their URLs and other columns of the
+    published datasets and, with `detailed`, also signals, metadata and an excerpt. In a row, `more` is the number of
+    documents that are left out. Returns a message when documents are not in the datasets any more, otherwise None."""
     folders = {s.name: s for s in curriculum.streams}
     with queries.checked.folder() as scratch:
         sets: dict[str, CheckedSet] = {}
@@ -270,8 +275,8 @@ def window(queries: Queries, store: Store, name: SetName, number: int, length: i
 
 
 def packing_of(store: Store, name: SetName, manifest: Manifest) -> Packing | None:
-    """Return the list of the documents in each packed row of a shard set, as it was published last; None if the set is
-    not packed into rows."""
+    """Return the packing of a shard set: which documents are in each packed row (training sample). Returns None if the
+    set is not packed into rows."""
     path = f"{name.folder}/{PACKED}"
     if not store.exists(path):
         return None
@@ -286,8 +291,9 @@ def _documents(shards: ShardIndex, window: int, length: int) -> dict[str, Any]:
 
 def add_facts(queries: Queries, store: Store, rows: list[dict[str, Any]], detailed: bool, masked: bool,
               stop: Stop) -> str | None:
-    """Add to the documents of rows their columns in the published datasets, with personal data masked if `masked`.
-    Returns a message when documents are not in the datasets any more."""
+    """Add to the documents in each of `rows` (training samples) their URLs and other columns of the published datasets.
+    With `masked`, personal data is masked. Returns a message when documents are not in the datasets any more, otherwise
+    None."""
     documents = [d for row in rows for d in row["documents"]]
     parts: dict[str, PublishedPart] = {}
 

@@ -72,8 +72,8 @@ async def find_document(
         id: Annotated[str, Query(min_length=1, max_length=200, description="id of a document, or its beginning")],
         stream: Annotated[str, Query(max_length=64)] = "", split: Split | None = None,
         run: Run = "") -> dict[str, Any]:
-    """Find documents in the shards: their ranges of tokens in the streams, their windows (training samples) and the
-    steps that read these windows."""
+    """Find documents in the shards by the beginning of their ids. Returns the range of tokens of each document in each
+    stream, the windows (training samples) with these tokens, and the steps that read these windows."""
     stop = queries.stop()
 
     def call() -> dict[str, Any]:
@@ -88,8 +88,8 @@ async def show_step(request: Request, at: StoreOf, queries: QueriesOf, step: Ste
                     after: After = 0, limit: Limit = ROWS, details: Details = False,
                     unmasked: Unmasked = False) -> dict[str, Any]:
     """Show the windows (training samples) that a training step reads, and the documents in them. They are computed from
-    the curriculum, so no training need have reached the step. `next` is the value of `after` for more rows of the
-    batch."""
+    the curriculum, so the step may be one that no training has reached yet. `next` is the value of `after` for more
+    rows of the step's batch."""
     await allow_unmasked(request, at, unmasked, {"step": step, "run": run[:100]})
     stop = queries.stop()
 

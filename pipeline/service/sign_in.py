@@ -19,9 +19,9 @@ router = APIRouter(prefix=SIGN_IN, tags=["session"])
     kind: {"schema": {"type": "object", "required": ["token"], "properties": {"token": {"type": "string"}}}}
     for kind in ("application/json", "application/x-www-form-urlencoded")}}})
 async def begin(request: Request) -> Response:
-    """Begin a session: the client sends its token, and the answer sets a cookie. The answer to a form redirects to the
-    page that the form's field `next` names (default: the first page). A form with a field `end` ends the session
-    instead, because forms cannot send DELETE."""
+    """Begin a session: the client sends its token, and the answer sets a cookie. If the client sends a form, the answer
+    redirects to the page that the form's field `next` names (default: the first page). A form with a field `end` ends
+    the session instead, because forms cannot send DELETE."""
     sessions, form = request.app.state.sessions, await form_of(request)
     if "end" in form:
         await check_intended(request)

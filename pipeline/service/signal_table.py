@@ -43,7 +43,8 @@ MOST_GROUPS = 200
 @dataclass(frozen=True)
 class DocumentFile:
     """A file of documents that a run wrote. `part` is the number of the pass (group of consecutive steps) that wrote
-    it. If `dropped`, its documents were dropped, and it has the columns `stage` and `reason`."""
+    it. If `dropped` is true, the file has dropped documents, and the columns `stage` and `reason`; otherwise it has
+    kept documents."""
 
     info: FileInfo
     part: int
@@ -51,13 +52,14 @@ class DocumentFile:
 
 
 class DocumentTable:
-    """The documents of some files as columns: numpy arrays with a value for each document. `sample` has the rows of a
-    random sample. A hash of a document's id decides whether the document is in the sample, with probability `share`.
-    With `only_sample`, the table has no other documents.
+    """The documents of a run's files as columns: numpy arrays with a value for each document. `sample` has the rows of
+    a random sample. A hash of a document's id decides whether the document is in the sample, with probability `share`.
+    With `only_sample`, the table has only the documents of the sample.
 
-    `end` has for each document the place, in the list of steps, of the step that dropped it; `place(stage, part)`
-    returns this place for a step's name and the number of its pass (group of steps). For a kept document, `end` is
-    `kept_end`. `row` is the number of a document's row in its file."""
+    The column `end` has, for each document, the place of the step that dropped it in the list of steps; for a kept
+    document it is `kept_end`. `place(stage, part)` returns this place for a step's name and the number of the step's
+    pass (group of steps). The column `row` has the number of the document's row in its file.
+    """
 
     def __init__(self, store: Store, files: Sequence[DocumentFile], place: Callable[[str, int], int], kept_end: int,
                  share: float, only_sample: bool = False, tokens: TokenCounts | None = None) -> None:
@@ -69,9 +71,9 @@ class DocumentTable:
         sampled = []
 
         def read(file: DocumentFile) -> tuple[pa.Table, np.ndarray, np.ndarray | None]:
-            """Return three things: the columns of the file's documents (with `only_sample`, of those in the sample), a
-            bool array that says which of all documents of the file are in the sample, and the numbers of tokens of the
-            returned documents (None without `tokens`)."""
+            """Read a file of documents. Returns the columns of the documents, a bool array that says which of all
+            documents in the file are in the sample, and the number of tokens of each returned document (None without
+            token counts). With `only_sample`, only the columns of documents in the sample are returned."""
             table = self._read(file, ["id", "source", "language", "signals.bytes",
                                       *(("stage", "reason") if file.dropped else ())])
             ids = table["id"].to_pylist()
@@ -132,7 +134,8 @@ class DocumentTable:
                 yield parquet
 
     def need(self, names: set[str]) -> None:
-        """Load those of the given signals that are not in memory. Each file is opened once for all these signals."""
+        """Load the columns of the given signals (numbers computed for each document) into memory, unless they are there
+        already. Each file is opened once for all these signals."""
         missing = sorted(name for name in names if name not in self._signals.loaded)
         if not missing:
             return
@@ -158,9 +161,9 @@ class DocumentTable:
                               np.concatenate(present[name]) if present[name] else np.zeros(0, bool), names)
 
     def alike(self, rows: np.ndarray | None) -> list[tuple[int, str, np.ndarray]]:
-        """Group documents by the step that dropped them and the reason. `rows` are the documents' rows in the table
-        (None: all). Returns, for each group, (place of the step, reason, indices into `rows`). Kept documents are a
-        group, too."""
+        """Group the documents that were dropped by the same step for the same reason; kept documents are a group, too.
+        `rows` are the documents' rows in the table (None: all). Returns, for each group, (place of the step in the list
+        of steps, reason, indices into `rows`)."""
         if rows is None:
             return self._all_alike
         kinds = self.end[rows].astype(np.int64) * max(len(self.reasons), 1) + self.reason[rows]
@@ -175,9 +178,10 @@ class DocumentTable:
 
     @cached_property
     def groups_shown(self) -> tuple[np.ndarray, list[tuple[str, str]]]:
-        """Return the group number of each document, and the (source, language) of each group, the biggest first. All
-        groups beyond MOST_GROUPS are merged into one, ("…", "…"). A string that does not look like a language is
-        replaced, as in a report, because the input may hold any string in this column."""
+        """Group the documents by source and language. Returns the group number of each document, and the (source,
+        language) of each group, the biggest group first. All groups beyond MOST_GROUPS are merged into one, ("…", "…").
+        A string that does not look like a language is replaced, as in a report, because the input may hold any string
+        in this column."""
         labels = _Names()
         label = np.array([labels.number(language_label(name)) for name in self.columns.languages] or [0], np.int32)
         count = max(len(labels.names), 1)
@@ -191,8 +195,8 @@ class DocumentTable:
         return number[group], names + ([("…", "…")] if len(order) > MOST_GROUPS else [])
 
     def ids(self, rows: np.ndarray) -> list[str]:
-        """Read from the files the ids of the documents in these rows of the table, and return them in the order of
-        `rows`."""
+        """Return the ids of the documents in these rows of the table, in the order of `rows`. The ids are read from the
+        files."""
         ids = [""] * len(rows)
         for number in np.unique(self.file[rows]):
             places = np.flatnonzero(self.file[rows] == number)
@@ -203,14 +207,14 @@ class DocumentTable:
 
 
 def _in_threads(read: Callable[[DocumentFile], T], files: Sequence[DocumentFile]) -> Iterator[T]:
-    """Yield `read(file)` for each file, in order. THREADS files are read at a time."""
+    """Call `read` on each file, and yield the results in the order of the files. THREADS files are read at a time."""
     with ThreadPoolExecutor(THREADS) as pool:
         yield from pool.map(read, files)
 
 
 class _Names:
-    """Replaces strings of columns by numbers, from 0 in the order of their first occurrence. Equal strings of all
-    columns get the same number."""
+    """Replaces strings by numbers. The first different string gets 0, the next one 1, and so on. Equal strings get the
+    same number, in whichever column they are."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -230,8 +234,9 @@ class _Names:
 
 
 class _LazySignals(dict[str, np.ndarray]):
-    """A dict of signals by name, which reads a signal from the files when it is first looked up. If no file has a
-    signal, its column has no value for any document."""
+    """A dict {name of a signal: array with its value for each document}. A signal is a number that a step computed for
+    each document. It is read from the files when its name is first looked up. A signal that no file has is NaN for
+    every document."""
 
     def __init__(self, table: DocumentTable) -> None:
         super().__init__()
@@ -259,7 +264,8 @@ class _LazySignals(dict[str, np.ndarray]):
 
 
 def _numbers(column: Any) -> np.ndarray:
-    """Return the column of a signal as float64, with NaN where the signal was not computed."""
+    """Convert the Arrow column of a signal (a number computed for each document) to float64, with NaN where the signal
+    was not computed."""
     result: np.ndarray = pc.fill_null(column, float("nan")).to_numpy(zero_copy_only=False)
     return result
 

@@ -1,5 +1,6 @@
-"""Router: shows operators the source of a document (the page in a WARC record, the bytes of a file) beside the text
-made from it. The source is shown as text and never rendered."""
+"""Router: shows operators the source of a document (for example the page in a WARC record, or the bytes of a file)
+beside the text made from this source. The source is shown as text and never rendered.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ SHOWN = 200_000
 
 
 class NoSource(QueryError):
-    """The source of the document cannot be shown."""
+    """Raised when the source of a document cannot be shown."""
 
     status = 409
     title = "The source cannot be shown"
@@ -61,9 +62,9 @@ async def show_source(
         chars: Annotated[int, Query(ge=0, le=1_000_000, description="characters to show")] = 100_000,
         unmasked: Unmasked = False) -> dict[str, Any]:
     """Return the bytes from which a document's text was made, decoded as text. They must lie in the store, or below a
-    folder or bucket that the server allows (`--allow-root`). The file is read as it is now, and may have changed since
-    the run. `what` says what is returned: `file`, a `line` of a file, a `record` of a WARC file or archive, or `read`,
-    the text that the reader passed to the first step."""
+    folder or bucket that the server allows (`--allow-root`). The source file is read as it is at present, and may have
+    changed since the run. `what` says what is returned: `file` (a whole file), `line` (a line of a file), `record` (a
+    record of a WARC file or archive), or `read` (the text that the reader passed to the first step)."""
     await allow_unmasked(request, at, unmasked, {"dataset": dataset, "id": id[:100], "source": True})
     stop, roots = queries.stop(), request.app.state.settings.allowed_roots
 
@@ -95,8 +96,8 @@ async def source_page(request: Request, store: str, at: StoreOf, dataset: str, i
 
 
 def _source(store: Store, run: str, row: dict[str, Any]) -> dict[str, Any]:
-    """Return the file of a document and how to read it, from the recipe of a run: {path, reader, config, source,
-    locator}. For a source in object storage, `patterns` and `root` from the recipe take the place of `path`."""
+    """Find out from the recipe of a run in which file a document was and how to read it. Returns {path, reader, config,
+    source, locator}. For a source in object storage, `patterns` and `root` from the recipe take the place of `path`."""
     name = run or latest_run(store)
     if name is None:
         raise NoSource("no run has finished in this store", "run", "name the run that has made the document")
@@ -129,9 +130,9 @@ def _source(store: Store, run: str, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _confine(source: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
-    """Raise HttpProblem unless a file lies below one of the `allowed` places, with all links resolved. For a source in
-    object storage, all addresses in the recipe must lie there; the URL of the object itself is not known yet and is
-    checked when it is fetched. Raises NoSource when a local file does not exist."""
+    """Raise HttpProblem unless the file of a source lies below one of the `allowed` folders or URLs, with all links
+    resolved. For a source in object storage, all addresses in the recipe must lie there; the URL of the object itself
+    is not known yet and is checked when it is fetched. Raises NoSource when a local file does not exist."""
     remote = "path" not in source
     places = [*source["patterns"], *filter(None, [source["root"]])] if remote else [source["path"]]
     if any(refusal(str(place), os.sep, allowed) is not None for place in places):
@@ -146,8 +147,9 @@ def _not_allowed() -> HttpProblem:
 
 
 def _fetched(source: dict[str, Any], folder: str, stop: Stop) -> dict[str, Any]:
-    """Fetch the needed part of a source's object to a file in `folder`. Returns the source with the `path` of this
-    file. Raises HttpProblem unless the object lies below one of the URLs in `roots`."""
+    """Fetch the part of a document's source file that is needed from object storage to a local file in `folder`.
+    Returns the description of the source with the `path` of this local file added. Raises HttpProblem unless the object
+    lies below one of the allowed URLs."""
     path = os.path.join(folder, "source")
     environment = {k: v for k, v in os.environ.items() if k not in (OPERATOR_TOKEN, VIEWER_TOKEN)} | {DIRECT: "1"}
     result = _run_module("fetch_source", {**source, "target": path}, environment, stop,
@@ -158,8 +160,8 @@ def _fetched(source: dict[str, Any], folder: str, stop: Stop) -> dict[str, Any]:
 
 
 def _read(request: dict[str, Any], stop: Stop) -> dict[str, Any]:
-    """Read a source with `pipeline.service.read_source`, in a separate process, and return its answer. Raises NoSource
-    when the file has no such record any more."""
+    """Run `pipeline.service.read_source` in a separate process on the description of a document's source, and return
+    its answer. Raises NoSource when the file has no such record any more."""
     result = _run_module("read_source", {**request, "secrets": confinement.secret_files(os.environ)},
                   confinement.scrubbed(os.environ), stop,
                   "its record was not reached, as the file cannot be entered in its middle,")
@@ -170,8 +172,9 @@ def _read(request: dict[str, Any], stop: Stop) -> dict[str, Any]:
 
 def _run_module(module: str, request: dict[str, Any], environment: Mapping[str, str], stop: Stop,
                 unfinished: str) -> dict[str, Any]:
-    """Run a module of the service in a separate process, and return its answer to a request. Raises NoSource when it
-    fails or takes too long; if it takes too long, the message says with `unfinished` what was not done."""
+    """Run a module of the service in a separate process, send it `request`, and return its answer. Raises NoSource when
+    the module fails or takes too long. `unfinished` completes the message about a timeout: it says what was not done.
+    """
     seconds = min(READ_S, stop.left)
     with subprocess.Popen([sys.executable, "-P", "-m", f"pipeline.service.{module}"], stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

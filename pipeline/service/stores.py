@@ -14,8 +14,8 @@ from pipeline.store.fs import Store
 
 
 async def known_store(request: Request, store: str) -> Store:
-    """Return the store with this name, whose folder may have vanished. Raises HttpProblem when the service has no such
-    store. Routes that read the store through `RunWatch` use this function, because `RunWatch` checks the folder
+    """Return the store with this name, even if the store's folder has vanished. Raises HttpProblem when the service has
+    no such store. Routes that read the store through `RunWatch` use this function, because `RunWatch` checks the folder
     itself."""
     stores: dict[str, Store] = request.app.state.stores
     if store not in stores:
@@ -44,7 +44,8 @@ def check_there(store: Store) -> None:
 
 
 def check_run(at: Store, run: str, key: str = "run") -> None:
-    """Raise HttpProblem, which names the parameter `key`, unless the store is there and has a run of this name."""
+    """Raise HttpProblem, which names the parameter `key`, unless the folder of the store exists and the store has a run
+    of this name."""
     check_there(at)
     if bad_name(run) or not has_run(at, run):
         raise HttpProblem(404, "No such run", f"the store has no run {visible(run)[:80]!r}", key,
@@ -53,14 +54,15 @@ def check_run(at: Store, run: str, key: str = "run") -> None:
 
 
 def named_run(run: str, at: Annotated[Store, Depends(named_store)]) -> str:
-    """Return the name of a run. Raises HttpProblem unless the store has a run of this name."""
+    """Check that the store has the run that a request's path names, and return the name of the run. Raises HttpProblem
+    if it has no such run."""
     check_run(at, run)
     return run
 
 
 def inside(store: Store, path: str, key: str = "run") -> None:
-    """Raise HttpProblem when a path of the store leads out of the store by a link. Otherwise whoever may write to the
-    store could make this server read other files."""
+    """Raise HttpProblem when a path in the store is a link that leads out of the store. Otherwise whoever may write to
+    the store could make this server read other files."""
     if store.local is not None:
         top = os.path.realpath(store.local)
         if not os.path.realpath(store.at(path)).startswith(top.rstrip(os.sep) + os.sep):
@@ -70,8 +72,9 @@ def inside(store: Store, path: str, key: str = "run") -> None:
 
 def read_file(store: Store, path: str, most: int, key: str = "run",
               remedy: str = "read it from the store itself") -> bytes:
-    """Read a file of the store. Raises FileNotFoundError when there is none, and HttpProblem when the file is larger
-    than `most` bytes, with this remedy, or a link leads out of the store."""
+    """Return the bytes of a file of the store. Raises FileNotFoundError when there is no such file. Raises HttpProblem
+    when a link leads out of the store, or when the file is larger than `most` bytes; `remedy` is the advice in the
+    latter error."""
     inside(store, path, key)
     size = store.size(path)
     if size is None:

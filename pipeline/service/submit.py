@@ -32,9 +32,9 @@ Number = Annotated[int, Path(ge=1, le=99_999_999, description="number of an entr
 
 
 class RecipeRequest(BaseModel):
-    """The recipe that a client sends: its YAML in `recipe`, or the name of a ready-made one in `ready`. `overrides` and
-    `inputs` mean what the options `--set` and `--input` mean. Relative paths start at the first folder that the server
-    allows."""
+    """The recipe that a client sends: its YAML in `recipe`, or the name of a ready-made recipe in `ready`. `overrides`
+    and `inputs` mean the same as the options `--set` and `--input`. Relative paths start at the first folder that the
+    server allows."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -71,7 +71,7 @@ async def plan(request: Request, at: StoreOf, given: RecipeRequest) -> dict[str,
 @router.get("/queue", summary="List the queue")
 async def list_queue(request: Request, store: str, at: StoreOf, ended: bool = False) -> dict[str, Any]:
     """List the runs that wait, start or run, in the order of the queue. The run with `place` 1 starts next. With
-    `ended`, the list begins with runs that have ended: up to 500, those that were submitted last, in the order of the
+    `ended`, the list begins with runs that have ended: the 500 that were submitted last, also in the order of the
     queue."""
     entries = await run_in_threadpool(queue_of(request, store).recent)
     waiting = places(entries)
@@ -93,8 +93,8 @@ async def show_entry(request: Request, store: str, at: StoreOf, number: Number) 
 @router.post("/queue", summary="Submit a recipe", status_code=202)
 async def submit(request: Request, store: str, at: StoreOf, role: Operator, given: RecipeRequest,
                  key: RequestId = None) -> dict[str, Any]:
-    """Check a recipe and put it into the queue. Send a header `Idempotency-Key`: if the answer is lost, a second
-    request with this key returns the existing entry and starts no second run."""
+    """Check a recipe and put it into the queue. A client should send a header `Idempotency-Key`: if the answer is lost,
+    a second request with the same key returns the existing entry of the queue and starts no second run."""
     return await enqueue(request, store, at, submission_of(request, given, key, str(role)))
 
 
@@ -152,8 +152,8 @@ async def resume_run(request: Request, store: str, at: StoreOf, run: RunOf, role
 
 # -- shared ----------------------------------------------------------------------------------------------------------
 async def enqueue(request: Request, store: str, at: Store, submission: Submission) -> dict[str, Any]:
-    """Check a submission (a recipe to run) and put it into the queue. Raises HttpProblem when the recipe has errors or
-    the name of the run is taken."""
+    """Check a submission (a recipe to run), put it into the queue, and return the entry of the queue as JSON. Raises
+    HttpProblem when the recipe has errors or the name of the run is taken."""
     entries = await run_in_threadpool(queue_of(request, store).entries)
     known = next((e for e in entries if e.request == submission.request), None)
     if known is not None:                                         # its inputs may be gone by now, so it is not checked
@@ -169,8 +169,8 @@ async def enqueue(request: Request, store: str, at: Store, submission: Submissio
 
 
 def submission_of(request: Request, given: RecipeRequest, key: str | None = None, by: str = "") -> Submission:
-    """Return the submission that the queue stores for what a client has sent. Raises HttpProblem when it is not valid.
-    """
+    """Turn the recipe that a client has sent into a submission, the form in which the queue stores a recipe to run.
+    Raises HttpProblem when the recipe or its options are not valid."""
     if (given.recipe is None) == (given.ready is None):
         raise HttpProblem(422, "Not valid", "give the text of a recipe, or the name of a ready one", "recipe",
                           "send either `recipe` or `ready`")
@@ -187,20 +187,21 @@ def submission_of(request: Request, given: RecipeRequest, key: str | None = None
 
 
 def request_id(sent: str | None) -> str:
-    """Return the id that a client has sent to mark repeated requests, or else a new id."""
+    """Return the id `sent`, by which a client marks a request and its repetitions. If the client has sent no valid id,
+    return a new one."""
     return sent if sent and len(sent) <= 200 else secrets.token_hex(16)
 
 
 def base_of(request: Request) -> str:
-    """Return the folder at which relative paths of submitted recipes start."""
+    """Return the folder to which relative paths in submitted recipes refer."""
     return driver_options(request.app.state.settings).folder or os.sep
 
 
 def kept_submission(request: Request, at: Store, run: str, by: str, entries: list[QueueEntry],
                     key: str | None = None) -> Submission:
-    """Return the submission that resumes a run; `entries` are the entries of the queue. If the queue has submissions of
-    this run, the recipe is the latest of them. Otherwise it is recipe.yaml in the run's folder. Raises HttpProblem when
-    the run keeps no recipe."""
+    """Return the submission (recipe with its options) that resumes a run. `entries` are the entries of the queue. If
+    this run was submitted through the queue, its latest submission is used; otherwise it is recipe.yaml in the run's
+    folder. Raises HttpProblem when the run keeps no recipe."""
     earlier = next((e for e in reversed(entries) if e.run == run), None)
     key = request_id(key)
     if earlier is not None:
@@ -219,10 +220,10 @@ def kept_submission(request: Request, at: Store, run: str, by: str, entries: lis
 
 async def check_submission(request: Request, submission: Submission, plan_in: Store | None,
                            causes: int = 0, find_files: bool = False, before: str = "") -> dict[str, Any]:
-    """Check a submission (a recipe to run) in a separate process. With `plan_in`, also plan it in that store, and say
-    why up to `causes` nodes of the plan are stale; then `before` may be the recipe before changes, whose warnings are
-    not repeated. With `find_files`, also see whether its sources have files. Returns the result of
-    `pipeline.service.checks.check`."""
+    """Check a submission (a recipe to run) in a separate process. With `plan_in`, also plan the recipe in that store,
+    and say why up to `causes` nodes of the plan are stale. If the planned recipe was made by changing another one,
+    `before` is the text of that other recipe, and warnings that it gets, too, are left out. With `find_files`, also
+    check whether the sources of the recipe have files. Returns the result of `pipeline.service.checks.check`."""
     options = driver_options(request.app.state.settings)
     result: dict[str, Any] = await request.app.state.checks.check(request, {
         "text": submission.text, "name": submission.name, "base": submission.base, "run": submission.run,
@@ -256,7 +257,8 @@ async def _refuse_taken(at: Store, run: str, entries: list[QueueEntry]) -> None:
 
 
 async def put_submission(request: Request, store: str, submission: Submission, run: str) -> dict[str, Any]:
-    """Put a submission into the queue."""
+    """Put a submission (a recipe to run) into the queue of a store under the run's name `run`, and return the new entry
+    of the queue as JSON."""
     submission = Submission(**{**submission.__dict__, "run": run})
     queue = queue_of(request, store)
     entry = await run_in_threadpool(queue.submit, submission)
@@ -276,7 +278,7 @@ def _entry(queue: Queue, number: int) -> QueueEntry:
 
 
 def _document(request: Request, entry: QueueEntry, waiting: dict[int, int]) -> dict[str, Any]:
-    """Return an entry of the queue as JSON. It contains no process, host or address."""
+    """Return an entry of the queue as JSON for clients. It contains no process, host or address."""
     addresses = cluster_addresses({"address": request.app.state.settings.address})
     return {"number": entry.number, "run": entry.run, "recipe": entry.name, "state": entry.state,
             "place": waiting.get(entry.number), "stopping": entry.stopping, "by": entry.by, "resumes": entry.resumes,

@@ -22,9 +22,9 @@ RANGE = (0.025, 0.975)
 
 @dataclass(frozen=True)
 class TokenColumns:
-    """The numbers of tokens of the documents of a table; each array has one value for each document. `counted` is true
-    for documents in shards, whose tokens are known. `estimate` is the number of tokens, which lies between `low` and
-    `high`. All three are equal for a counted document."""
+    """The numbers of tokens of documents, as arrays with one value for each document. `counted` is true for documents
+    in shards, whose tokens are known. `estimate` is the number of tokens, which lies between `low` and `high`. All
+    three are equal for a counted document."""
 
     counted: np.ndarray
     estimate: np.ndarray
@@ -33,14 +33,15 @@ class TokenColumns:
 
 
 def with_estimates(tokens: np.ndarray, sizes: np.ndarray, sources: np.ndarray) -> TokenColumns:
-    """Estimate the tokens of documents that are in no shard. `tokens` has the tokens of each document (NaN: not
-    known), `sizes` its bytes, and `sources` the number of its source.
+    """Estimate the numbers of tokens of the documents that are in no shard. For each document, `tokens` has the number
+    of tokens (NaN: not known), `sizes` the number of bytes, and `sources` the number that stands for its source.
 
     The estimate for a document is its bytes times the tokens per byte of the documents of its source that are in
     shards. `low` and `high` are its bytes times the lowest and highest tokens per byte of these documents, without the
     2.5 % most extreme documents at each end; for a source with fewer than FEW documents in shards, the range of all
     sources is used. This range covers the differences between single documents, not only the error of a mean: dropped
-    documents are no random sample, so their mean may differ, too."""
+    documents are no random sample, so their mean may differ, too.
+    """
     counted = ~np.isnan(tokens)
     sizes = np.nan_to_num(sizes)
     usable = counted & (sizes > 0)
@@ -58,21 +59,21 @@ def with_estimates(tokens: np.ndarray, sizes: np.ndarray, sources: np.ndarray) -
 
 
 def _rates(tokens: np.ndarray, sizes: np.ndarray) -> tuple[float, float, float]:
-    """Return three rates in tokens per byte: that of all these documents together, and the lower and the upper end of
-    the range of single documents (RANGE)."""
+    """Return three numbers of tokens per byte: that of all given documents together, and the lower and the upper end of
+    the range in which single documents lie (RANGE). `tokens` and `sizes` (bytes) have a value for each document."""
     rate = float(tokens.sum() / sizes.sum())
     low, high = np.quantile(tokens / sizes, RANGE).tolist()
     return rate, min(low, rate), max(high, rate)
 
 
 class TokenCounts:
-    """The number of tokens of each document in the shards of a run, including the end-of-text token. A document may be
-    in several streams (separate sets of shards). It has the same number of tokens in each, because a run has one
-    tokenizer."""
+    """A table of the numbers of tokens of the documents in a run's shards, by document id. The end-of-text token is
+    counted. A document may be in several streams (separate sets of shards). It has the same number of tokens in each,
+    because a run has one tokenizer."""
 
     def __init__(self, ids: np.ndarray, tokens: np.ndarray) -> None:
-        """`ids` (documents, 2) uint64 holds the two halves of each id, and `tokens` (documents,) the numbers of
-        tokens."""
+        """Make the table. `ids`, of shape (documents, 2) and type uint64, holds the two halves of each document's id;
+        `tokens`, of shape (documents,), holds the numbers of tokens."""
         order = np.lexsort((ids[:, 1], ids[:, 0]))
         self._high, self._low, self._tokens = ids[order, 0], ids[order, 1], tokens[order]
 
@@ -89,8 +90,8 @@ class TokenCounts:
 
 def token_counts(store: Store, run: str, plan: Mapping[str, Any],
                  get: Callable[[str], PartRecord | None]) -> TokenCounts | None:
-    """Read the token counts of a run from the results of its tasks; `get` returns the record of a task. Returns None if
-    the run has made no shards."""
+    """Read the numbers of tokens of the documents in a run's shards, from the results of the run's tasks. `get` returns
+    the commit record of the task with a given key. Returns None if the run has made no shards."""
     tasks, ids, counts = RunTasks(store, run), [], []
     for node in plan["nodes"]:
         for key in tasks.keys(node["name"]) if node["kind"] == "shards" else ():
@@ -108,5 +109,5 @@ def token_counts(store: Store, run: str, plan: Mapping[str, Any],
 
 
 def _halves(ids: list[str]) -> np.ndarray:
-    """Return the two halves of each id as uint64, of shape (documents, 2)."""
+    """Split each document id of 128 bits into two halves of type uint64. Returns an array of shape (documents, 2)."""
     return np.frombuffer(id_bytes(ids), ">u8").astype(np.uint64).reshape(-1, 2)

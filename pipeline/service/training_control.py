@@ -51,9 +51,9 @@ class TrainingRequest(BaseModel):
 @router.post("", summary="Start a training", status_code=202)
 async def start_training(request: Request, store: str, at: StoreOf, role: Operator,
                          given: TrainingRequest) -> dict[str, Any]:
-    """Start a training as a process on the server's machine. It continues when the server ends. A training that has
-    checkpoints continues from the latest. If two requests come at the same time, only one of them starts the
-    training."""
+    """Start a training as a process on the server's machine. The process continues when the server ends. A training
+    that has checkpoints continues from the latest. If two requests to start the same training come at the same time,
+    only one of them starts it."""
     for assignment in given.overrides:
         key, sign, _ = assignment.partition("=")
         if not sign or "\0" in assignment:
@@ -80,7 +80,7 @@ async def resume_training(request: Request, store: str, at: StoreOf, training: s
 
 @router.post("/{training}/stop", summary="Stop a training", status_code=202)
 async def stop_training(request: Request, store: str, at: StoreOf, training: str, role: Operator) -> dict[str, Any]:
-    """Ask a training to stop. It ends its step, writes a checkpoint and can be resumed."""
+    """Ask a training to stop. The training finishes its current step, writes a checkpoint and can be resumed."""
     known, _ = await run_in_threadpool(known_training, request, store, at, training)
     await run_in_threadpool(starts.stop, at, known, str(role))
     return {"training": training, "state": "stopping"}
@@ -88,14 +88,15 @@ async def stop_training(request: Request, store: str, at: StoreOf, training: str
 
 @router.get("/{training}/log", summary="Read what a training has printed", dependencies=[Depends(operator)])
 def training_log(request: Request, store: str, at: StoreOf, training: str) -> dict[str, Any]:
-    """Return the end of what a training has printed. Only trainings that a server has started have such a log."""
+    """Return the end of the log of a training: what it has printed. Only trainings that a server has started have such
+    a log."""
     known, _ = known_training(request, store, at, training)
     return {"training": training, "text": printed(known, LOG_BYTES)}
 
 
 def printed(training: Training, size: int) -> str:
-    """Return the last `size` bytes of what a training has printed, masked. Raises HttpProblem when no server has
-    started it."""
+    """Return the last `size` bytes of what a training has printed, with secrets and personal data masked. Raises
+    HttpProblem when no server has started the training."""
     try:
         with open(training.folder / LOG, "rb") as f:
             f.seek(max(0, f.seek(0, os.SEEK_END) - size))
@@ -115,7 +116,8 @@ async def _start(request: Request, at: Store, training: Training, options: Optio
 
 
 def _training(request: Request, store: str, at: Store, given: TrainingRequest) -> Training:
-    """Return the training that a client asks to start. Raises HttpProblem when it cannot be started."""
+    """Return the training that a client asks to start: its name, its run and its folder. Raises HttpProblem when it
+    cannot be started."""
     check_run(at, given.run)
     if not at.exists(f"runs/{given.run}/curriculum.json"):
         raise HttpProblem(409, "Nothing to train on", f"the run {given.run!r} has made no curriculum", "run",
@@ -144,7 +146,7 @@ def known_training(request: Request, store: str, at: Store, name: str) -> tuple[
 # -- forms -----------------------------------------------------------------------------------------------------------
 @forms.post("/stores/{store}/trainings")
 async def start_form(request: Request, store: str, at: StoreOf, role: Operator) -> Response:
-    """Handle the form that starts a training."""
+    """Start the training that the submitted HTML form describes, and redirect to the page of the training."""
     form = await form_of(request)
     given = TrainingRequest.model_validate({
         "run": form.get("run", "")[:200] or "-",
@@ -157,7 +159,7 @@ async def start_form(request: Request, store: str, at: StoreOf, role: Operator) 
 @forms.post("/stores/{store}/trainings/{training}/{what}")
 async def change_form(request: Request, store: str, at: StoreOf, training: str, what: Literal["stop", "resume"],
                       role: Operator) -> Response:
-    """Handle the buttons that stop and resume a training."""
+    """Stop or resume a training, as the button that was pressed on its HTML page says, and redirect to this page."""
     change = stop_training if what == "stop" else resume_training
     await change(request, store, at, training, role)
     return RedirectResponse(path("stores", store, "trainings", training), 303)

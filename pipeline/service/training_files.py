@@ -1,9 +1,9 @@
 """Reads the folders that `tokenmill train` writes: which trainings exist, their states, losses and spikes. Needs no
 torch.
 
-A metrics.jsonl may have gigabytes. It is read once, and then only the lines that were added; the memory for it is
-bounded. If the first reading takes longer than a query may, the request is refused, and the next request continues the
-reading.
+A metrics.jsonl may have gigabytes. Its lines are read once; later calls read only the lines that were added. The memory
+for it is bounded. If the first reading takes longer than a query may, the request is refused, and the next request
+continues the reading.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ _PHASE = re.compile(rb'"phase": "((?:[^"\\]|\\.)*)"')
 
 
 class NoTraining(QueryError):
-    """The store has no such training."""
+    """Raised when the store has no such training."""
 
     status = 404
     title = "No such training"
 
 
 class Unreadable(QueryError):
-    """The files of a training are damaged, or do not contain what was asked for."""
+    """Raised when the files of a training are damaged, or do not contain what was asked for."""
 
     status = 409
     title = "It cannot be told"
 
 
 class StillReading(Busy):
-    """The time of one query did not suffice to read all metrics of a long training."""
+    """Raised when the time of one query did not suffice to read all metrics of a long training."""
 
     title = "The metrics are still being read"
 
@@ -80,8 +80,8 @@ class Training(NamedTuple):
 def find_trainings(store: Store, folders: tuple[str, ...]) -> list[Training]:
     """Find the trainings in the runs of a store (RUN/train) and in `folders` (each subfolder with a metrics.jsonl).
     Links are not followed, and a training whose folder holds a link in place of a file is left out. If several
-    trainings have one name, only the first counts: runs come first. At most MOST trainings are returned, the first by
-    name."""
+    trainings have one name, only the first counts: trainings in runs come before those in `folders`. At most MOST
+    trainings are returned, the first by name."""
     by_name: dict[str, Training] = {}
     places = [(store.local / "runs", "train")] if store.local is not None else []
     for top, below in (*places, *((Path(folder), "") for folder in folders)):
@@ -93,8 +93,8 @@ def find_trainings(store: Store, folders: tuple[str, ...]) -> list[Training]:
 
 
 def no_links(folder: Path) -> bool:
-    """Return True if neither a folder nor any of the files in it that the service reads or writes is a link, pipe or
-    device. By a link, whoever may write to the folder could make this server read other files."""
+    """Return True if neither `folder` nor any file in it that the service reads or writes is a link, pipe or device. By
+    a link, whoever may write to the folder could make this server read other files."""
     if folder.is_symlink():
         return False
     for name in FILES:
@@ -125,9 +125,10 @@ def training_named(store: Store, folders: tuple[str, ...], name: str) -> Trainin
 
 
 def standing(training: Training) -> dict[str, Any]:
-    """Return the state of a training, from the end of its files: {training, run, state, here, step, steps, tokens,
-    loss, phase, begun, changed}. `state` is running, done or stopped, and `here` says whether a process on this machine
-    runs it. A training on another machine counts as running until its metrics have not grown for QUIET_S seconds."""
+    """Return the state of a training, read from its files: {training, run, state, here, step, steps, tokens, loss,
+    phase, begun, changed}. `state` is running, done or stopped, and `here` says whether a process on this machine runs
+    the training. A training on another machine counts as running until its metrics have not grown for QUIET_S seconds.
+    """
     path = training.folder / METRICS
     last, begun = _last_step(path), _first(path)
     changed = _changed(path)
@@ -159,7 +160,8 @@ def _first(path: Path) -> dict[str, Any]:
 
 
 def _last_step(path: Path) -> dict[str, Any]:
-    """Return the last line about a step at the end of a metrics.jsonl, or {} when there is none."""
+    """Return the content of the last line of a metrics.jsonl that describes a step, or {} when there is none. Only the
+    end of the file is read."""
     try:
         with open(path, "rb") as f:
             f.seek(max(0, f.seek(0, os.SEEK_END) - TAIL))
@@ -178,7 +180,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def summary_of(training: Training) -> dict[str, Any] | None:
-    """Return the summary of a training that has ended, or None when there is none or it is damaged."""
+    """Return the summary that a training has written at its end, or None when there is none or it is damaged."""
     try:
         with open(training.folder / SUMMARY, "rb") as f:
             return _parsed(f.read(1 << 20)) or None
@@ -187,7 +189,8 @@ def summary_of(training: Training) -> dict[str, Any] | None:
 
 
 def task_scores(training: Training) -> list[dict[str, Any]]:
-    """Return the scores of the last scored checkpoint on each benchmark task; [] if no checkpoint has been scored."""
+    """Return the scores of a training's last scored checkpoint, one for each benchmark task; [] if no checkpoint has
+    been scored."""
     try:
         with open(training.folder / TASKS, "rb") as f:
             f.seek(max(0, f.seek(0, os.SEEK_END) - TASKS_TAIL))
@@ -198,8 +201,8 @@ def task_scores(training: Training) -> list[dict[str, Any]]:
 
 # -- losses ----------------------------------------------------------------------------------------------------------
 class LossWindow:
-    """The last WINDOW losses, with their mean and standard deviation. Both are computed from running sums, because a
-    training of a million steps needs them a million times."""
+    """The losses of the last WINDOW steps of a training, with their mean and standard deviation. Both are computed from
+    running sums, because a training of a million steps needs them a million times."""
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque()
@@ -229,7 +232,8 @@ class LossWindow:
 
 
 class MetricsFile:
-    """Reads a metrics.jsonl, and keeps in memory its losses, phases, spikes and rewinds (returns to a checkpoint)."""
+    """Reads the metrics.jsonl of one training, and keeps its losses, phases, spikes and rewinds (returns to a
+    checkpoint) in memory."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock, self._readings = path, threading.Lock(), 0
@@ -245,9 +249,9 @@ class MetricsFile:
         self._phase, self._before = b"", LossWindow()
 
     def read(self, stop: Stop) -> MetricsFile:
-        """Read the lines that were added since the last call. Raises StillReading when the time is up; the next call
-        continues from there. Raises Unreadable for a line that is longer than a line can be, and FileNotFoundError when
-        the file is gone."""
+        """Read the lines of the file that were added since the last call. Raises StillReading when the time is up; the
+        next call continues from there. Raises Unreadable for a line of LONGEST bytes or more, and FileNotFoundError
+        when the file is gone."""
         with self._lock:
             info = self._path.stat()
             if info.st_ino != self._inode or info.st_size < self._offset:
@@ -292,7 +296,8 @@ class MetricsFile:
             self._judge(step, text)
 
     def _judge(self, step: int, text: bytes) -> None:
-        """Record a step as a spike if it was skipped, or if its loss is far above the losses before it."""
+        """Record a training step as a spike if it was skipped, or if its loss is far above the losses of earlier steps.
+        `text` is the step's line of the metrics."""
         match = _LOSS.search(text)
         loss = float(match[1]) if match and match[1] not in (b"null", b"NaN") else None
         phase = _PHASE.search(text)
@@ -310,17 +315,17 @@ class MetricsFile:
 
     @property
     def plot(self) -> str:
-        """An id that changes when the plot changes. In a long file only some lines are plotted, so most new lines do
-        not change the plot. The id is a hash of the numbers of the plotted steps, which identify their lines: a step is
-        written once, unless the training starts again, resumes or rewinds, or the file is replaced. These events are
-        counted, and the counts are hashed, too."""
+        """An id that changes when the plot of the losses would look different. In a long file only some steps are
+        plotted, so most new lines do not change the plot. The id is a hash of the numbers of the plotted steps. The
+        same step may be written again, with another loss, if the training starts again, resumes or rewinds, or if the
+        file is replaced. So the numbers of such events are hashed, too."""
         shown = json.dumps([self._inode, self._readings, self._turns, self.starts, self.losses.numbers()])
         return hashlib.blake2b(shown.encode(), digest_size=8).hexdigest()
 
     @property
     def phases(self) -> list[dict[str, Any]]:
-        """The phases that the latest start of the training named, each with the number of tokens at which it begins and
-        ends."""
+        """The phases of the training, as named when it was last started, each with the number of tokens at which the
+        phase begins and ends."""
         given = self.starts[-1].get("phases") if self.starts else None
         result, at = [], 0
         for phase in given if isinstance(given, list) else ():
@@ -332,15 +337,16 @@ class MetricsFile:
 
 
 class MetricsFiles:
-    """Keeps the MetricsFile objects (losses, spikes …) of the trainings that clients have asked for most recently."""
+    """Keeps in memory the metrics (losses, spikes …) of the trainings that clients have asked for most recently, each
+    in a MetricsFile object."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[Path, MetricsFile] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, training: Training, stop: Stop) -> MetricsFile:
-        """Return the metrics of a training, after reading the lines that were added. Raises NoTraining when its
-        metrics.jsonl does not exist."""
+        """Return the metrics of a training, up to date: the lines that were added to the file are read first. Raises
+        NoTraining when its metrics.jsonl does not exist."""
         path = training.folder / METRICS
         with self._lock:
             file = self._files.setdefault(path, MetricsFile(path))

@@ -1,4 +1,4 @@
-"""Router: the pages about trainings."""
+"""Router: the HTML pages about trainings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ router = APIRouter(include_in_schema=False, dependencies=[Depends(viewer)])
 
 @router.get("/stores/{store}/trainings")
 async def trainings_page(request: Request, store: str, at: StoreOf) -> HTMLResponse:
-    """Show the trainings of a store."""
+    """Show the list of the trainings of a store, with their states."""
     listed = await run_in_threadpool(trainings.list_trainings, request, store, at)
     return page(request, "trainings.html.j2", store=store, listed=listed, runs=await run_in_threadpool(_runs, at),
                 named=bool(trainings.folders_of(request, store)),
@@ -34,8 +34,8 @@ async def trainings_page(request: Request, store: str, at: StoreOf) -> HTMLRespo
 
 
 def _runs(store: Store) -> list[str]:
-    """Return those of the last RUNS runs of a store, in the order of their names, that have a curriculum (an order in
-    which shards are read)."""
+    """Return the names of the runs of a store that have a curriculum (an order in which shards are read), sorted by
+    name. Only the RUNS runs whose names come last are considered."""
     return [name for name in run_names(store)[-RUNS:] if store.exists(f"runs/{name}/curriculum.json")]
 
 
@@ -55,7 +55,7 @@ async def training_page(request: Request, store: str, at: StoreOf, training: str
 @router.get("/stores/{store}/trainings/{training}/step")
 async def spike_page(request: Request, store: str, at: StoreOf, training: str, queries: QueriesOf,
                      step: Annotated[int, Query(ge=1, le=1 << 40)], run: shards.Run = "") -> HTMLResponse:
-    """Show the loss of a training step beside the losses of the steps around it, and the documents in the rows with the
-    highest loss."""
+    """Show the loss of a training step beside the losses of the steps around it, and the documents in those rows of the
+    step's batch that have the highest loss."""
     shown = await trainings.explain_step(request, store, at, training, step, queries, run, None, trainings.ROWS, False)
     return page(request, "spike.html.j2", store=store, shown=shown, training=training)

@@ -1,8 +1,8 @@
-"""Starts trainings, and remembers in the store which were started.
+"""Starts trainings as processes, and keeps records in the store of which trainings were started.
 
     trainings/NAME/000001.json            a start: run, folder, options, who asked for it, which server starts it
                    000001.process.json    the process that the server then started, or why it could not
-                   000001.stop.json       that somebody has asked it to stop
+                   000001.stop.json       that somebody has asked the training to stop
 
 The files are created by put-if-absent. If two servers start a training at the same time, one creates the file of the
 next start, and the other is refused. A training runs as a process in a separate session, so it continues when the
@@ -53,7 +53,7 @@ _RECORD = re.compile(r"trainings/([^/]+)/(\d{6})\.json")
 
 @dataclass(frozen=True)
 class Options:
-    """How a training is started: the options of `tokenmill train run`."""
+    """The options with which a training is started: those of `tokenmill train run`."""
 
     overrides: tuple[str, ...] = ()
     ranks: int | None = None
@@ -68,8 +68,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Start:
-    """The latest start of a training: its number (0: a server has never started it), its record, the record of its
-    process (None: no process yet), and whether somebody has asked it to stop."""
+    """The latest start of a training by a server: its number (0: no server has ever started the training), its record,
+    the record of its process (None: no process yet), and whether somebody has asked the training to stop."""
 
     number: int
     record: dict[str, Any]
@@ -83,12 +83,13 @@ class Start:
 
 
 def latest_start(store: Store, name: str) -> Start:
-    """Return the latest start of a training by any server of the store."""
+    """Return the latest start of a training, whichever server of the store made it."""
     return _start(store, name, _numbers(store, f"trainings/{name}").get(name, 0))
 
 
 def _numbers(store: Store, folder: str) -> dict[str, int]:
-    """Return the trainings that servers have started, each with the number of its latest start."""
+    """Find the records of starts in the folder `folder` of a store. Returns {name of a training: number of its latest
+    start}."""
     starts = [(m[1], int(m[2])) for path in store.list(folder) if (m := _RECORD.fullmatch(path))]
     return dict(sorted(starts))
 
@@ -113,9 +114,9 @@ def _read(store: Store, path: str) -> dict[str, Any] | None:
 
 
 def known_training(store: Store, folders: tuple[str, ...], name: str) -> tuple[Training, Start]:
-    """Return a training, whether a server or a command has started it, and its latest start. The folder that the record
-    of the start names is used only if it is inside the store or one of `folders`. Raises HttpProblem when there is no
-    training of this name."""
+    """Return the training with this name, and its latest start by a server. The training may also have been started by
+    a command. The folder that the record of the start names is used only if it is inside the store or one of `folders`.
+    Raises HttpProblem when there is no training of this name."""
     latest = latest_start(store, name) if bad_name(name) is None else Start(0, {}, None)
     try:
         return _recorded(store, folders, name, latest) or training_named(store, folders, name), latest
@@ -124,8 +125,8 @@ def known_training(store: Store, folders: tuple[str, ...], name: str) -> tuple[T
 
 
 def _recorded(store: Store, folders: tuple[str, ...], name: str, latest: Start) -> Training | None:
-    """Return the training that the record of a start names. Returns None when there is no record, or when it names a
-    folder outside the store and `folders`."""
+    """Return the training that the record of its latest start describes. Returns None when there is no record, or when
+    the record names a folder outside the store and `folders`."""
     folder, run = Path(str(latest.record.get("folder"))), str(latest.record.get("run"))
     places = [Path(top) / name for top in folders]
     if store.local is not None:
@@ -135,7 +136,8 @@ def _recorded(store: Store, folders: tuple[str, ...], name: str, latest: Start) 
 
 
 def all_trainings(store: Store, folders: tuple[str, ...]) -> list[tuple[Training, Start]]:
-    """Return the trainings that have a folder or that a server has started, each with its latest start."""
+    """Return all trainings of a store, each with its latest start by a server: those that have a folder, and those that
+    a server has started."""
     on_disk = {training.name: training for training in find_trainings(store, folders)}
     numbers = {name: n for name, n in _numbers(store, "trainings").items() if bad_name(name) is None}
     result = []
@@ -148,8 +150,9 @@ def all_trainings(store: Store, folders: tuple[str, ...]) -> list[tuple[Training
 
 
 def standing_now(training: Training, start: Start) -> dict[str, Any]:
-    """Return the state of a training, from its files and from its latest start by a server. The state is starting,
-    running, done, stopped or failed. Failed means that the training has ended without a step, and nobody stopped it."""
+    """Return the state of a training as JSON, from its files and from its latest start by a server. The field `state`
+    is starting, running, done, stopped or failed. Failed means that the training has ended before its first step, and
+    nobody asked it to stop."""
     document, state = standing(training), state_of(start, training.folder)
     if state in ("starting", "running"):
         document["state"] = state
@@ -160,8 +163,8 @@ def standing_now(training: Training, start: Start) -> dict[str, Any]:
 
 
 def state_of(start: Start, folder: Path, clock: Clock = SYSTEM) -> str:
-    """Return the state of a training according to its latest start: `running`, `starting` or `ended`. Returns "" when
-    no server has started it and no process on this machine runs it."""
+    """Return the state of a training's process according to the training's latest start by a server: `running`,
+    `starting` or `ended`. Returns "" when no server has started the training and no process on this machine runs it."""
     if training_process(folder) is not None:
         return "running"
     if not start.number:
@@ -190,8 +193,9 @@ def _wall(at: Any) -> float:
 # -- starting and stopping -------------------------------------------------------------------------------------------
 def start(store: Store, training: Training, options: Options, by: str,
           clock: Clock = SYSTEM) -> subprocess.Popen[bytes]:
-    """Start a training from its latest checkpoint, or from its beginning. Raises HttpProblem when it already runs, when
-    another server starts it, when this machine has no torch, or when a file in the training's folder is a link."""
+    """Start a training from its latest checkpoint, or from its beginning if it has none. Raises HttpProblem when the
+    training already runs, when another server starts it, when this machine has no torch, or when a file in the
+    training's folder is a link."""
     if importlib.util.find_spec("torch") is None:
         raise HttpProblem(409,
                           "Cannot train here",
@@ -239,8 +243,8 @@ def _launch(store: Store, training: Training, options: Options) -> subprocess.Po
 
 
 def stop(store: Store, training: Training, by: str, clock: Clock = SYSTEM) -> None:
-    """Ask a training to stop. It ends its step and writes a checkpoint; if it is still being set up, it just ends.
-    Raises HttpProblem when it does not run on this machine."""
+    """Ask a training to stop. The training finishes its current step and writes a checkpoint; if it is still being set
+    up, it ends at once. Raises HttpProblem when the training does not run on this machine."""
     latest = latest_start(store, training.name)
     holder = (latest.process or {}).get("holder") or {}
     pid = holder.get("pid") if alive(holder) else training_process(training.folder)

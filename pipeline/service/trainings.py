@@ -1,5 +1,6 @@
 """Router: shows the trainings on the shards of a store: their states, their losses by phase and source, and the
-documents behind a spike."""
+documents behind a spike (a step with a high loss).
+"""
 
 from __future__ import annotations
 
@@ -49,14 +50,15 @@ def folders_of(request: Request, store: str) -> tuple[str, ...]:
 
 
 def metrics_of(request: Request) -> MetricsFiles:
-    """Return the object that reads the metrics of trainings and keeps them in memory."""
+    """Return the server's MetricsFiles object, which reads the metrics of trainings and keeps them in memory."""
     metrics: MetricsFiles = request.app.state.metrics
     return metrics
 
 
 @router.get("", summary="List trainings")
 def list_trainings(request: Request, store: str, at: StoreOf) -> dict[str, Any]:
-    """List the trainings in the runs of the store and in the folders given by `--trainings`, with their last step."""
+    """List the trainings in the runs of the store and in the folders given by `--trainings`, each with its state and
+    its last step."""
     return {"trainings": [standing_now(*each) for each in all_trainings(at, folders_of(request, store))]}
 
 
@@ -83,8 +85,8 @@ async def show_training(request: Request, store: str, at: StoreOf, training: str
 
 
 def _summary(training: Training) -> dict[str, Any] | None:
-    """Return the summary of a training that has ended. In the text that the training generated, personal data is
-    masked."""
+    """Return the summary that a training has written at its end, None if there is none. In the text that the trained
+    model generated, personal data is masked."""
     summary = summary_of(training)
     if summary is None:
         return None
@@ -97,8 +99,9 @@ async def draw_losses(
         request: Request, store: str, at: StoreOf, training: str, queries: QueriesOf,
         plot: Annotated[str, Query(max_length=100, description="ignored; gives each plot its own address")] = "",
         if_none_match: IfNoneMatch = None) -> Response:
-    """Draw loss, held-out loss by source and learning rate over tokens, with the phases, as the trainer does. A client
-    that sends the ETag of the last plot as If-None-Match gets 304 until the plot changes, and nothing is drawn."""
+    """Draw the loss, the held-out loss by source and the learning rate of a training over tokens, with the phases, as
+    the trainer does. A client that sends the ETag of the last plot as If-None-Match gets 304 until the plot changes,
+    and nothing is drawn."""
     stop = queries.stop()
 
     def call() -> Response:
@@ -125,9 +128,9 @@ async def explain_step(
         run: Run = "", row: Annotated[int | None, Query(ge=1, le=1 << 30, description="only this row")] = None,
         worst: Annotated[int, Query(ge=1, le=20, description="rows with the highest loss")] = ROWS,
         unmasked: Unmasked = False) -> dict[str, Any]:
-    """Return the loss of a training step beside the losses of the steps around it, and the documents in the rows with
-    the highest loss, as `tokenmill train explain` does. `run` names the run that made the shards; it is needed only if
-    the folder of the training is not inside the folder of that run."""
+    """Return the loss of a training step beside the losses of the steps around it, and the documents in those rows of
+    its batch that have the highest loss, as `tokenmill train explain` does. `run` names the run that made the shards;
+    it is needed only if the folder of the training is not inside the folder of that run."""
     await allow_unmasked(request, at, unmasked, {"training": training[:100], "step": step})
     stop = queries.stop()
 
@@ -151,8 +154,8 @@ async def explain_step(
 
 
 def _window(store: Store, run: str) -> int:
-    """Return the number of earlier steps with which a loss is compared, from the recipe of the run that made the
-    shards."""
+    """Return the number of earlier steps with whose losses the loss of a step is compared. It is the setting
+    `train.stability.window` in the recipe of the run that made the shards, by default 128."""
     try:
         recipe = yaml.safe_load(read_file(store, f"runs/{run}/recipe.yaml", RECIPE))
         window = recipe["train"]["stability"]["window"]

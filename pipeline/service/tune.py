@@ -1,4 +1,6 @@
-"""Router: the API of the playground, which tells what a dataset of a finished run would hold under other thresholds."""
+"""Router: the API of the playground, which tells which documents a dataset of a finished run would have under other
+thresholds.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,8 @@ MOST_LISTED, RECIPE, PLAN = 1000, 1 << 20, 256 << 20
 
 
 def turn(request: Request) -> Iterator[None]:
-    """A dependency that lets a request work only while few others do, because each may take much memory and time.
-    Raises HttpProblem (503) when the request has waited too long."""
+    """A dependency of the routes for trying other thresholds. It lets only a few requests work at a time, because each
+    may take much memory and time. Raises HttpProblem (503) when the request has waited too long."""
     games: Playgrounds = request.app.state.playgrounds
     with contextlib.ExitStack() as held:
         try:
@@ -58,9 +60,9 @@ router = APIRouter(prefix="/api/v1/stores/{store}/runs/{run}/datasets/{dataset}/
 
 
 class RequestedChanges(BaseModel):
-    """Changes to a dataset's steps, as a client sends them. `thresholds` maps the number of a step to {decision key:
-    new value}; a decision key is a setting that affects only which documents are kept. `off` lists the numbers of steps
-    that are left out."""
+    """Changes to the steps of a dataset that a client wants to try. `thresholds` maps the number of a step to {decision
+    key: new value}; a decision key is a setting that affects only which documents are kept. `off` lists the numbers of
+    steps that are left out."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -72,7 +74,7 @@ class RequestedChanges(BaseModel):
 
 
 class Text(BaseModel):
-    """A recipe as its author wrote it, and the changes to put into it."""
+    """The body of a request: a recipe as its author wrote it, and changes of settings to put into the recipe."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -81,9 +83,9 @@ class Text(BaseModel):
 
 
 class Playgrounds:
-    """A cache of playgrounds (objects that judge the documents of a finished run under other thresholds). The most
-    recently used ones stay in memory, with at most `most` documents in all; one stays even if it has more. A run whose
-    files have changed is read anew."""
+    """A cache of playgrounds, the objects that judge the documents of a finished run under other thresholds. The most
+    recently used playgrounds stay in memory, with at most `most` documents in all; a single playground stays even if it
+    has more. A run whose files have changed is read anew."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most, self.turns = most, Turns(AT_ONCE, WAITING)
@@ -132,7 +134,8 @@ def requested_changes(changes: Annotated[str, Query(
 
 
 def parse_changes(text: str) -> RequestedChanges:
-    """Parse the JSON of a query or form field. Raises HttpProblem when it is not valid."""
+    """Parse the JSON of changes to a dataset's steps (thresholds, steps to leave out), which a query or form field
+    contains. Raises HttpProblem when it is not valid."""
     try:
         return RequestedChanges.model_validate_json(text)
     except ValidationError as e:
@@ -143,7 +146,7 @@ def parse_changes(text: str) -> RequestedChanges:
 
 @contextlib.contextmanager
 def as_problem(status: int = 422) -> Iterator[None]:
-    """A context manager that turns a PlaygroundError into an HttpProblem (an HTTP error)."""
+    """A context manager that turns a PlaygroundError into an HttpProblem (an error answer) with this HTTP status."""
     try:
         yield
     except PlaygroundError as e:
@@ -175,9 +178,9 @@ def show_steps(game: GameOf) -> dict[str, Any]:
 def answer(game: GameOf, changes: ChangesOf,
            exact: Annotated[bool, Query(description="from all documents, not from a sample")] = False,
            ) -> dict[str, Any]:
-    """Return what the dataset would hold under the changes: documents and bytes kept, dropped and unknown, by source
-    and language; which documents move and why; and examples. If only a sample was judged, each count has an interval,
-    which contains the true count in about 95 of 100 samples."""
+    """Return which documents the dataset would have under the changes: documents and bytes kept, dropped and unknown,
+    by source and language; how many documents change from which outcome to which; and examples. If only a sample was
+    judged, each count has an interval, which contains the true count in about 95 of 100 samples."""
     with as_problem():
         return game.answer(changes, exact)
 
@@ -186,9 +189,9 @@ def answer(game: GameOf, changes: ChangesOf,
 def documents(game: GameOf, changes: ChangesOf,
               after: Annotated[int, Query(ge=0, description="documents to leave out")] = 0,
               limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100) -> dict[str, Any]:
-    """List the ids of the documents that would change sides (kept, dropped), or whose new side is not known, each with
-    its outcome before and after. They come in a random order that is always the same. If the dataset is too big to be
-    counted exactly, only documents of its sample are listed."""
+    """List the ids of the documents whose side (kept or dropped) would change, or would no longer be known. Each id
+    comes with the document's outcome before and after the changes. The ids come in a random order that is always the
+    same. If the dataset is too big to be counted exactly, only documents of its sample are listed."""
     with as_problem():
         outcomes = game.outcomes(game.moved(changes))
     page = [{"id": id, "from": was._asdict(), "to": now._asdict()}
@@ -201,9 +204,9 @@ def documents(game: GameOf, changes: ChangesOf,
 def cube(request: Request, game: GameOf, changes: ChangesOf,
          step: Annotated[int, Query(ge=0, description="number of the step")],
          key: Annotated[str, Query(max_length=100)]) -> dict[str, Any]:
-    """Return a table of counts by source, language and bin (range of values) of one threshold, while the other changes
-    stay in force. The counts for any value of the threshold are sums of cells. At a value between two edges of bins,
-    the true counts lie between those at the edges."""
+    """Return a table that counts the documents of a dataset by source, language and bin (range of values) of one
+    threshold, while the other changes stay in force. The counts for any value of the threshold are sums of cells. At a
+    value between two edges of bins, the true counts lie between those at the edges."""
     games: Playgrounds = request.app.state.playgrounds
     with as_problem():
         return games.cube(game, changes, step, key).to_json()
@@ -211,9 +214,10 @@ def cube(request: Request, game: GameOf, changes: ChangesOf,
 
 @router.get("/recipe.yaml", summary="Save as a recipe", response_class=Response)
 def save(game: GameOf, at: StoreOf, run: RunOf, changes: ChangesOf) -> Response:
-    """Return the text of the run's recipe, as its author wrote it, with the changes put in. If settings or inputs were
-    overridden when the run was started, or if that text cannot be changed in place, the result is the recipe as the run
-    used it: with all defaults filled in, and without comments. Secrets and personal data are masked."""
+    """Return the text of the run's recipe, as its author wrote it, with the changes put into it. If settings or inputs
+    were overridden when the run was started, or if the author's text cannot be changed in place, the result is the
+    recipe as the run used it: with all defaults filled in, and without comments. Secrets and personal data are masked.
+    """
     # The text may be missing, or written in a way that cannot be changed in place (for example, a step is an alias).
     with contextlib.suppress(HttpProblem, FileNotFoundError):
         text = read_file(at, f"runs/{run}/{RECIPE_TEXT}", RECIPE).decode("utf-8", "replace")
@@ -224,12 +228,14 @@ def save(game: GameOf, at: StoreOf, run: RunOf, changes: ChangesOf) -> Response:
 @router.post("/recipe.yaml", summary="Put the changes into your recipe", response_class=Response,
              dependencies=[Depends(operator)])
 def save_own(game: GameOf, body: Text) -> Response:
-    """Put the changes into the recipe that you send. Its comments and the order of its keys stay."""
+    """Put the changes into the recipe that the client sends, and return its text. Its comments and the order of its
+    keys stay."""
     return _answered(_edited(game, body.recipe, "recipe", body.changes.changes()))
 
 
 def changed_recipe(game: Playground, at: Store, run: str, changes: Changes) -> str:
-    """Return the run's recipe with the changes (other thresholds, steps left out) put into it."""
+    """Return the text of a run's recipe, as the store keeps it, with the changes (other thresholds, steps left out) put
+    into it."""
     text = read_file(at, f"runs/{run}/recipe.yaml", RECIPE).decode("utf-8", "replace")
     return _edited(game, text, "recipe.yaml", changes)
 

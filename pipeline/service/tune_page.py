@@ -50,9 +50,9 @@ ALL_SIGNALS = "run.signals=all"
 def tune_page(request: Request, store: str, run: RunOf, dataset: str, game: tune.GameOf, role: Viewer,
               changes: Annotated[str, Query(max_length=4000)] = "{}", exact: bool = False,
               move: Annotated[str, Query(max_length=120)] = "") -> Response:
-    """Show the playground: thresholds as fields of a form, what the dataset would hold, and example documents near the
-    thresholds. With `move` (STEP.KEY), the page also shows what the dataset would hold at other values of this
-    threshold. When the form was sent, the answer redirects to a URL that holds only the changes."""
+    """Show the playground: thresholds as fields of a form, how many documents the dataset would have, and example
+    documents near the thresholds. With `move` (STEP.KEY), the page also shows the counts at other values of this
+    threshold. When the form was sent, the answer redirects to a URL that contains only the changes."""
     steps, problem, answer, moves = game.steps(), None, None, None
     typed = {name: value for name, value in request.query_params.items() if name.startswith(KEYS)}
     asked = tune.RequestedChanges()
@@ -80,7 +80,7 @@ def tune_page(request: Request, store: str, run: RunOf, dataset: str, game: tune
 
 @run_router.post("/plan")
 async def plan(request: Request, store: str, at: StoreOf, run: RunOf, dataset: str, role: Operator) -> Response:
-    """Show the plan of the run's recipe after the changes were put into it."""
+    """Show the plan of the run's recipe with the user's changes (thresholds, steps left out) put into it."""
     asked, submission = await _submission(request, at, run, dataset, role)
     way = path("stores", store, "runs", run, "datasets", dataset, "tune", "run")
     before = await run_in_threadpool(lambda: run_file(at, run, "recipe.yaml", RECIPE).decode("utf-8", "replace"))
@@ -91,7 +91,8 @@ async def plan(request: Request, store: str, at: StoreOf, run: RunOf, dataset: s
 
 @run_router.post("/run")
 async def submit(request: Request, store: str, at: StoreOf, run: RunOf, dataset: str, role: Operator) -> Response:
-    """Put the changes into the run's recipe, and the recipe into the queue."""
+    """Put the user's changes (thresholds, steps left out) into the run's recipe, and put this recipe into the queue of
+    runs."""
     _, submission = await _submission(request, at, run, dataset, role)
     await enqueue(request, store, at, submission)
     return RedirectResponse(path("stores", store, "queue"), 303)
@@ -107,8 +108,8 @@ def latest(at: StoreOf, store: str, dataset: str) -> Response:
 
 # -- the form --------------------------------------------------------------------------------------------------------
 def read_form(steps: list[dict[str, Any]], query: QueryParams) -> tune.RequestedChanges:
-    """Parse the fields of the form into changes. A field that holds the value of the run is no change. Raises
-    HttpProblem for an invalid value."""
+    """Parse the fields of the playground's form into changes of thresholds and steps. A field that holds the value of
+    the run is no change. Raises HttpProblem for an invalid value."""
     thresholds: dict[int, dict[str, Any]] = {}
     for step in steps:
         for key in step["keys"]:
@@ -123,7 +124,8 @@ def read_form(steps: list[dict[str, Any]], query: QueryParams) -> tune.Requested
 
 
 def _value(key: Mapping[str, Any], text: str) -> Any:
-    """Parse the text that somebody typed for a key. Raises HttpProblem when it does not fit the key's type."""
+    """Parse the text that a user typed for a setting of a step. Raises HttpProblem when the text does not fit the
+    setting's type."""
     if not text and key["optional"]:
         return None
     if key["type"] == "boolean":
@@ -145,7 +147,8 @@ def _whole(text: str) -> bool:
 
 def address(store: str, run: str, dataset: str, asked: tune.RequestedChanges, exact: bool = False,
             move: str = "") -> str:
-    """Return the URL (path and query) of the playground's page for a dataset, with these changes in its form."""
+    """Return the path and query of the URL of the page for trying other thresholds for a dataset. The form of this page
+    contains the changes `asked`."""
     query = {"changes": _written(asked)} if asked.thresholds or asked.off else {}
     query |= {"exact": "true"} if exact else {}
     return path("stores", store, "runs", run, "datasets", dataset, "tune", **query, **({"move": move} if move else {}))
@@ -157,8 +160,8 @@ def _written(asked: tune.RequestedChanges) -> str:
 
 def _shown(step: Mapping[str, Any], asked: tune.RequestedChanges, typed: Mapping[str, str],
            move: str) -> dict[str, Any]:
-    """Return a step as the template shows it: for each key the text of its field, and whether it differs from the run's
-    value. `open` says that the page shows the step's keys unfolded."""
+    """Return the values from which the template shows a step: for each of its settings the text of the form's field,
+    and whether it differs from the run's value. `open` says that the page shows the step's settings unfolded."""
     keys = []
     for key in step["keys"]:
         name = f"{KEYS}{step['step']}.{key['key']}"
@@ -174,25 +177,27 @@ def _shown(step: Mapping[str, Any], asked: tune.RequestedChanges, typed: Mapping
 # -- the moves of one threshold --------------------------------------------------------------------------------------
 def _moves(request: Request, game: Playground, changes: Changes, steps: list[dict[str, Any]],
            move: str) -> dict[str, Any]:
-    """Return the table of one threshold, `move` (STEP.KEY): some of its values, each with the counts that the dataset
-    would have."""
+    """Return the values from which the template shows the table of one threshold, `move` (STEP.KEY). Each row is a
+    possible value of the threshold, with the counts that the dataset would have."""
     number, _, name = move.partition(".")
     step = next((step for step in steps if str(step["step"]) == number), None)
     key = next((key for key in step["keys"] if key["key"] == name), None) if step else None
     if step is None or key is None:
         raise HttpProblem(422, "Not possible", f"there is no key {move[:80]!r} to move", "move",
                           "choose a key of the form")
+    held = {place: dict(keys) for place, keys in changes.thresholds.items()}
+    own = held.get(step["step"], {})
+    now = own.get(name, key["value"])
     with tune.as_problem():
         cube = request.app.state.playgrounds.cube(game, changes, step["step"], name)
         stride = max(1, -(-(len(cube.edges) - 1) // MOVES))
-        values = [*cube.edges[:-1:stride], cube.edges[-1]]
+        # a reader looks first for the value of the run and for the one that is asked about
+        chosen = [value for value in (key["value"], now) if value in cube.edges]
+        values = sorted({*cube.edges[:-1:stride], cube.edges[-1], *map(float, chosen)})
         counts = [cube.at(value) for value in values]
-    held = {place: dict(keys) for place, keys in changes.thresholds.items()}
-    own = held.get(step["step"], {})
     rows = [{"value": value, "counts": count, "asked": tune.RequestedChanges(
                 off=sorted(changes.off), thresholds={**held, step["step"]: {**own, name: _natural(key, value)}})}
             for value, count in zip(values, counts)]
-    now = own.get(name, key["value"])
     return {"step": step, "key": key, "field": f"{KEYS}{move}", "rows": rows, "now": now}
 
 
@@ -203,8 +208,9 @@ def _natural(key: Mapping[str, Any], value: float) -> int | float:
 # -- running it ------------------------------------------------------------------------------------------------------
 async def _submission(request: Request, at: Store, run: str, dataset: str,
                       role: Role) -> tuple[tune.RequestedChanges, Submission]:
-    """Read the changes from the request's form. Returns them, and the submission of the run's recipe with these
-    changes; if the form asks for it, the run computes all signals, also of dropped documents."""
+    """Return the changes (thresholds, steps left out) that the request's form contains, and a submission: the run's
+    recipe, with these changes put into it, to be run. If the form asks for it, this run computes all signals (numbers
+    stored beside a text), also of dropped documents."""
     form = await form_of(request)
     asked = tune.parse_changes(form.get("changes", "{}")[:4000])
 

@@ -11,8 +11,8 @@ from pipeline.service.duck import Busy
 
 
 class Turns:
-    """Lets `at_once` requests work and `waiting` more requests wait. Each waiting request holds a thread of the
-    server."""
+    """Lets at most `at_once` requests work at a time, and at most `waiting` more requests wait. Each waiting request
+    holds a thread of the server."""
 
     def __init__(self, at_once: int, waiting: int) -> None:
         self._at_once = at_once
@@ -21,8 +21,8 @@ class Turns:
 
     @contextlib.contextmanager
     def turn(self, wait_s: float, what: str = "queries") -> Iterator[None]:
-        """A context manager that waits until the request may work. Raises Busy when too many requests wait already, or
-        after `wait_s` seconds. `what` names the requests in the error."""
+        """A context manager that waits until fewer than `at_once` requests work. Raises Busy when too many requests
+        wait already, or after `wait_s` seconds. `what` names the requests in the error message."""
         if not self._room.acquire(blocking=False):
             raise Busy(f"too many {what} wait", remedy="try again in a few seconds")
         try:

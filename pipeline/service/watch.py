@@ -33,8 +33,8 @@ RESTLESS = ("silent_s", "age_s")
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run at the time when it was read. `id` changes when the state changes, and is the same on every
-    server. `data` is `document` in JSON."""
+    """The state of a run when it was last read. `id` changes when the state changes, and is the same on every server.
+    `document` is the state as a dict, and `data` is the same as JSON text."""
 
     id: str
     document: dict[str, Any]
@@ -50,12 +50,12 @@ class _Reading:
 
 
 class RunWatch:
-    """Keeps the latest state of each run, and the latest lists of each store's runs, up to KEPT of them. What is older
-    than `fresh_s` seconds is read again when it is asked for. Requests that come at the same time wait for one reading.
-    Runs that are known to have finished stay so, and are not read again for the list of finished runs.
+    """Keeps the latest state of each run and the lists of each store's runs in memory, at most KEPT of them in all.
+    What is older than `fresh_s` seconds is read again when it is asked for. Requests that come at the same time wait
+    for one reading. A finished run stays finished, so it is not read again for the list of finished runs.
 
-    If the driver (the process that leads a run) is on another machine and silent, a reading takes some 12 seconds,
-    until the driver counts as dead. Requests in this time get the previous state.
+    If the driver (the process that leads a run) is on another machine and silent, reading the run's state takes some 12
+    seconds, until the driver counts as dead. Requests in this time get the previous state.
     """
 
     def __init__(self, fresh_s: float, clock: Clock = SYSTEM) -> None:

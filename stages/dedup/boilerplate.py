@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stages.dedup.fragment import PartGroup
-from stages.dedup.sets import jaccard
+from stages.dedup.sets import SET_BYTES, jaccard
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -142,7 +142,7 @@ class Remainders:
         places = np.minimum(np.searchsorted(self._boilerplate, values), len(self._boilerplate) - 1)
         left = values[self._boilerplate[places] != values]
         self._left[document] = left, len(left) >= LEAST * len(values)
-        self._bytes += left.nbytes
+        self._bytes += left.nbytes + SET_BYTES
         while self._bytes > _KEPT_BYTES and len(self._left) > 2:
-            self._bytes -= self._left.popitem(last=False)[1][0].nbytes
+            self._bytes -= self._left.popitem(last=False)[1][0].nbytes + SET_BYTES
         return self._left[document]

@@ -25,7 +25,7 @@ from pipeline.base.parquet import read_table, write_table
 from stages.dedup.fragment import bucket_of, fixed_bytes, id_texts, ids_to_ints, read_side, write_segments
 from stages.dedup.index import KEY, ROWS, document_dtype
 from stages.dedup.part_texts import utf8_at
-from stages.dedup.sets import distinct
+from stages.dedup.sets import SET_BYTES, distinct
 from stages.dedup.signature import MinHashSignature, beginning
 from stages.task import Counters, Cursor, Inputs, Out
 
@@ -218,9 +218,9 @@ class OldSets:
         text, language = self._text(ref, document)
         values = self._sets[place] = distinct(self._stage.shingles_of(text, language)[0])
         self.read += 1
-        self._bytes += values.nbytes
+        self._bytes += values.nbytes + SET_BYTES
         while self._bytes > self._cache_bytes and len(self._sets) > 1:
-            self._bytes -= self._sets.popitem(last=False)[1].nbytes
+            self._bytes -= self._sets.popitem(last=False)[1].nbytes + SET_BYTES
         return values
 
     def _text(self, ref: Mapping[str, Any], document: Any) -> tuple[NDArray[np.uint8], str]:

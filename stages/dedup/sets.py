@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     Hashes = NDArray[np.uint64]
 
 _U = np.uint64
+#: bytes that a set in a cache takes besides its values, for its objects
+SET_BYTES = 400
 #: most values of one range that `_sort` sorts by insertion, whose time grows with their square
 _CROWDED = 64
 
@@ -99,7 +101,9 @@ def distinct_of_texts(values: Hashes, counts: NDArray[np.int64]) -> tuple[Hashes
     another; their number in each text)."""
     out, counts = np.empty(len(values), np.uint64), counts.copy()
     most = int(counts.max(initial=0))
-    return out[:_distinct_of_texts(values, counts, out, np.empty(2 * most + 2, np.uint32))], counts
+    sets = out[:_distinct_of_texts(values, counts, out, np.empty(2 * most + 2, np.uint32))]
+    # of a text that repeats itself, a view of a few values would keep the whole buffer in memory
+    return (sets.copy() if 2 * len(sets) < len(out) else sets), counts
 
 
 def distinct(values: Hashes) -> Hashes:

@@ -16,6 +16,7 @@ import xxhash
 
 from stages.barrier import FileRef
 from stages.dedup.hashing import mix
+from stages.dedup.sets import SET_BYTES
 from stages.task import Inputs
 
 #: bytes of sets that are read at once, so that they fit into the processor's cache; and from each file, since a request
@@ -87,23 +88,24 @@ class ShingleSetReader:
         #: bytes of sets that a caller should read by one call of `read`
         self.chunk_bytes = min(max(_CHUNK, _PIECE * len(refs)), cache_bytes)
         self._files: OrderedDict[int, BinaryIO] = OrderedDict()
-        self._sets: OrderedDict[tuple[int, int], NDArray[np.uint64]] = OrderedDict()
+        self._sets: OrderedDict[tuple[int, int, int], NDArray[np.uint64]] = OrderedDict()
         self._bytes = 0
 
     def get(self, file: int, offset: int, count: int, expected: int) -> NDArray[np.uint64]:
-        values = self._sets.get((file, offset))
+        place = file, offset, count                        # an empty set begins where the next one does
+        values = self._sets.get(place)
         if values is not None:
-            self._sets.move_to_end((file, offset))
+            self._sets.move_to_end(place)
             return values
         handle = self._opened(file)
         handle.seek(8 * offset)
         raw = handle.read(8 * count)
         if _digest(raw) != expected:
             raise self._inputs.damaged(self._refs[file])
-        values = self._sets[file, offset] = np.frombuffer(raw, "<u8")
-        self._bytes += len(raw)
+        values = self._sets[place] = np.frombuffer(raw, "<u8")
+        self._bytes += len(raw) + SET_BYTES
         while self._bytes > self._cache_bytes and len(self._sets) > 1:
-            self._bytes -= self._sets.popitem(last=False)[1].nbytes
+            self._bytes -= self._sets.popitem(last=False)[1].nbytes + SET_BYTES
         return values
 
     def read(self, files: NDArray[Any], candidates: NDArray[Any]) -> tuple[Hashes, NDArray[np.int64]]:

@@ -303,8 +303,9 @@ class Parquet(Reader):
 
 
 def _values(column: pa.Array) -> list[Any] | pa.Array:
-    """Return the values of a column as a list, or the column itself if a list would take much memory or a value cannot
-    be converted."""
+    """Return the values of a column as a list. Returns the column itself if a list would take much memory, if the
+    column's type is not text, integer, float32, float64, boolean or timestamp in nanoseconds, or if a value cannot be
+    converted."""
     if column.nbytes > _LISTED_BYTES:
         return column
     kind = column.type

@@ -321,16 +321,18 @@ def simplified_utf8(data: Bytes, gaps: bool = False) -> Bytes:
 
 
 @njit(cache=True, nogil=True)
-def _simplified_texts(data, starts, stops, ascii_bytes, pages, kinds, page_starts, sizes, blob, gaps, out, ends):
+def _simplified_texts(data, starts, stops, ascii_bytes, pages, kinds, page_starts, sizes, blob, gaps, out, ends, odd):
     """Write the simplified forms of the texts data[starts[n]:stops[n]], without spaces at their ends, to `out`, one
-    after another, and the position where each ends to `ends`. Returns 0, or the negative number that `_simplified`
-    returns for the first text that it cannot simplify."""
+    after another, and the position where each ends to `ends`. The texts that only `by_rules` can simplify are left out,
+    and marked in `odd`. Returns 0, or -2 - page if the table of characters lacks a page that is needed."""
     end = 0
     for number in range(starts.shape[0]):
         text, source = out[end:], data[starts[number]:stops[number]]
         size = _simplified(source, ascii_bytes, pages, kinds, page_starts, sizes, blob, gaps, text)
-        if size < 0:
+        if size < _BY_RULES:
             return size
+        odd[number] = size == _BY_RULES
+        size = max(size, 0)
         first = 0
         while first < size and text[first] == _SPACE:
             first += 1
@@ -350,15 +352,20 @@ def simplified_texts(data: Bytes, starts: NDArray[np.int64], stops: NDArray[np.i
     `gaps` has the same meaning as for `simplified_utf8`."""
     global _characters
     out = np.empty(3 * int((stops - starts).sum()) + 1, np.uint8)
-    ends = np.zeros(len(starts), np.int64)
-    code = int(_simplified_texts(data, starts, stops, _ascii_bytes(), *_characters, gaps, out, ends))
-    while code < _BY_RULES:
+    ends, odd = np.zeros(len(starts), np.int64), np.zeros(len(starts), np.bool_)
+    while code := int(_simplified_texts(data, starts, stops, _ascii_bytes(), *_characters, gaps, out, ends, odd)):
         _characters = _characters.with_page(-2 - code)
-        code = int(_simplified_texts(data, starts, stops, _ascii_bytes(), *_characters, gaps, out, ends))
-    if code == _BY_RULES:
-        each = [simplified_utf8(data[start:stop], gaps) for start, stop in zip(starts.tolist(), stops.tolist())]
-        return np.concatenate(each), np.cumsum([len(simplified) for simplified in each])
-    return out[:ends[-1] if len(ends) else 0], ends
+    out = out[:ends[-1] if len(ends) else 0]
+    if not odd.any():
+        return out, ends
+    places = np.flatnonzero(odd)
+    simplified = [utf8(by_rules(data[start:stop].tobytes().decode("utf-8", "surrogatepass")))
+                  for start, stop in zip(starts[places].tolist(), stops[places].tolist())]
+    more = np.zeros(len(ends), np.int64)
+    more[places] = [len(text) for text in simplified]
+    between = np.split(out, ends[places])
+    return np.concatenate([piece for pair in zip(between, simplified) for piece in pair] + between[-1:]), (
+        ends + np.cumsum(more))
 
 
 def simplify(text: str) -> str:

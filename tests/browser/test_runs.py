@@ -91,6 +91,28 @@ def test_a_run_is_watched_to_its_end_while_another_is_cancelled(site: Path, orig
     assert [entry.state for entry in queue.entries()] == ["done", "cancelled"]
 
 
+def test_no_figure_of_the_playground_is_cut_off_on_a_small_screen(site: Path, origin: str,
+                                                                 open_page: Callable[..., Page]) -> None:
+    """Also with tokens, whose estimates have a range. Where a table is wider than its place, a shadow shows it."""
+    (site / "recipe.yaml").write_text(
+        RECIPE + "tokenizer: {train: {kind: bpe, vocab: 300, from: clean, sample: 50KB}}\n"
+        "shards: {docs: {from: clean, longest: 64, val: 10%}}\n")
+    run_recipe(load_recipe(site / "recipe.yaml"), str(site / "store"), run="first",
+               make_backend=make_backend("inline", 1, None))
+    wider = "[...document.querySelectorAll('.wide')].filter(e => e.scrollWidth > e.clientWidth).map(e => e.ariaLabel)"
+    tune = '/stores/s/runs/first/datasets/clean/tune?changes={"thresholds":{"0":{"min_doc_words":40}},"off":[]}'
+    for width in (1100, 1280):
+        page = open_page(origin)
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto(tune)
+        expect(page.get_by_role("columnheader", name="Kept tokens now")).to_be_visible()
+        assert page.evaluate(wider) == []
+    page = open_page(origin, "narrow")
+    page.goto(tune)
+    assert "By source and language" in page.evaluate(wider)
+    assert "gradient" in page.locator(".wide").first.evaluate("e => getComputedStyle(e).backgroundImage")
+
+
 def test_a_threshold_is_moved_saved_and_run(site: Path, origin: str, open_page: Callable[..., Page],
                                             watched: list[str]) -> None:
     (site / "recipe.yaml").write_text(RECIPE)

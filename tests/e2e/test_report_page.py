@@ -19,6 +19,8 @@ from pipeline.cli.training import forward
 from pipeline.report.card import render_card
 from pipeline.report.html import render
 from tests.e2e.report_site import EVIL_URL, SECRETS, Site
+from tests.service.shard_site import RECIPE as SHARDS
+from tests.service.shard_site import make_site
 
 ROOT = Path(__file__).resolve().parents[2]
 #: elements the page is made of; nothing a document says may add one
@@ -239,3 +241,11 @@ def test_training(trained):
     page = check_page(html)
     assert f"{summary['heldout_loss']:.3f}" in html and f"{summary['heldout_loss_before']:.3f}" in html
     assert {"t-loss", "t-held", "t-rate"} <= {a.get("class") for t, a in page.found if t == "polyline"}
+
+
+def test_no_warning_stands_twice(tmp_path):
+    """The check of the recipe and the curriculum that is made from it say the same about weights."""
+    store = make_site(tmp_path, SHARDS.replace("mix: {web: 1}", "mix: {web: 3}"))
+    warnings = json.loads((store / "runs/main/report.json").read_text())["warnings"]
+    assert len([w for w in warnings if "weights sum to 3" in w]) == 2, "one for each phase"
+    assert len(set(warnings)) == len(warnings)

@@ -278,8 +278,9 @@ def test_a_takedown_that_is_killed_anywhere_is_completed_by_the_same_command(sit
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packing", [False, True])
-def test_a_training_continues_with_the_same_order_after_a_takedown(site, tmp_path, packing):
+@pytest.mark.parametrize("form", ["plain", "packed", "split"])
+def test_a_training_continues_with_the_same_order_after_a_takedown(site, tmp_path, form):
+    """Of split shards, each of the two streams has one of the documents."""
     pytest.importorskip("torch")
     from trainer.__main__ import main as trainer
     from trainer.checkpoint.checkpoints import CheckpointError
@@ -288,8 +289,17 @@ def test_a_training_continues_with_the_same_order_after_a_takedown(site, tmp_pat
     from trainer.loop.train import train
     from trainer.parallel.world import world
 
-    if packing:
-        site = write_site(tmp_path / "packed", packing=True)
+    if form != "plain":
+        site = write_site(tmp_path / form, packing=form == "packed")
+    if form == "split":
+        recipe = (site / "recipe.yaml").read_text()
+        for old, new in (("web: {read: jsonl, path: texts/*.jsonl}", "a: {read: jsonl, path: 'texts/[02].jsonl'}\n  "
+                          "b: {read: jsonl, path: 'texts/[13].jsonl'}"), ("from: web\n", "from: [a, b]\n"),
+                         ("web: {from: all,", "web: {from: all, by: source,")):
+            assert old in recipe
+            recipe = recipe.replace(old, new)
+        (site / "recipe.yaml").write_text(recipe)
+    if form != "plain":
         run(site)
     store = Store(str(site / "store"))
     [folder] = (site / "store/runs").iterdir()
@@ -305,21 +315,23 @@ def test_a_training_continues_with_the_same_order_after_a_takedown(site, tmp_pat
     assert tokenmill("takedown", "--urls", urls, "--reason", "r", "--store", store.root) == 0
     after = Curriculum.load(folder / "curriculum.json")
     assert (after.order, after.samples) == (before.order, before.samples)
-    assert after.streams[0].replaces == (before.streams[0].sha256,)
+    assert len(after.streams) == (2 if form == "split" else 1)
+    assert [stream.replaces for stream in after.streams] == [(stream.sha256,) for stream in before.streams]
     data, eos, changed = Data(after, store.local), before.tokenizer.eos, set()
     for number, (tokens, targets) in enumerate(samples):
         new_tokens, new_targets = batch(data, number)
         other = new_tokens != tokens
         assert (new_tokens[other] == eos).all() and (new_targets[new_targets != targets] == IGNORED).all()
         changed |= {number} if other.any() else set()
-    [seen] = takedowns(store)[0].seen
-    assert changed <= set(range(before.samples)) and len(changed) == seen["samples"] > 0
-    assert min(changed) == seen["first_sample"]
-    assert seen["checkpoints"] == ["step_00000040"] or min(changed) >= 160
+    seen = takedowns(store)[0].seen
+    assert changed <= set(range(before.samples)) and len(changed) == sum(each["samples"] for each in seen)
+    assert len(seen) == len(after.streams) and all(each["samples"] for each in seen)
+    assert min(changed) == min(each["first_sample"] for each in seen)
+    assert all(each["checkpoints"] == ["step_00000040"] or each["first_sample"] >= 160 for each in seen)
     text = (folder / "curriculum.json").read_text()
     (folder / "curriculum.json").write_text(replace(after, streams=tuple(
         replace(stream, replaces=()) for stream in after.streams)).dumps())
-    with pytest.raises(CheckpointError, match="stream web"):
+    with pytest.raises(CheckpointError, match=f"stream {after.streams[0].name}"):
         go(None)
     (folder / "curriculum.json").write_text(text)
     go(60)

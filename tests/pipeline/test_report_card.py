@@ -393,3 +393,9 @@ def test_secrets_and_addresses_in_the_recipe_are_masked(tmp_path, tokenmill, mon
     ({"license": "https://evil.example/creativecommons.org/licenses/by/4.0/"}, "other")])
 def test_licence_labels(meta, label):
     assert licence_label(meta) == label
+
+
+def test_the_page_says_why_stages_took_longer_than_their_pass():
+    """A pass that judges documents again by stored signals counts the time of the stages that computed these."""
+    pages = [" ".join(re.sub("<[^>]+>", "", render(generated(2, reasons=stages))).split()) for stages in (3, 6)]
+    assert ["clean judged documents again by stored signals" in page for page in pages] == [False, True]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.report.course import POINTS, losses, mixture_course
-from pipeline.report.course_chart import STREAMS, draw, keys
+from pipeline.report.course_chart import STREAMS, draw, keys, lines
 from pipeline.store.fs import Store
 
 
@@ -88,6 +88,17 @@ def test_the_chart_has_all_streams_and_phases(streams: int):
         for area in areas:
             corners = [tuple(map(float, corner.split())) for corner in (area.get("d") or "")[1:-1].split("L")]
             assert all(0 <= x <= 880 and 0 <= y <= high for x, y in corners)
+
+
+def test_losses_are_drawn_of_the_streams_with_the_most_tokens():
+    measured = {f"s<{i}": 5.0 for i in (0, 1, *range(30, 40))}
+    steps = [{"tokens": 500.0 * i, "loss": 5.0, "streams": measured} for i in range(4)]
+    names, all_ = lines(course(40), {"steps": steps, "evals": []})
+    assert (names, all_) == ([f"s<{i}" for i in range(39, 30, -1)], 12)
+    drawn = ET.fromstring(draw(course(40), {"steps": steps, "evals": []}, {}))
+    titles = [title.text or "" for title in drawn.iter("title")]
+    assert [title for title in titles if title.startswith("loss of")] == [f"loss of {name}" for name in names]
+    assert lines(course(1), {"steps": [], "evals": []}) == ([], 0)
 
 
 def test_a_run_without_a_curriculum_has_no_course():

@@ -100,6 +100,17 @@ def nodes(store: Store, values: list[tuple[float | None, bool]], tasks: int,
     ]
 
 
+def test_all_signals_of_a_dataset_are_in_the_figures(tmp_path: Path):
+    names = [f"s{i:03}" for i in range(170)]
+    passes = nodes(Store(str(tmp_path)), [(0.5, True)], 1)
+    passes[0].measures = [{"step": "step", "signals": names, "bounds": []}]
+    writer = PartWriter(str(tmp_path / "0.kept.parquet"), document_schema(tuple(names)))
+    writer.write(Document(id="0" * 32, text="t", source="x", signals=dict.fromkeys(names, 1.0)))
+    writer.close()
+    section = signal_section(Store(str(tmp_path)), passes)
+    assert ([row["signal"] for row in section["signals"]], section["left_out"]) == (names, 0)
+
+
 def test_a_bound_that_two_steps_set_counts_once(tmp_path: Path):
     passes = nodes(Store(str(tmp_path)), drawn_values(60), 2)
     once = signal_section(Store(str(tmp_path)), passes)["signals"]

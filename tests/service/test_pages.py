@@ -22,6 +22,7 @@ from pipeline.service.app import create_app
 from pipeline.service.browse import BrowseView
 from pipeline.service.documents import difference
 from pipeline.service.html import STATIC, own_path, path, sides, static_path
+from pipeline.service.pages import FEW
 from pipeline.service.problems import HttpProblem
 from pipeline.service.settings import ServiceSettings
 from pipeline.store.fs import Store
@@ -403,6 +404,40 @@ def test_long_document_is_cut_with_a_note(browser, rows):
         assert f"the first {len(text.text):,} of {len(rows[-1]['text']):,} characters" in note
         where = next(iter(tree.xpath("//p[@role='note']/a/@href")), "").partition("#")[0]
     assert shown == [20_000, 200_000, 1_000_000]
+
+
+def test_the_words_for_which_a_step_dropped_a_document_are_marked(tmp_path):
+    texts = [f"{EVIL[0]} and Lorem Ipsum of {EVIL[6]} me@home.example.com. " * 2, "A tulip here, a TULIP there."]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "lists.json").write_text('{"en": ["tulip"]}')
+    (tmp_path / "recipe.yaml").write_text(RECIPE.partition("datasets:")[0] + """datasets:
+  clean:
+    from: web
+    steps: [{badwords: {lists: lists.json, max_count: 0}}, {c4: {min_num_sentences: null, min_words_per_line: null}}]
+""")
+    run_recipe(load_recipe(tmp_path / "recipe.yaml", []), str(tmp_path / "store"), run="r",
+               make_backend=make_backend("inline", 1, None))
+    browser = client_of({"s": tmp_path / "store"})
+    links_of = {}
+    for href in read(browser, "/stores/s/datasets/clean?kind=dropped").xpath("//ol[@class='documents']//a/@href"):
+        links_of[text_of(read(browser, href).xpath("//p/b")[0])] = href
+    marks = {reason: [text_of(mark) for mark in read(browser, href).xpath("//pre/mark")]
+             for reason, href in links_of.items()}
+    assert marks == {"lorem_ipsum": ["Lorem Ipsum"] * 2,
+                     "badwords_count": []}, "a file that a store's recipe names is not read"
+    for recipe in ("[", "datasets: [1]", "datasets: {clean: {steps: [1, {}, {c4: 1}, {1: 2}, {c4: {a: 1}}]}}"):
+        Store(tmp_path / "store").write("runs/r/recipe.yaml", recipe.encode())
+        assert not read(browser, links_of["lorem_ipsum"]).xpath("//pre/mark")
+
+
+def test_the_latest_run_is_named_where_the_list_does_not_reach_it(store):
+    for i in range(FEW + 2):
+        write_run(store, f"a{i:02}")
+    store.write("report.json", b'{"run": "second"}')
+    browser = client_of({"s": Path(store.root)})
+    home = read(browser, "/")
+    assert "/stores/s/runs/second" in links(home) and "order of their names" in text_of(home)
+    assert "order of their names" not in text_of(read(browser, "/stores/s")), "all are there"
 
 
 def test_duplicate_shows_the_document_that_was_kept(browser, rows):

@@ -183,6 +183,24 @@ def test_boilerplate_is_left_out_unless_little_else_is_left():
     assert remainders.similarity(3, 3) == 1.0
 
 
+def test_pages_of_boilerplate_alone_do_not_stay_in_memory(monkeypatch):
+    frame = np.arange(100, dtype=np.uint64)
+    fetched: Counter[int] = Counter()
+
+    def page(number: int) -> np.ndarray:
+        fetched[number] += 1
+        return frame
+
+    monkeypatch.setattr(boilerplate, "_KEPT_BYTES", 4000)
+    remainders = Remainders(frame, page)
+    for number in range(20):
+        remainders.similarity(0, number)
+        remainders.similarity(number, 0)
+    before = fetched[1]
+    remainders.similarity(1, 0)
+    assert fetched[1] == before + 2, "read once to find what is left, and once because less than a tenth is left"
+
+
 def test_what_is_left_of_a_page_is_computed_once_for_all_its_comparisons(monkeypatch):
     rng = np.random.default_rng(1)
     frame = np.sort(rng.integers(0, 2**64, 100, dtype=np.uint64))
@@ -198,7 +216,7 @@ def test_what_is_left_of_a_page_is_computed_once_for_all_its_comparisons(monkeyp
 
     expected = compare(Remainders(frame, page))
     assert set(fetched.values()) == {1}
-    monkeypatch.setattr(boilerplate, "_KEPT_BYTES", 1000)                  # two pages of 400 bytes
+    monkeypatch.setattr(boilerplate, "_KEPT_BYTES", 2000)                  # two pages of 400 bytes, and their objects
     fetched.clear()
     assert compare(Remainders(frame, page)) == expected
     assert max(fetched.values()) > 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,8 +13,11 @@ from pipeline.store.fs import Store
 from stages.dedup.exact import Exact
 from stages.dedup.fragment import Sizes
 from stages.dedup.index import IndexedBarrier
+from stages.dedup.index_texts import OldSets
 from stages.dedup.minhash import MinHash
+from stages.dedup.signature import MinHashSignature
 from stages.document import DuplicateId
+from stages.text.chunks import utf8
 from tests.conftest import alone
 from tests.stages.dedup_corpus import corpus, edited, vocabulary
 from tests.stages.dedup_fragment import Doc, Outcome, run_fragment, write_parts
@@ -195,6 +199,14 @@ def test_counts_of_duplicates_are_those_of_the_new_documents(tmp_path):
         f"{2:032x}": "1", f"{3:032x}": "1", f"{5:032x}": "4", f"{6:032x}": "4"}
     _, more = count(parts, store, second.slices, barrier.rounds, Sizes())
     assert more == {f"{4:032x}": 2}, "what goes for an old document counts for none of the new ones"
+
+
+def test_small_sets_of_old_documents_are_limited_by_what_their_objects_take(monkeypatch):
+    monkeypatch.setattr(OldSets, "_text", lambda self, ref, document: (utf8("one two three four five"), ""))
+    old = OldSets(SimpleNamespace(), MinHashSignature(), 10_000)
+    for offset in [*range(100), 99, 0]:
+        assert len(old.get({"content": "x"}, {"offset": offset, "number": 0})) == 1
+    assert old.read == 101, "800 bytes of values, of which the last ones are held and the first ones are not"
 
 
 def measured_peaks(folder: Path) -> dict[int, int]:

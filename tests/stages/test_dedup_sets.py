@@ -19,6 +19,7 @@ from stages.dedup.fragment import Sizes
 from stages.dedup.minhash import MinHash
 from stages.dedup.part_texts import Texts, text_batches, utf8_at
 from stages.dedup.sets import distinct, distinct_of_texts
+from stages.dedup.shingle_sets import ShingleSetReader, ShingleSetWriter
 from stages.dedup.signature import MinHashSignature
 from stages.text.chunks import utf8
 from tests.stages.dedup_corpus import corpus
@@ -43,6 +44,12 @@ def test_distinct_values_of_many_texts_are_those_of_each():
     parts = np.split(values, np.cumsum(sizes)[:-1])
     assert [part.tolist() for part in parts] == [np.unique(v).tolist() for v in VALUES]
     assert counts.tolist() == [len(v) for v in VALUES]                     # not changed
+
+
+def test_few_distinct_values_keep_no_large_buffer():
+    values, _ = distinct_of_texts(np.full(10_000, 7, np.uint64), np.array([6000, 4000]))
+    assert values.tolist() == [7, 7] and values.base is None
+    assert distinct(np.full(10_000, 7, np.uint64)).base is None
 
 
 @pytest.mark.parametrize("config", [{}, {"ngram": 1}, {"ngram": 2, "max_chars": 25}, {"shingles": "characters"},
@@ -116,6 +123,31 @@ def test_pairs_of_short_texts_are_decided_in_bounded_memory():
     chunks = list(of_cluster._chunks(np.cumsum(sizes) - size, sizes))
     assert max(24 * int((n * (n - 1) // 2).sum()) for _, n in chunks) < 2 * limit
     assert sorted(first for starts, _ in chunks for first in starts.tolist()) == list(range(0, clusters * size, size))
+
+
+def test_an_empty_set_is_not_taken_for_the_set_after_it(tmp_path):
+    """A text may have words when it is signed, and too few once its personal data is replaced."""
+    path = str(tmp_path / "shingles.bin")
+    writer = ShingleSetWriter(path, 1000)
+    writer.add(np.zeros(2, np.uint64), np.arange(3, dtype=np.uint64), np.array([0, 3]))
+    places = list(zip(*writer.close()))
+    with open(path, "rb") as file:
+        reader = ShingleSetReader(SimpleNamespace(open=lambda ref: file), [{}], 1000)
+        values = [reader.get(0, int(offset), count, expected).tolist() for count, offset, expected in places]
+    assert values == [[], [0, 1, 2]]
+
+
+def test_small_sets_in_memory_are_limited_by_what_their_objects_take(tmp_path):
+    path, reads = str(tmp_path / "shingles.bin"), []
+    writer = ShingleSetWriter(path, 10_000)
+    writer.add(np.zeros(100, np.uint64), np.arange(100, dtype=np.uint64), np.ones(100, np.int64))
+    places = [(0, int(offset), count, expected) for count, offset, expected in zip(*writer.close())]
+    with open(path, "rb") as file:
+        counting = SimpleNamespace(seek=file.seek, read=lambda size: reads.append(size) or file.read(size))
+        reader = ShingleSetReader(SimpleNamespace(open=lambda ref: counting), [{}], 10_000)
+        for place in [*places, places[-1], places[0]]:
+            reader.get(*place)
+    assert len(reads) == 101, "800 bytes of values, of which the last ones are held and the first ones are not"
 
 
 def test_a_damaged_shingle_set_is_noticed(tmp_path):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import regex
 
+from stages.text import normalize
 from stages.text.characters import PUNCTUATION
 from stages.text.chunks import utf8
 from stages.text.normalize import by_rules, simplified_texts, simplified_utf8, simplify
@@ -77,7 +78,7 @@ def test_with_gaps_the_words_are_the_same():
     assert simplified_utf8(utf8("one,  two -- THREE"), gaps=True).tobytes() == b"one   two    three"
 
 
-@pytest.mark.parametrize("more", [[], ["ꦄ꧀ꦄ x"], ["\U0001e900 \u10a0"]], ids=["", "by_rules", "new pages"])
+@pytest.mark.parametrize("more", [[], ["ꦄ꧀ꦄ x", "ꦄ꧀ꦄ", "ꦄ꧀ꦄ y"], ["\U0001e900 \u10a0"]], ids=["", "by_rules", "new pages"])
 def test_many_texts_are_simplified_as_each_of_them(more):
     rng = random.Random(5)
     mixed = ["".join(rng.choice(" aB1.é\u0301Σ한今—") for _ in range(n)) for n in range(40)]
@@ -90,3 +91,13 @@ def test_many_texts_are_simplified_as_each_of_them(more):
     assert [part.tobytes() for part in np.split(simplified, ends[:-1])] \
         == [simplified_utf8(utf8(text), gaps=True).tobytes() for text in texts]
     assert simplified_texts(data, stops[:0], stops[:0])[0].tolist() == []
+
+
+def test_only_the_odd_texts_of_many_are_simplified_by_rules(monkeypatch):
+    slow = []
+    monkeypatch.setattr(normalize, "by_rules", lambda text: slow.append(text) or by_rules(text))
+    texts = ["ꦄ꧀ꦄ first", *["plain words"] * 50, "ꦄ꧀ꦄ middle", *["more words"] * 50, "ꦄ꧀ꦄ last"]
+    data, stops = utf8("".join(texts)), np.cumsum([len(utf8(text)) for text in texts])
+    simplified, ends = simplified_texts(data, np.r_[0, stops[:-1]], stops)
+    assert slow == [texts[0], texts[51], texts[-1]]
+    assert [part.tobytes().decode() for part in np.split(simplified, ends[:-1])] == [reference(text) for text in texts]

@@ -6,6 +6,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,13 +19,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.trainer.synthetic import language, make_run, write_shards
+from tests.trainer.synthetic import language, make_run, quiet, write_shards
 from tokenizer.mixture.curriculum import Curriculum
 from trainer.__main__ import main
-from trainer.base.config import ConfigError
+from trainer.base.config import ConfigError, TrainingError
 from trainer.loop.run import open_run
 from trainer.model.config import ModelConfig
-from trainer.tools import halving
+from trainer.tools import arm_processes, experiment_arms, halving
 from trainer.tools.ablate import bytes_per_token, names_of, scaled, tokens_of
 from trainer.tools.arm import Arm, arm_of, settings_of
 from trainer.tools.arm_statistics import POWER, contrasts, holm, quantile, seeds_for, tail
@@ -324,6 +326,25 @@ def test_halving_ends_an_arm_without_a_loss_first(tmp_path, monkeypatch):
     going, ended = halving.halved(arms, argparse.Namespace(), messages.append, ["a"], NATS)
     assert [arm.name for arm in going] == ["base", "good"] and [one["arm"] for one in ended] == ["fair", "gone"]
     assert ended[1]["loss"] is None and "gone ends after 25% of its steps: its loss is nan" in messages
+    result = {**table({"base": [{"a": 5.0}], "good": [{"a": 3.0}]}), "ended": ended, "costs": {}}
+    monkeypatch.setattr(experiment_arms, "cost_lines", lambda _costs: [])
+    text = experiment_arms.report(result)
+    assert "gone was ended after 25% of its steps (--halving), with a loss that is not finite" in text
+    assert "fair was ended after 25% of its steps (--halving), -1.0000 nats/token from the first arm" in text
+
+
+def test_a_study_that_fails_or_is_stopped_says_that_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
+    run = make_run(tmp_path, phases=PHASES, total=6400, documents=200)
+    arms = [evaluated(run, name, {}) for name in ("base", "other")]
+    options = argparse.Namespace(jobs=1, ranks=None, device="cpu", address=None)
+    monkeypatch.setattr(arm_processes, "command", lambda *_: ["sh", "-c", "exit 3"])
+    with pytest.raises(TrainingError, match=r"base, seed 0, ended with exit code 3; the same .*log\.txt is empty$"):
+        arm_processes.train_arms(arms, options, quiet)
+    monkeypatch.setattr(arm_processes, "command", lambda *_: ["sh", "-c", f"kill -TERM {os.getpid()}; exec sleep 60"])
+    with pytest.raises(SystemExit, match="143"):
+        arm_processes.train_arms(arms, options, quiet)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("stopped: 1 trainings had not begun") and line.endswith("the same command goes on")
 
 
 @pytest.mark.slow
@@ -339,8 +360,16 @@ def test_halving_ends_the_worse_arms_early_and_says_so(tmp_path, capsys):
     ended = next(one for one in found["ended"] if one["arm"] == "frozen")
     assert ended["delta"] > 0
     out = run / "train" / "ablate"
-    assert not (out / "frozen-seed0" / "summary.json").exists() and "frozen" not in found["costs"]
-    assert "frozen was ended after 25%" in (out / "table.txt").read_text()
+    assert not (out / "frozen-seed0" / "summary.json").exists()
+    costs = found["costs"]
+    assert list(costs) == ["base", *(name for name, _ in arms)] and costs["base"]["ended"] is None
+    assert costs["base"]["tokens"] == 4 * costs["frozen"]["tokens"] == 3200
+    assert costs["frozen"]["wall_s"] > 0 and costs["frozen"]["ended"] == 0.25
+    smallest = min(stream.tokens for stream in Curriculum.load(run / "curriculum.json").streams)
+    for name, read_tokens in (("base", 3200), ("frozen", 800)):          # half of them from each stream
+        assert costs[name]["epochs"] == pytest.approx(read_tokens / 2 / smallest, rel=0.2)
+    text = (out / "table.txt").read_text()
+    assert "frozen was ended after 25%" in text and re.search(r"\nfrozen +800 .*  ended after 25%\n", text)
     before = {p: p.read_bytes() for p in out.glob("*/metrics.jsonl")}
     assert main([*command, "--json"]) == 0 and json.loads(capsys.readouterr().out) == found
     assert before == {p: p.read_bytes() for p in out.glob("*/metrics.jsonl")}

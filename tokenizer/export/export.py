@@ -29,7 +29,7 @@ FORMATS: Mapping[str, ExportFormat] = {
 
 
 class Exported(NamedTuple):
-    """What an export has written, as counts."""
+    """What an export has written: the numbers of files, bytes, documents or samples, and tokens."""
 
     files: int
     bytes: int
@@ -64,8 +64,9 @@ def export(shards: ShardSet, name: str, out: Path | OpenTarget, drop_loss: bool 
 def export_samples(rows: RowSet, curriculum: Curriculum, name: str, out: Path | OpenTarget, first: int, stop: int,
                    drop_loss: bool = False,
                    progress: Callable[[int, int], None] = lambda done, total: None) -> Exported:
-    """Write samples [first, stop) of a training in the format `name`. `rows` are the materialised rows of the training,
-    and `curriculum` is its curriculum. The other arguments and the errors are those of `export`."""
+    """Write samples [first, stop) of a training in the format `name`. `rows` are the materialised rows of the training
+    (its samples, written to files), and `curriculum` is its curriculum. The other arguments and the errors are
+    those of `export`."""
     done = 0
 
     def read(size: int) -> None:

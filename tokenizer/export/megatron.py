@@ -75,7 +75,7 @@ class MegatronWriter:
 
 
 def check_vocab(vocab_size: int, folder: Path) -> None:
-    """Raise ExportError when tokens of four bytes, which are signed, cannot hold all ids of a vocabulary."""
+    """Raise ExportError when a vocabulary has ids that signed tokens of four bytes cannot hold."""
     if vocab_size > LIMIT:
         raise ExportError(f"{folder}: vocab_size {vocab_size:,}: --format megatron has i32 tokens, which hold ids "
                           f"below {LIMIT:,}; choose another format")

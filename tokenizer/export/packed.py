@@ -72,7 +72,7 @@ class PackedSamples(ExportSamples):
             sizes = pieces[:, 1] - pieces[:, 0]
             before = np.cumsum(sizes) - sizes
             firsts = np.cumsum(counts) - counts
-            places = rows * width + before - np.repeat(before[firsts], counts)      # of the first token of each piece
+            places = rows * width + before - np.repeat(before[firsts], counts)      # where its first token goes
             low, high = int(pieces[:, 0].min()), int(pieces[:, 1].max())
             inside = np.arange(int(sizes.sum())) - np.repeat(before, sizes)
             chosen, into = np.repeat(pieces[:, 0] - low, sizes) + inside, np.repeat(places, sizes) + inside

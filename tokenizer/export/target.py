@@ -92,8 +92,8 @@ class FolderTarget(Target):
         self.files, self.bytes = self.files + 1, self.bytes + path.stat().st_size
 
     def share(self, name: str, original: Path | None, contents: Iterable[np.ndarray]) -> None:
-        """Make the file `name` a hard link to `original`, or write it if that is None or the file system allows no
-        link."""
+        """Make the file `name` a hard link to `original`. If `original` is None, or if the file system allows no link,
+        write the file instead."""
         try:
             linked = original is not None and link(original.resolve(), self.folder / name)
         except OSError:                           # another disk, a disk without hard links, or too many of them

@@ -35,7 +35,7 @@ class Assembly:
         self.step = max(1, shard_bytes // token_dtype(vocab_size).itemsize)
         self.shards: list[Shard] = []
         self.tokens = 0
-        self._index = -1                          # of the shard that is being written
+        self._index = -1                          # number of the shard that is being written
         self._writer: ShardWriter | None = None
         self.packed: list[PackedShard] = []
         self._packs = packs
@@ -65,7 +65,7 @@ class Assembly:
         """Append whole rows (training samples): the pieces of each row as documents, and the row as a packed row. `ids`
         has an id for each piece, and `part` is the number of the imported file that the rows come from."""
         documents, counts = pieces.documents, pieces.counts
-        firsts = np.cumsum(counts) - counts                # of the first document of each row
+        firsts = np.cumsum(counts) - counts                # number of the first document of each row
         starts = np.cumsum(documents.lengths) - documents.lengths
         shards = (self.tokens + starts[firsts]) // self.step
         for index in np.unique(shards).tolist():
@@ -124,12 +124,12 @@ class Assembly:
         self.shards.append(Shard(**{**facts, **names}, index=self._index, table_sha256=sums["table"]))
 
     def close(self) -> tuple[Shard, ...]:
-        """Finish the last shard. Returns all shards."""
+        """Finish the last shard. Returns the entries of all shards for the manifest of the set."""
         self._finish()
         return tuple(self.shards)
 
 
 def renamed(path: Path, name: str) -> None:
-    """Give a finished file another name in its folder."""
+    """Rename a finished file within its folder."""
     sync(path)
     path.rename(path.with_name(name))

@@ -25,7 +25,7 @@ class Samples(NamedTuple):
     """Consecutive samples of a file in the format of MosaicML streaming or litdata, as bytes."""
 
     first: int                    # number of the first of them in the file, from 0
-    byte: int                     # at which they begin
+    byte: int                     # byte of the file at which they begin
     ends: list[int]               # exclusive end of each sample in `data`
     data: bytes
 

@@ -27,8 +27,8 @@ class FirstTexts:
     them decodes many of them to bytes that are not valid UTF-8, or to its unknown token. Sound documents have few such
     places."""
 
-    DOCUMENTS = 64                # that are checked
-    SHARE, FEWEST = 0.1, 1000     # largest share of unreadable characters or tokens, of at least so many
+    DOCUMENTS = 64                # number of documents that are checked
+    SHARE, FEWEST = 0.1, 1000     # largest share of unreadable characters or tokens, checked once there are so many
 
     def __init__(self, unknown: int | None) -> None:
         self.unknown, self.documents = unknown, 0
@@ -106,7 +106,7 @@ def lines_of(source: ImportSource, blocks: Iterator[ImportedDocuments],
              decode: Callable[[np.ndarray], str], first: FirstTexts) -> Iterator[tuple[bytes, int, bool]]:
     """Yield for each document: its line of JSON, its number of tokens, and whether the text seems damaged. That is so
     if it holds U+FFFD, which the tokenizer writes in place of bytes that are not valid UTF-8. `first` checks the texts
-    of the first documents."""
+    of the first documents. Raises TokenFileError when a loss mask says that some tokens are no targets."""
     for documents in blocks:
         if documents.targets is not None and not documents.targets.all():
             raise TokenFileError(f"{source.folder / documents.file}: has a loss mask, which texts cannot carry; remove "

@@ -19,7 +19,7 @@ TELLING = 10_000
 
 class ImportedDocuments(NamedTuple):
     """Consecutive documents of a file, with their tokens back to back, in the type of the shard set. Each has EOS at
-    its end, unless the documents are pieces of rows (`ImportSource.sequence`)."""
+    its end, unless the documents are pieces of rows (training samples) (`ImportSource.sequence`)."""
 
     file: str                     # relative to the folder of the files
     first: int                    # number of the first of them in the file, from 0
@@ -41,7 +41,7 @@ class TokenRange(NamedTuple):
     document."""
 
     file: str
-    byte: int                     # at which they begin
+    byte: int                     # byte of the file at which they begin
     width: int                    # bytes of a token in the file
     tokens: np.ndarray
 
@@ -91,8 +91,8 @@ def cut_at_ends(source: ImportSource,
 
 
 def cut_rows_at_eos(source: ImportSource, rows: ImportedDocuments) -> ImportedDocuments:
-    """Divide rows into pieces of documents, each of which ends at an EOS or where its row ends. Raises TokenFileError
-    when a row does not have L + 1 tokens."""
+    """Divide rows (training samples) into pieces of documents, each of which ends at an EOS or where its row ends.
+    Raises TokenFileError when a row does not have L + 1 tokens."""
     width = source.sequence + 1
     if len(wrong := np.flatnonzero(rows.lengths != width)):
         raise TokenFileError(f"{source.folder / rows.file}: row {rows.first + int(wrong[0]):,} has "
@@ -103,9 +103,9 @@ def cut_rows_at_eos(source: ImportSource, rows: ImportedDocuments) -> ImportedDo
 
 def cut_flat_rows(source: ImportSource, name: str, body: TokenFile, dtype: np.dtype,
                   start: int = 0) -> Iterator[ImportedDocuments]:
-    """Yield the pieces of documents in rows of L = `source.sequence` tokens. The rows follow one another in the file
-    `name`, opened as `body`, from byte `start` to its end. Each piece ends at an EOS or where its row ends. Raises
-    TokenFileError when the file ends inside a row."""
+    """Yield the pieces of documents in rows (training samples) of L = `source.sequence` tokens. The rows follow one
+    another in the file `name`, opened as `body`, from byte `start` to its end. Each piece ends at an EOS or where its
+    row ends. Raises TokenFileError when the file ends inside a row."""
     width, tokens = source.sequence, body.count(dtype, start)
     if tokens % width:
         raise TokenFileError(f"{body.path}: {tokens:,} tokens are no whole number of rows of {width:,} tokens "
@@ -121,9 +121,9 @@ def cut_flat_rows(source: ImportSource, name: str, body: TokenFile, dtype: np.dt
 
 
 def row_pieces(ends: np.ndarray | None, tokens: np.ndarray, width: int, eos: int) -> tuple[np.ndarray, np.ndarray]:
-    """Divide rows of `width` tokens into pieces of documents. Returns (length of each piece, number of pieces of each
-    row). `ends` are the exclusive ends of pieces in `tokens`, int64; if it is None, each EOS ends a piece. The end of a
-    row always ends a piece."""
+    """Divide rows (training samples) of `width` tokens into pieces of documents. Returns (length of each piece, number
+    of pieces of each row). `ends` are the exclusive ends of pieces in `tokens`, int64; if it is None, each EOS ends a
+    piece. The end of a row always ends a piece."""
     is_end = tokens == eos if ends is None else np.zeros(len(tokens), bool)
     if ends is not None:
         is_end[ends - 1] = True
@@ -132,7 +132,8 @@ def row_pieces(ends: np.ndarray | None, tokens: np.ndarray, width: int, eos: int
 
 
 def targets_of(loss: TokenFile, begin: int, stop: int) -> np.ndarray:
-    """Read the flags of tokens [begin, stop) from the file of a loss mask: whether each token counts in the loss."""
+    """Read the flags of tokens [begin, stop) from the file of a loss mask: whether each token counts in the loss.
+    Raises TokenFileError for a flag other than 0 and 1."""
     flags = loss.array(begin, stop - begin, np.dtype("u1"))
     if int(flags.max()) > 1:
         wrong = int(np.flatnonzero(flags > 1)[0])

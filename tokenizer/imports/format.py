@@ -28,5 +28,5 @@ class ImportFormat(Protocol):
 
     def documents(self, source: ImportSource, names: list[str]) -> Iterator[ImportedDocuments]:
         """Yield all documents of the files `names` in their order. `names` are some or all of the names that `files`
-        returns. If the source has rows, these are the pieces of documents in its rows. Raises TokenFileError when
-        a file does not have the format."""
+        returns. If the source has rows (training samples) instead of documents, the pieces of documents in the rows are
+        yielded. Raises TokenFileError when a file does not have the format."""

@@ -148,8 +148,8 @@ class RowCounts:
         self.counts: list[int] = []               # rows of each file
 
     def add(self, part: int, rows: RowPieces) -> None:
-        """Count rows of file number `part`, and note whether they have ids and loss masks (which say which tokens count
-        in the loss)."""
+        """Count rows (training samples) of file number `part`, and note whether they have ids and loss masks (which say
+        which tokens count in the loss)."""
         self.counts += [0] * (part + 1 - len(self.counts))
         self.counts[part] += len(rows.counts)
         self.masked, self.with_ids = self.masked or rows.masked, rows.documents.ids is not None

@@ -33,16 +33,16 @@ class RowPieces(NamedTuple):
 
 
 def piece_ids(origins: Iterable[RowOrigin], counts: np.ndarray) -> list[str]:
-    """Make ids for the pieces of rows from the origins of the rows, and return them. `counts` has the number of pieces
-    of each row."""
+    """Make ids for the pieces of rows (training samples) from the origins of the rows, and return them. `counts` has
+    the number of pieces of each row."""
     return [origin.id(piece) for origin, count in zip(origins, counts.tolist()) for piece in range(count)]
 
 
 def blocks_of(source: ImportSource, reader: ImportFormat,
               names: list[str]) -> Iterator[tuple[ImportedDocuments, RowPieces | None]]:
-    """Yield the documents of the files `names`, block by block. If the files have rows, these documents are the pieces
-    in the rows, and the rows are yielded beside them. The errors are those of `ImportFormat.documents` and `rows_of`.
-    """
+    """Yield the documents of the files `names`, block by block, as (documents, None). If the files have rows (training
+    samples) instead of documents, yield (the pieces of documents in some whole rows, these rows). The errors are those
+    of `ImportFormat.documents` and `rows_of`."""
     blocks = reader.documents(source, names)
     if not source.sequence:
         for block in blocks:
@@ -53,8 +53,9 @@ def blocks_of(source: ImportSource, reader: ImportFormat,
 
 
 def rows_of(source: ImportSource, blocks: Iterable[ImportedDocuments], width: int) -> Iterator[RowPieces]:
-    """Yield the rows of files, block by block. A row has `width` tokens. `blocks` are the pieces of documents in the
-    rows. Raises TokenFileError when a piece reaches over the end of a row, or when a file ends inside a row."""
+    """Yield the rows (training samples) of files, block by block. A row has `width` tokens. `blocks` are the pieces of
+    documents in the rows. Raises TokenFileError when a piece reaches over the end of a row, or when a file ends inside
+    a row."""
     held: list[ImportedDocuments] = []                    # pieces of a row whose end was not found yet
     file, number = "", 0
     for block in blocks:
@@ -65,7 +66,7 @@ def rows_of(source: ImportSource, blocks: Iterable[ImportedDocuments], width: in
         joined = join([*held, block])
         ends = np.cumsum(joined.lengths)
         marks = np.arange(width, int(ends[-1]) + 1, width)
-        lasts = np.searchsorted(ends, marks)              # of the last piece of each row
+        lasts = np.searchsorted(ends, marks)              # number of the last piece of each row
         if not np.array_equal(ends[lasts], marks):
             raise wrong_length(source, file, width)
         stop = int(lasts[-1]) + 1 if len(lasts) else 0
@@ -107,8 +108,8 @@ def part_of(documents: ImportedDocuments, first: int, stop: int) -> ImportedDocu
 
 
 def as_documents(pieces: ImportedDocuments, counts: np.ndarray, eos: int) -> RowPieces:
-    """Turn the pieces of rows into documents that end in EOS, without padding. `counts` has the number of pieces of
-    each row."""
+    """Turn the pieces of rows (training samples) into documents that end in EOS, without padding. `counts` has the
+    number of pieces of each row."""
     is_padding, masked = padding_in(pieces, counts, eos), pieces.targets is not None
     if is_padding.any():
         kept = np.repeat(~is_padding, pieces.lengths)
@@ -128,8 +129,8 @@ def as_documents(pieces: ImportedDocuments, counts: np.ndarray, eos: int) -> Row
 
 
 def padding_in(pieces: ImportedDocuments, counts: np.ndarray, eos: int) -> np.ndarray:
-    """Return for each piece whether it is padding: the last of several pieces of a row, with nothing but EOS tokens
-    that are no targets. Without a loss mask, no piece is padding."""
+    """Return for each piece whether it is padding: the last of several pieces of a row (training sample), with nothing
+    but EOS tokens that are no targets. Without a loss mask, no piece is padding."""
     is_padding = np.zeros(len(pieces.lengths), bool)
     if pieces.targets is not None:
         is_padding[(np.cumsum(counts) - 1)[counts > 1]] = True

@@ -68,7 +68,8 @@ LIMITS = ImportLimits()
 
 
 class StoredFile(Protocol):
-    """A file of object storage, open for reading. It is a binary file, too, for readers of gzip and Parquet."""
+    """A file in object storage, open for reading. It can also be used as a binary file, as readers of gzip and Parquet
+    need it."""
 
     size: int
 

@@ -45,7 +45,8 @@ class CurriculumError(TokenmillError, ValueError):
 
 
 def check_weights(weights: Sequence[int]) -> None:
-    """Raise CurriculumError if `weights` (of data sources) are not integers >= 0 with a positive sum."""
+    """Raise CurriculumError if the weights of streams (data sources) are not integers of at least 0, or if their sum is
+    0."""
     if not weights or min(weights) < 0 or sum(weights) <= 0 or any(weight != int(weight) for weight in weights):
         raise CurriculumError(f"weights must be integers >= 0 with a positive sum, not {list(weights)}")
 
@@ -57,23 +58,22 @@ def check_range(total: int, n: int) -> None:
 
 
 def is_flat(weights: Sequence[int]) -> bool:
-    """Return whether Webster's method alone may divide samples among streams with these weights. Otherwise a binary
-    tree of streams is needed. There must be at most FLAT streams of weight above 0, and the method must keep each of
-    them within two samples of its quota (its share of the samples so far).
+    """Return whether Webster's method alone may divide samples among streams (data sources) with these weights.
+    Otherwise a binary tree of streams is needed. There must be at most FLAT streams of weight above 0, and the method
+    must keep each of them within two samples of its quota (its share of the samples so far).
 
     Webster's method draws samples as if, up to a time t, every stream of weight w had drawn w·t/2 samples, rounded.
     Rounding makes each of the k streams wrong by at most 1/2. So a stream with the share s of all weights is off its
-    quota by at most (1 − s)/2 through its own rounding, and by s·(k − 1)/2 through that of the other streams.
-    """
+    quota by at most (1 − s)/2 through its own rounding, and by s·(k − 1)/2 through that of the other streams."""
     live = [weight for weight in weights if weight]
     return len(live) <= FLAT and max(live) * (len(live) - 2) <= 3 * sum(live)
 
 
 class Apportionment:
-    """The order in which samples are drawn from streams. `weights` has an integer weight for each stream. Each list in
-    `groups` has the indices of the streams that form one group; no stream is in two groups. Memory and the time of a
-    call are proportional to the number of streams and to the number of samples in the arrays that the call takes or
-    returns. `counts` takes no time for each sample."""
+    """The order in which samples are drawn from streams (data sources). `weights` has an integer weight for each
+    stream. Each list in `groups` has the indices of the streams that form one group; no stream is in two groups. Memory
+    and the time of a call are proportional to the number of streams and to the number of samples in the arrays that the
+    call takes or returns. `counts` takes no time for each sample."""
 
     def __init__(self, weights: Sequence[int], groups: Sequence[Sequence[int]] = ()) -> None:
         check_weights(weights)
@@ -115,7 +115,8 @@ class Apportionment:
         return waiting[0][0], waiting[0][2]
 
     def counts(self, n: int) -> list[int]:
-        """Return how many of the first `n` samples are drawn from each stream. The counts are exact for any n."""
+        """Return how many of the first `n` samples are drawn from each stream (data source). The counts are exact for
+        any n."""
         # in as many samples as the sum of the weights, each stream is drawn exactly as often as its weight; then the
         # order repeats
         rounds, n = divmod(n, self._total)
@@ -165,9 +166,9 @@ class Apportionment:
         return numbers
 
     def sample_of(self, stream: int, draws: np.ndarray | int) -> np.ndarray:
-        """Return at which samples stream number `stream` is drawn. `draws` is one number or an array, where 0 means the
-        first draw from the stream. Returns the sample number of each draw, as an int64 array. Raises CurriculumError
-        when the stream has weight 0, or when the numbers are too large for int64 (`check_range`)."""
+        """Return at which samples stream (data source) number `stream` is drawn. `draws` is one number or an array,
+        where 0 means the first draw from the stream. Returns the sample number of each draw, as an int64 array. Raises
+        CurriculumError when the stream has weight 0, or when the numbers are too large for int64 (`check_range`)."""
         numbers = np.array(draws, dtype=np.int64, ndmin=1)
         if not self.weights[stream]:
             raise CurriculumError(f"stream {stream} has weight 0 and gives no samples")
@@ -179,8 +180,9 @@ class Apportionment:
         return numbers
 
     def draws(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return for each sample of [first, stop) its stream, and the number of the draw (from 0) within that stream:
-        two int64 arrays (stop − first,). Raises CurriculumError when the numbers are too large for int64."""
+        """Return for each sample of [first, stop) its stream (data source), and the number of the draw (from 0) within
+        that stream: two int64 arrays (stop − first,). Raises CurriculumError when the numbers are too large for
+        int64."""
         check_range(self._total, stop)
         stream, draw = np.empty((2, stop - first), np.int64)
         nodes = np.array([len(self._nodes) - 1])

@@ -153,8 +153,8 @@ class Curriculum:
         Path(path).write_text(self.dumps(), encoding="utf-8")
 
     def validate(self, where: str = "curriculum") -> None:
-        """Raise CurriculumError if something in the curriculum is wrong, for instance if a stream does not have enough
-        tokens. `where` names the curriculum in the message."""
+        """Raise CurriculumError if something in the curriculum is wrong, for instance if a stream (data source) does
+        not have enough tokens. `where` names the curriculum in the message."""
         def need(condition: bool, message: str) -> None:
             if not condition:
                 raise CurriculumError(f"{where}: {message}")

@@ -76,10 +76,11 @@ def walk(which: np.ndarray, numbers: np.ndarray, sizes: np.ndarray, halves: np.n
 
 @njit(cache=True)
 def draw(counts: np.ndarray, weights: np.ndarray, children: np.ndarray, streams: np.ndarray, draws: np.ndarray) -> None:
-    """Draw consecutive samples from a tree of streams. Writes the stream of each sample to `streams`, and the number of
-    its draw from that stream to `draws`. `weights` and `children` are those of `apportion.Apportionment`, by child and
-    node; the last node is the root, and all others have two children. `counts` says how many of the samples before the
-    first drawn one went to each child of the root. The new samples are added to it."""
+    """Draw consecutive samples from a tree of streams (data sources). Writes the stream of each sample to `streams`,
+    and the number of its draw from that stream to `draws`. `weights` and `children` are those of
+    `apportion.Apportionment`, by child and node; the last node is the root, and all others have two children. `counts`
+    says how many of the samples before the first drawn one went to each child of the root. The new samples are added to
+    it."""
     most, root = weights.shape[0], weights.shape[1] - 1
     for i in range(streams.size):
         best = -1                                    # the child of the root whose next draw is due first

@@ -96,8 +96,8 @@ def streams_in(mix: Mapping[str, Any]) -> list[str]:
 
 
 def _group(group: Mapping[str, Any], key: str, sizes: Mapping[str, float], budget: float) -> dict[str, Fraction]:
-    """Return how a group of streams divides its share: {stream: fraction}; the fractions sum to 1. `budget` is the
-    number of tokens that the phase (stretch of the training) reads from the group."""
+    """Return how a group of streams (data sources) divides its share: {stream: fraction}; the fractions sum to 1.
+    `budget` is the number of tokens that the phase (stretch of the training) reads from the group."""
     streams, alpha, unimax = (group.get(name) for name in ("streams", "alpha", "unimax"))
     unknown = sorted(set(group) - set(GROUP_KEYS))
     if unknown or not isinstance(streams, (Mapping, list)) or not streams:

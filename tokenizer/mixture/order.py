@@ -54,9 +54,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Extent:
-    """A range of samples of one stream that read the windows of one piece (the blocks that a phase has reserved).
-    Samples are counted per stream and phase: samples [start, stop) that phase `phase` draws from the stream read the
-    windows at positions offset, offset + 1, … of the permuted piece."""
+    """A range of samples of one stream (data source) that read the windows of one piece (the blocks that a phase of the
+    training has reserved). Samples are counted per stream and phase: samples [start, stop) that phase `phase` draws
+    from the stream read the windows at positions offset, offset + 1, … of the permuted piece."""
 
     phase: int
     start: int
@@ -166,9 +166,9 @@ class Order:
         return [_Reads(self, p) for p in range(len(self.curriculum.phases))]
 
     def locate(self, first_sample: int, stop_sample: int) -> Located:
-        """Return which data samples [first_sample, stop_sample) read: phase, stream, epoch and window (range of tokens)
-        of each. Time and memory are proportional to the number of these samples, whether they are early or late in the
-        run."""
+        """Return which data samples [first_sample, stop_sample) read: phase (stretch of the training), stream (data
+        source), epoch (reading of the stream) and window (range of tokens) of each. Time and memory are proportional to
+        the number of these samples, whether they are early or late in the run."""
         if not 0 <= first_sample <= stop_sample <= self.samples:
             raise CurriculumError(f"samples [{first_sample}, {stop_sample}) are outside the curriculum's "
                                   f"{self.samples} samples")
@@ -185,13 +185,13 @@ class Order:
 
     def samples_of(self, stream: int, first: int, stop: int,
                    phase: int | None = None) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Return the samples that read a given part of a stream: super-windows (blocks of `longest` tokens) [first,
-        stop), in one phase, or in all phases if `phase` is None. This is the inverse of `locate`.
+        """Return the samples that read a given part of a stream (data source): super-windows (blocks of `longest`
+        tokens) [first, stop), in one phase (stretch of the training), or in all phases if `phase` is None. This is the
+        inverse of `locate`.
 
         Returns {phase: (sample numbers, windows, epochs)}, int64 arrays sorted by window, then epoch. A window appears
         once for each epoch in which a sample reads it. A phase that reads none of the windows is left out.
-        `materialize` uses this to read each shard once, in file order, and to write each window to its sample's row.
-        """
+        `materialize` uses this to read each shard once, in file order, and to write each window to its sample's row."""
         seed, name = self.curriculum.seed, self.names[stream]
         pieces: dict[Piece, list[Extent]] = {}
         for p, row in enumerate(self.extents):
@@ -228,8 +228,8 @@ class Order:
         return out
 
     def hash(self) -> str:
-        """Return a hash of the order, in hex: blake2b over (stream, epoch, window) of the first 10⁶ samples, or of all
-        if there are fewer, as little-endian u64."""
+        """Return a hash of the order, in hex: blake2b over the numbers (stream, epoch, window) of the first 10⁶
+        samples, or of all if there are fewer, as little-endian u64."""
         digest = hashlib.blake2b(digest_size=16)
         for start in range(0, min(HASHED, self.samples), 1 << 16):
             located = self.locate(start, min(start + (1 << 16), HASHED, self.samples))

@@ -28,8 +28,8 @@ class Stream:
     replaces: tuple[str, ...] = ()
 
     def supers(self, longest: int) -> int:
-        """Return the number of super-windows (blocks of `longest` tokens, or packed rows) of the stream. A shorter
-        block at its end is never read."""
+        """Return the number of super-windows (blocks of `longest` tokens, or packed rows, which are samples) of the
+        stream. A shorter block at its end is never read."""
         return max(0, self.tokens - 1) // longest if self.packing is None else self.rows
 
     def padding(self, longest: int) -> float:

@@ -92,9 +92,9 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
 
 
 def stream_sizes(streams: Sequence[Stream], splits: Mapping[str, list[str]], longest: int) -> dict[str, int]:
-    """Return the number of tokens of each stream. A stream of split shards (`splits`: shards that are divided into
-    streams by labels) with at most `longest` tokens counts as empty. It does not fill one of the blocks of `longest`
-    tokens that phases reserve, so no sample can read it."""
+    """Return the number of tokens of each stream (data source). A stream of split shards (`splits`: shards that are
+    divided into streams by labels) with at most `longest` tokens counts as empty. It does not fill one of the blocks of
+    `longest` tokens that phases reserve, so no sample can read it."""
     return {s.name: 0 if s.tokens <= longest and any(s.name.startswith(f"{name}.") for name in splits) else s.tokens
             for s in streams}
 
@@ -207,9 +207,9 @@ def split_labels(by: Sequence[Any]) -> list[str]:
 
 
 def _made(mix: Mapping[str, Any], splits: Mapping[str, list[str]]) -> dict[str, Any] | None:
-    """Return the field `made` of `Phase`: {split shards: {labels, and their entry in the `mix` of the phase}}, or None
-    if the mix has no split shards (which are divided into streams by labels). The field records from which rules the
-    weights of streams were computed."""
+    """Return the field `made` of a `Phase` (stretch of the training): {split shards: {labels, and their entry in the
+    `mix` of the phase}}, or None if the mix has no split shards (which are divided into streams by labels). The field
+    records from which rules the weights of streams were computed."""
     return {name: {"labels": splits[name], **(entry if isinstance(entry, Mapping) else {"share": entry})}
             for name, entry in sorted(mix.items()) if name in splits} or None
 
@@ -285,8 +285,8 @@ def _until(value: Any, total: int, key: str) -> int:
 
 def _longest(shards: Mapping[str, Any], names: list[str], default: int) -> int:
     """Return how many tokens a super-window (the block in which phases reserve data) has: the value `longest` of the
-    recipe's `shards`, or `default` if no stream has one. Raises CurriculumError if the streams `names` have different
-    values."""
+    recipe's `shards`, or `default` if no stream (data source) has one. Raises CurriculumError if the streams `names`
+    have different values."""
     lengths = {name: parse_count(shards[name]["longest"], f"shards.{name}.longest") for name in names
                if (shards.get(name) or {}).get("longest") is not None}
     if len(set(lengths.values())) > 1:

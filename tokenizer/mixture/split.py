@@ -11,8 +11,9 @@ An entry of a mix may be such shards, here `web`, which are split by language an
     web: {share: 75, by: bucket, curve: {power: 2, rate: 1}}    tokens times a factor that rises with the quality
     web: {share: 75, by: language, alpha: 0.3, within: {by: bucket, curve: {power: 2, rate: 1}}}
 
-`within` divides what each label gets. Where a rule is missing, tokens are in proportion. If all labels together have
-too few tokens for the limit of `unimax` or of a curve (`cap`), each is read more often, in proportion.
+`within` divides what each label gets among the streams of the label. Where no rule is given, a share is divided in
+proportion to tokens. If all labels together have too few tokens for the limit of `unimax` or of a curve (`cap`), all
+are read more often than the limit says, in proportion to their tokens.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ def divide(name: str, spec: Mapping[str, Any], labels: list[str], key: str, size
 
 def _divide(members: Sizes, prefix: int, spec: Mapping[str, Any], labels: list[str], key: str, budget: float,
             notes: dict[str, None]) -> dict[str, Fraction]:
-    """Return the share of each stream of `members` ({stream: tokens}) by the rules `spec`; {} if the rules give no
-    stream a share. In the name of a stream, its labels begin at character `prefix`. Warnings are added to `notes` as
-    keys."""
+    """Return the share of each stream (part of the split shards) of `members` ({stream: tokens}) by the rules `spec`;
+    {} if the rules give no stream a share. In the name of a stream, its labels begin at character `prefix`. Warnings
+    are added to `notes` as keys."""
     unknown = sorted(set(spec) - {"by", "within", *RULES})
     if unknown:
         raise CurriculumError(f"{key}.{unknown[0]}: unknown key of a group of split shards; there are share, by, "
@@ -130,8 +131,9 @@ def _rule(sizes: Sizes, spec: Mapping[str, Any], key: str, budget: float,
 
 
 def unimax_parts(sizes: Sizes, budget: float, epochs: float) -> dict[str, Fraction]:
-    """Divide `budget` tokens equally between streams of these sizes, each read at most `epochs` times. If even the
-    largest possible amounts do not add up to `budget`, each stream gets its largest amount, and the sum is smaller."""
+    """Divide `budget` tokens equally between streams (data sources) of these sizes, each read at most `epochs` times.
+    If even the largest possible amounts do not add up to `budget`, each stream gets its largest amount, and the sum is
+    smaller."""
     parts: dict[str, Fraction] = {}
     left = Fraction(budget)
     for number, (size, stream) in enumerate(sorted((size, stream) for stream, size in sizes.items())):
@@ -217,7 +219,8 @@ def _curve(sizes: Sizes, value: Any, key: str, budget: float, notes: dict[str, N
 
 @functools.cache
 def curve_mean(start: float, stop: float, power: float, rate: float, drop: float) -> float:
-    """Return the mean of x^power·e^(rate·x) over start … stop, where the curve is 0 below `drop`."""
+    """Return the mean of the curve x^power·e^(rate·x) for x from `start` to `stop`. The curve is 0 for x below
+    `drop`."""
     begin = max(start, drop)
     if begin >= stop:
         return 0.0
@@ -228,6 +231,6 @@ def curve_mean(start: float, stop: float, power: float, rate: float, drop: float
 
 @functools.cache
 def _gauss() -> tuple[np.ndarray, np.ndarray]:
-    """Return 64 points between -1 and 1 and their weights, with which integrals are computed (Gauss-Legendre)."""
+    """Return 64 points in [-1, 1] and their weights, for numerical integration (Gauss-Legendre quadrature)."""
     nodes, weights = np.polynomial.legendre.leggauss(64)
     return nodes, weights

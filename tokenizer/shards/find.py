@@ -31,7 +31,8 @@ def places(shard_set: ShardIndex, id: str) -> Iterator[dict[str, Any]]:
 
 def places_of(shard_set: ShardIndex, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
     """Yield, for the documents with the given numbers, the mappings that `places` yields. Documents are numbered from 0
-    over all shards of the set. Consecutive numbers in the same row group of a document table are read together."""
+    over all shards of the set. Numbers that are next to each other in `numbers`, and in the same row group of a
+    document table, are read together."""
     firsts = [0, *accumulate(info.documents for info in shard_set.manifest.shards)]
 
     def group_of(number: int) -> tuple[int, int]:

@@ -15,7 +15,8 @@ from tokenizer.shards.packed import PackedRows
 
 
 class DocumentSpan(NamedTuple):
-    """One document of a stream: the range of its tokens, and the row and file from which it was encoded."""
+    """One document of a stream (data source): the range of its tokens, and the row and file from which it was
+    encoded."""
 
     id: str
     start: int                    # first token, counted over all shards of the stream

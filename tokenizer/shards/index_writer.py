@@ -123,7 +123,7 @@ class EntrySorter:
 
     def __init__(self, folder: Path, run: int) -> None:
         self._file, self._run = tempfile.TemporaryFile(dir=folder), run    # noqa: SIM115  closed by `__exit__`
-        self._ends = [0]                                          # of the runs in the file, in entries
+        self._ends = [0]                                          # where the runs in the file end, in entries
         self._pending: list[np.ndarray] = []
         self._waiting = 0
 

@@ -214,7 +214,7 @@ class Manifest:
 
 
 def is_count(value: object) -> bool:
-    """Return whether a value from a JSON file is a whole number that int64 holds, and not negative."""
+    """Return whether a value from a JSON file is a whole number from 0 to the largest int64."""
     return type(value) is int and 0 <= value < 1 << 63
 
 

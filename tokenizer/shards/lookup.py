@@ -48,7 +48,7 @@ _HEX = re.compile(r"[0-9a-f]{0,32}")
 
 
 def name_of(sha256: str) -> str:
-    """Return the name of the lookup index of the shard set with this sha256."""
+    """Return the file name of the lookup index of the shard set with this sha256."""
     return f"lookup-{sha256[:16]}.index"
 
 

@@ -43,12 +43,12 @@ class PackedShard:
     """Counts of the packed rows (training samples of whole documents) of one shard, and the file that lists them. A row
     has documents of one shard only."""
 
-    index: int                    # of the shard in its set
+    index: int                    # number of the shard in its set
     rows: int
     pieces: int
-    tokens: int                   # in all rows, without padding
-    documents: int                # of the shard, also those of one token, which are in no row
-    longer: int                   # documents that do not fit into a row, and are cut
+    tokens: int                   # number of tokens in all rows, without padding
+    documents: int                # number of documents of the shard, including those of one token, which are in no row
+    longer: int                   # number of documents that do not fit into a row, and are cut
     file: str
     sha256: str                   # of the file
 
@@ -73,7 +73,7 @@ class Packing:
 
     @property
     def filled(self) -> int:
-        """Number of target positions (there are `longest` in each row) that are not padding."""
+        """Number of target positions (there are `longest` in each packed row) that are not padding."""
         return sum(file.tokens - file.rows for file in self.files)
 
     @property
@@ -92,14 +92,15 @@ class Packing:
 
     @property
     def name(self) -> str:
-        """Name of the file of this manifest of packed rows."""
+        """Name of the file of this manifest of packed rows (training samples)."""
         return f"packed-{self.sha256[:16]}.json"
 
     def dumps(self) -> str:
         return json.dumps({"magic": MAGIC, "version": VERSION, **asdict(self)}, indent=1, sort_keys=True) + "\n"
 
     def check_set(self, manifest: Manifest, where: str) -> None:
-        """Raise ShardError, with `where` in the message, if these are rows of another shard set than `manifest`."""
+        """Raise ShardError if these packed rows (training samples) are of another shard set than the one that
+        `manifest` describes. The message begins with `where`."""
         if self.shards != manifest.sha256 or [f.index for f in self.files] != [s.index for s in manifest.shards]:
             raise ShardError(f"{where}: these packed rows are of another shard set; run the recipe again")
 
@@ -135,10 +136,10 @@ def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest) ->
 
 def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest,
                  sha256: str | None = None) -> Packing | None:
-    """Read a manifest of packed rows of the shard set `manifest` from the set's folder, `folder`. Of several manifests,
-    it is the one with the sha256 `sha256`. If `sha256` is None, it is the one published last, and None is returned if
-    none was published. Raises ShardError if the manifest with this `sha256` is missing, or if the manifest cannot be
-    read, is damaged, or belongs to another shard set."""
+    """Read a manifest of packed rows (training samples) of the shard set `manifest` from the set's folder, `folder`. Of
+    several manifests, it is the one with the sha256 `sha256`. If `sha256` is None, it is the one published last, and
+    None is returned if none was published. Raises ShardError if the manifest with this `sha256` is missing, or if the
+    manifest cannot be read, is damaged, or belongs to another shard set."""
     path = folder / (MANIFEST if sha256 is None else f"packed-{sha256[:16]}.json")
     try:
         with filesystem.open_input_stream(str(path)) as file:
@@ -191,16 +192,16 @@ class PackedRows:
         return self.firsts[-1]
 
     def shard_of(self, row: int) -> int:
-        """Return the index in the set of the shard that holds row number `row`. Raises IndexError when there is no such
-        row."""
+        """Return the index in the set of the shard that holds packed row (training sample) number `row`. Raises
+        IndexError when there is no such row."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)} packed rows")
         return bisect.bisect_right(self.firsts, row) - 1
 
     def row(self, row: int) -> list[tuple[int, int]]:
-        """Return the pieces of documents in row number `row`, in order, as (first token, exclusive end), counted over
-        all shards. Raises ShardError if the pieces are impossible, and IndexError if there is no such row. For a single
-        row, this is much faster than `pieces`."""
+        """Return the pieces of documents in packed row number `row` (a training sample of whole documents), in order,
+        as (first token, exclusive end), counted over all shards. Raises ShardError if the pieces are impossible, and
+        IndexError if there is no such row. For a single row, this is much faster than `pieces`."""
         shard = self.shard_of(row)
         file, offset = self.packing.files[shard], self._offsets[shard]
         index = 2 * file.pieces + row - self.firsts[shard]
@@ -214,10 +215,11 @@ class PackedRows:
         return [(start + offset, stop + offset) for start, stop in pieces]
 
     def pieces(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (pieces, counts) for the rows [first, stop), which must all be of one shard. `pieces` is int64 (n, 2):
-        the first token and the exclusive end of each piece, counted over all shards, in the order of the rows. `counts`
-        has the number of pieces of each row. Raises ShardError if the file is damaged (a row without pieces, an empty
-        piece, tokens outside the shard, a row that is too long), and IndexError if the rows are of several shards."""
+        """Return (pieces, counts) for the packed rows [first, stop), which are training samples of whole documents. The
+        rows must all be of one shard. `pieces` is int64 (n, 2): the first token and the exclusive end of each piece,
+        counted over all shards, in the order of the rows. `counts` has the number of pieces of each row. Raises
+        ShardError if the file is damaged (a row without pieces, an empty piece, tokens outside the shard, a row that is
+        too long), and IndexError if the rows are of several shards."""
         shard = self.shard_of(first)
         file, before = self.packing.files[shard], self.firsts[shard]
         if stop - before > file.rows:

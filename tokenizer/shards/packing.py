@@ -71,9 +71,9 @@ def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
 
 
 def pieces_of(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut documents into pieces that fit into rows of `longest` targets. Document i has the tokens [starts[i],
-    ends[i]). Returns the pieces as (first tokens, exclusive ends). A document of one token has no piece, and one of 2
-    to `longest` + 1 tokens is one piece."""
+    """Cut documents into pieces that fit into rows (training samples) of `longest` targets. Document i has the tokens
+    [starts[i], ends[i]). Returns the pieces as (first tokens, exclusive ends). A document of one token has no piece,
+    and one of 2 to `longest` + 1 tokens is one piece."""
     whole, rest = np.divmod(ends - starts - 1, longest)
     counts = whole + (rest > 0)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -82,9 +82,9 @@ def pieces_of(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.nd
 
 
 def rows_of_block(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pack the documents of a block into rows. Document i has the tokens [starts[i], ends[i]). Returns the pieces of
-    all rows, one row after the other, as int64 (pieces, 2), and the number of pieces of each row. The pieces of a row
-    are in the order of the stream, and rows are in the order of their first pieces."""
+    """Pack the documents of a block into rows (training samples). Document i has the tokens [starts[i], ends[i]).
+    Returns the pieces of all rows, one row after the other, as int64 (pieces, 2), and the number of pieces of each row.
+    The pieces of a row are in the order of the stream, and rows are in the order of their first pieces."""
     begins, stops = pieces_of(starts, ends, longest)
     bins = best_fit(stops - begins, longest + 1)
     _, firsts, bins, counts = np.unique(bins, return_index=True, return_inverse=True, return_counts=True)
@@ -103,8 +103,8 @@ class PackedWriter:
         self.pieces = self.rows = self.tokens = 0
 
     def add(self, pieces: np.ndarray, counts: np.ndarray) -> None:
-        """Append rows. `pieces`, int64 (pieces, 2), has the first token and the exclusive end of each piece, one row
-        after the other, and `counts` the number of pieces of each row."""
+        """Append packed rows (training samples). `pieces`, int64 (pieces, 2), has the first token and the exclusive end
+        of each piece, one row after the other, and `counts` the number of pieces of each row."""
         self._write(pieces)
         self._counts.append(counts)
         self.pieces, self.rows = self.pieces + len(pieces), self.rows + len(counts)
@@ -124,10 +124,10 @@ class PackedWriter:
 
 
 def pack(path: str, ends: np.ndarray, longest: int) -> dict[str, Any]:
-    """Pack the documents of one shard into rows of `longest` targets, and write the rows to the file `path`
-    (`tokenizer.shards.packed` describes it). `ends` are the ends of the documents, counted from the start of the shard.
-    Memory is proportional to the documents of a block and to the number of rows. Returns the fields of `PackedShard`,
-    but without `index` and `file`."""
+    """Pack the documents of one shard into rows (training samples) of `longest` targets, and write the rows to the file
+    `path` (`tokenizer.shards.packed` describes it). `ends` are the ends of the documents, counted from the start of the
+    shard. Memory is proportional to the documents of a block and to the number of rows. Returns the fields of
+    `PackedShard`, but without `index` and `file`."""
     documents = longer = 0
     block, writer = max(BLOCK_TOKENS, BLOCK_ROWS * longest), PackedWriter(path)
     first = begin = 0

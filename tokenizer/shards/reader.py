@@ -168,7 +168,8 @@ class ShardSet(SetFiles):
         return body, of_ends, known, len(ends.array)
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Read tokens [start, stop), counted over all shards of the set. Returns a copy."""
+        """Read tokens [start, stop), counted over all shards of the set. Returns a copy. Raises IndexError when the
+        range is not within the set."""
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens [{start}, {stop}) of {self.tokens}")
         tokens = np.empty(stop - start, self.dtype)

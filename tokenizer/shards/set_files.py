@@ -152,7 +152,7 @@ class SetFiles(ShardIndex):
         _, end, file = self._ends.get(shard) or self._open_ends(shard)
         count, size = len(end), ENDS.itemsize
         first = bisect.bisect_left(end, low)
-        most = first + high - low                                                       # every document has a token
+        most = first + high - low                       # every document has at least one token
         last = bisect.bisect_left(end, high, first, most if most < count else count)
         file.check((first - 1) * size if first else 0, (last + 1 if last < count else count) * size)
         if (first > 0 and end[first - 1] >= low) or (first < count and end[first] < low) or (

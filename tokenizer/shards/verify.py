@@ -69,7 +69,7 @@ def _rows(shards: ShardSet, packed: PackedRows, number: int) -> str | None:
     begins, stops = pieces_of(np.concatenate(([0], ends[:-1])), ends, packed.longest)
     pieces = packed.pieces(packed.firsts[number], packed.firsts[number + 1])[0] if file.rows else np.empty((0, 2))
     pieces = pieces[np.argsort(pieces[:, 0])] - shards.offsets[number]
-    if shards.manifest.has_rows:                        # a document is a piece, and EOS where its row cut it
+    if shards.manifest.has_rows:                        # a document is a piece, and an added EOS if its row cut it
         is_cut = pieces[:, 1] == ends - 1 if len(pieces) == len(ends) else 0
         begins, stops = np.concatenate(([0], ends[:-1])), ends - is_cut
     return None if np.array_equal(pieces, np.stack([begins, stops], 1)) else \

@@ -20,7 +20,7 @@ def of_a_run(optional: bool = False, several: bool = False) -> argparse.Argument
     shared.add_argument("runs" if several else "run", metavar="RUN",
                         nargs="*" if several else "?" if optional else None,
                         help="folder or URL of the run (STORE/runs/RUN), or its name with --store")
-    shared.add_argument("--store", help="the store RUN's shard paths are relative to (default: two folders above RUN)")
+    shared.add_argument("--store", help="the store that has RUN's shards (default: two folders above RUN)")
     shared.add_argument("--out", help="where checkpoints, metrics and plot go (default: RUN/train)")
     shared.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
                         help="override a key of the recipe's train: section, e.g. --set optimizer.lr=0.001")

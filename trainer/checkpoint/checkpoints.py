@@ -52,10 +52,10 @@ PATIENCE_S = 90
 
 @dataclass(frozen=True)
 class Checkpoint:
-    folder: Path                  # of the committed attempt
+    folder: Path                  # folder of the committed attempt
     meta: dict[str, Any]
-    files: dict[str, int] = field(default_factory=dict)      # name → bytes
-    sha256: dict[str, str] = field(default_factory=dict)     # name → sha256
+    files: dict[str, int] = field(default_factory=dict)      # name of a file → its bytes
+    sha256: dict[str, str] = field(default_factory=dict)     # name of a file → its sha256
 
     @property
     def step(self) -> int:

@@ -52,12 +52,12 @@ class Writing:
     attempt: Path
     meta: dict[str, Any]
     began: float                  # time.perf_counter()
-    waited_s: float = 0.0         # time that training waited for it
+    waited_s: float = 0.0         # how long training waited for it
     thread: threading.Thread | None = None
     failed: BaseException | None = None
     parameters: int = 0
     size: int = 0                 # bytes; known on the first rank only
-    seconds: float = 0.0          # until it was committed
+    seconds: float = 0.0          # how long it took until it was committed
     lost: list[int] = field(default_factory=list)     # steps whose checkpoints were deleted before they were scored
 
     def describe(self) -> str:

@@ -125,7 +125,7 @@ def padding(rows: int, length: int) -> Batch:
 
 def collate(rows: Sequence[Row], length: int) -> Batch:
     """Make a batch from samples; each sample becomes a row of `length` tokens. A sample is a tuple (tokens, bounds,
-    index of the stream), perhaps followed by an array that says which targets count in the loss.
+    index of the stream, i.e. data source), perhaps followed by an array that says which targets count in the loss.
 
     The last token of a sample is only a target. A sample with fewer than `length` other tokens is filled up with
     padding, which does not count in the loss. `bounds` are the positions at which documents begin inside the sample
@@ -234,8 +234,8 @@ class Data:
         return not all(shards.has_local_tokens for shards in self.train)
 
     def request(self, first: int, batch: int, data_rank: int, data_size: int) -> None:
-        """Request the tokens that `step` with the same arguments will read from object storage, without waiting for
-        them."""
+        """Request from object storage the tokens that `step` will read when it is called with the same arguments. Does
+        not wait for them."""
         at = self.order.locate(first, first + batch)
         wanted: dict[int, list[tuple[int, int]]] = {}
         for stream, window, length in zip(*(column[data_rank::data_size].tolist()
@@ -252,9 +252,9 @@ class Data:
                 shards.forget()
 
     def located(self, first: int, stop: int) -> Located:
-        """Return which stream, epoch and window each of the samples [first, stop) reads. Locating few samples costs
-        almost as much as locating many. So AHEAD samples from `first` on are located in one call, and the result is
-        kept for the next calls."""
+        """Return which stream (data source), epoch and window each of the samples [first, stop) reads. Locating few
+        samples costs almost as much as locating many. So AHEAD samples from `first` on are located in one call, and the
+        result is kept for the next calls."""
         start, at = self._ahead
         if not start <= first <= stop <= start + len(at.stream):
             start, at = first, self.order.locate(first, max(stop, min(first + AHEAD, self.order.samples)))

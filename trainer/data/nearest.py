@@ -123,7 +123,7 @@ def nearest(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tuple[int
 def read_samples(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tuple[int, int],
                  skipped: Callable[[int], object]) -> Iterator[ReadSamples]:
     """Yield the samples [first, stop) that a training reads, at most about TOKENS tokens at a time. Skipped steps and
-    later epochs of a stream are left out."""
+    later epochs of a stream (data source) are left out."""
     order = Order(curriculum)
     for first, stop, numbers in spans(curriculum, samples, skipped):
         at = order.locate(first, stop)

@@ -176,7 +176,7 @@ def reading(run: Stored) -> Iterator[None]:
 
 
 def sha256(remote: fs.FileSystem, path: str) -> str:
-    """Return the sha256 of a file, read in blocks. Raises FileNotFoundError."""
+    """Return the sha256 of a file in object storage. The file is read in blocks. Raises FileNotFoundError."""
     digest = hashlib.sha256()
     with remote.open_input_stream(path, buffer_size=0) as source:
         while block := source.read(BLOCK):

@@ -105,7 +105,7 @@ def masks_of(shards: ShardSet, numbers: Sequence[int], length: int) -> list[np.n
     (L,). If the shard set has no loss masks, all targets count, and every item is None."""
     if shards.counts(0, 0) is None:                           # no window has a mask
         return [None] * len(numbers)
-    # of the same tokens that were prefetched: another range may consist of other blocks of a file in a bucket
+    # exactly the tokens that were prefetched are read, because others may be in further blocks of a file in a bucket
     found = (shards.counts(window * length, window * length + length + 1) for window in numbers)
     return [None if counts is None else counts[1:] for counts in found]
 
@@ -159,9 +159,9 @@ def touched(shards: ShardSet, start: int, count: int) -> range:
 
 
 def refuse_short(shards: ShardSet, shard: int) -> None:
-    """Raise ShardError when a file of shard number `shard` (tokens, loss mask, document ends or packed rows) is gone or
-    shorter than the manifest says. Reading a memory map of a file that has become shorter would kill the process with
-    SIGBUS, without a message."""
+    """Raise ShardError when a file of shard number `shard` (tokens, loss mask, document ends, or the list of packed
+    rows) is gone or shorter than the manifest says. Reading a memory map of a file that has become shorter would kill
+    the process with SIGBUS, without a message."""
     info = shards.manifest.shards[shard]
     files = [(info.ends, info.documents * ENDS.itemsize)]
     if shards.has_local_tokens:

@@ -106,7 +106,7 @@ def shared_rows(queries: Sequence[Query], numbers: Sequence[int], most: int) -> 
     computed, too, and then masked. A query therefore starts a new row when this attention would cost more than the row
     saves."""
     order = sorted(range(len(queries)), key=lambda i: queries[i].tokens[:-1].astype(">i4").tobytes())
-    batch: list[tuple[int, int]] = []                            # queries, and how many tokens each shares
+    batch: list[tuple[int, int]] = []                            # (number of a query, tokens that it shares)
     size = 0
     for number in order:
         length = len(queries[number].tokens) - 1
@@ -143,7 +143,7 @@ def _row(queries: Sequence[Query], numbers: Sequence[int], batch: Sequence[tuple
         path = np.concatenate([path[:shared], np.arange(size, stop)])
         tokens.append(query.tokens[shared:-1])
         positions.append(np.arange(shared, len(path)))
-        places = path[query.start - 1:]                          # those that predict
+        places = path[query.start - 1:]                          # places that predict the continuation
         asked.append(np.stack([places, query.tokens[query.start:], np.full(len(places), numbers[i])], 1))
         size = stop
     ends[path] = size

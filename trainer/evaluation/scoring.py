@@ -129,7 +129,8 @@ def tree_mask(ends: Tensor, dtype: torch.dtype) -> Tensor:
 def predictions(model: Transformer, hidden: Tensor, index: np.ndarray,
                 targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return for each target token its log-likelihood (float64), and whether it is the likeliest token. `hidden` [N, d]
-    are the model's last vectors at N places. `index` says for each target which of the N places predicts it."""
+    are the model's last vectors at N places. `index` says for each target which of the N places predicts it. Raises
+    NotFinite when a log-likelihood is NaN or infinite."""
     nats, greedy = np.empty(len(targets)), np.empty(len(targets), bool)
     width = min(model.vocab, _TOKENS[hidden.device.type])
     chunk = max(1, _LOGITS[hidden.device.type] // width)

@@ -90,7 +90,7 @@ class Rank:
 
 
 class RankLost(Exception):
-    """Raised when a rank has died, or has raised an unexpected error."""
+    """Raised when a rank of the training on the cluster has died, or has raised an unexpected error."""
 
 
 class Pause(Exception):

@@ -98,8 +98,9 @@ def add_parser(commands: Any) -> None:
     slurm.add_argument("--partition", metavar="NAME")
     slurm.add_argument("--time", default="24:00:00", metavar="LIMIT", help="as Slurm writes it: 24:00:00, 2-00:00:00")
     slurm.add_argument("--warning", type=positive, default=120, metavar="SECONDS",
-                       help="from the signal to the end: a step and a checkpoint have to fit in (default: 120)")
-    slurm.add_argument("--script", metavar="FILE", help="what to write (default: RUN/train.sbatch)")
+                       help="time from Slurm's signal to the end of the job: long enough for a step and a checkpoint "
+                            "(default: 120)")
+    slurm.add_argument("--script", metavar="FILE", help="the file to write (default: RUN/train.sbatch)")
 
 
 def run(options: argparse.Namespace) -> int:

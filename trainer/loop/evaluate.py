@@ -28,7 +28,7 @@ class Total:
 
     @property
     def loss(self) -> float:
-        """Mean loss in nats per token."""
+        """Mean loss of the stream (data source) in nats per token."""
         return self.nll / self.targets
 
 
@@ -97,8 +97,8 @@ class Heldout:
 
     def at(self, length: int) -> Heldout:
         """Return held-out samples of `length` tokens, for phases (stretches of the training) with that sequence length.
-        Their largest number per stream is chosen so that they have about as many tokens in all as the samples of this
-        object."""
+        Their largest number per stream (data source) is chosen so that they have about as many tokens in all as the
+        samples of this object."""
         if length not in self.longer:
             self.longer[length] = Heldout(self.data, length, max(1, self.windows * self.length // length))
         return self.longer[length]

@@ -27,7 +27,7 @@ HEAD = 3
 
 
 class StepNumbers(NamedTuple):
-    """The numbers of one step, which are still on the device."""
+    """The numbers of one step, such as its losses and its gradient norm, while they are still on the device."""
 
     step: TrainingStep
     tokens: int               # targets read by the end of the step

@@ -113,9 +113,9 @@ def restore(checkpoint: ckpt.Checkpoint | None, run: Run, data: Data, model: Tra
 
 def overwritten(checkpoint: ckpt.Checkpoint, run: Run, data: Data) -> bool:
     """Return whether `tokenmill takedown` may have overwritten a document in one of the samples whose losses the
-    checkpoint stores. This is so if the shard set of any stream was replaced since, and one of these samples has two
-    EOS in a row. An overwritten document consists of EOS. Padding of packed rows also consists of EOS, so the answer
-    may be true without a takedown."""
+    checkpoint stores. This is so if the shard set of any stream (data source) was replaced since, and one of these
+    samples has two EOS in a row. An overwritten document consists of EOS. Padding of packed rows also consists of EOS,
+    so the answer may be true without a takedown."""
     was = [stream["sha256"] for stream in checkpoint.meta["curriculum"]["streams"]]
     if was == [stream.sha256 for stream in run.curriculum.streams[:len(was)]]:
         return False

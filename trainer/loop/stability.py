@@ -87,7 +87,7 @@ class SpikeDetector:
 
 
 class StepRecord(NamedTuple):
-    """The numbers of one step, after they were copied to the host."""
+    """The numbers of one step, such as its loss and its gradient norm, after they were copied to the host."""
 
     step: int                     # number, from 1
     loss: float | None            # None: the step had no target

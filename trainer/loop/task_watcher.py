@@ -177,10 +177,10 @@ class TaskWatcher:
         return self.clock.now() - self.looked >= POLL_S
 
     def look(self) -> list[dict[str, Any]]:
-        """Read new scores, and restart the scoring process if it has failed. Returns all wanted rows of tasks.jsonl
-        that were added since the last call, and perhaps earlier ones. The process is restarted at most RESTARTS times
-        without a new score. It is not restarted after exit code 2, which means that the tasks or their settings cannot
-        be used."""
+        """Read new scores, and restart the scoring process if it has failed. Returns all rows of tasks.jsonl that
+        belong to the settings of this training and were added since the last call, and perhaps earlier ones. The
+        process is restarted at most RESTARTS times without a new score. It is not restarted after exit code 2, which
+        means that the tasks or their settings cannot be used."""
         self.looked, rows = self.clock.now(), list[dict[str, Any]]()
         with suppress(FileNotFoundError):
             modified = (self.out / score_rows.NAME).stat().st_mtime_ns

@@ -139,7 +139,7 @@ class ModelConfig:
 
     @property
     def dim(self) -> int:
-        """Width of one head."""
+        """Width of one attention head."""
         return self.head_dim or self.width // self.heads
 
     @property

@@ -102,10 +102,10 @@ class Alerts:
         return sum(self.outliers) / SCORED
 
     def interval(self, phase: str, speed: float, data_share: float, since_checkpoint: float) -> list[Alert]:
-        """Check the rules on throughput, data waits and checkpoints, and return the alerts that begin or end. Called
-        whenever a line of metrics is printed. `phase` is the name of the present phase (stretch of the training).
-        `speed` is in tokens/s, `data_share` is the share of time spent waiting for data, `since_checkpoint` is in
-        seconds."""
+        """Check the rules on throughput, waits for data and checkpoints, and return the alerts that begin or end.
+        Called whenever a line of metrics is printed. `phase` is the name of the present phase (stretch of the
+        training). `speed` is in tokens/s, `data_share` is the share of time spent waiting for data, `since_checkpoint`
+        is in seconds."""
         if phase != self.phase:                      # the speed depends on sequence length and batch
             self.phase = phase
             self.speeds.clear()

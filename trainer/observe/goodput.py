@@ -150,7 +150,7 @@ def latest(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def clock(seconds: float) -> str:
-    """Format seconds: 93 → '1:33', 7260 → '2:01:00', 200000 → '2d 7:33:20'."""
+    """Format a number of seconds as text: 93 → '1:33', 7260 → '2:01:00', 200000 → '2d 7:33:20'."""
     minutes, seconds_part = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

@@ -270,7 +270,8 @@ def scan(path: Path, selects: Selects | None = None) -> Iterator[dict[str, Any]]
 
 
 def parse(text: str) -> dict[str, Any] | None:
-    """Parse a line of metrics.jsonl. Returns None if a kill has cut off the line."""
+    """Parse a line of metrics.jsonl. Returns None for text that is no such line, for instance because a kill has cut it
+    off."""
     try:
         line = json.loads(text)
     except json.JSONDecodeError:

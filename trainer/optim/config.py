@@ -102,8 +102,8 @@ class OptimizerConfig:
 
     def mup_rule(self) -> MupRule:
         """Return whether muP's factor on the learning rate of a matrix is to be applied with this optimiser: "applies",
-        "inherent" (updates already depend on the width, so it is not) or "unknown" (muP has no rule for this
-        optimiser)."""
+        "inherent" (it is not applied, because updates already depend on the width) or "unknown" (muP has no rule for
+        this optimiser)."""
         return "applies"
 
     def state_bytes(self, parameters: int, matrices: int, width: int) -> float:

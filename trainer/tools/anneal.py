@@ -49,12 +49,15 @@ def add_parser(commands: Any) -> None:
     anneal = commands.add_parser("anneal", parents=[of_a_run()],
                                  description="From a checkpoint, decay the learning rate to 0 on each of several "
                                              "mixtures, and compare what that does to the held-out data.")
-    anneal.add_argument("--from", required=True, type=positive, dest="step", metavar="STEP", help="of a checkpoint")
+    anneal.add_argument("--from", required=True, type=positive, dest="step", metavar="STEP",
+                        help="the step of the checkpoint from which the trainings continue")
     anneal.add_argument("--mixes", nargs="+", metavar="FILE", default=[], help="candidate mixtures, as YAML")
     anneal.add_argument("--candidates", nargs="+", metavar="[NAME=]STREAM", default=[],
                         help="streams of the store, each of which is mixed with what the run reads")
-    anneal.add_argument("--share", default="60%", metavar="SHARE", help="share of a candidate (default: 60%%)")
-    anneal.add_argument("--tokens", required=True, type=positive, metavar="N", help="tokens of a decay, e.g. 1B")
+    anneal.add_argument("--share", default="60%", metavar="SHARE",
+                        help="share of a candidate in its mixture (default: 60%%)")
+    anneal.add_argument("--tokens", required=True, type=positive, metavar="N",
+                        help="tokens of each training, over which the learning rate decays to 0, e.g. 1B")
     experiment_arms.add_arguments(anneal)
     experiment_arms.add_data_arguments(anneal, "make candidates from the shards of these recipes, which run as one "
                                                "plan in the store of RUN")
@@ -132,8 +135,8 @@ def opened(run: str, options: argparse.Namespace) -> tuple[Run, Checkpoint]:
 def with_candidates(base: Run, sample: int, candidates: Sequence[str], share: str) -> dict[str, dict[str, Any]]:
     """Return the mixtures that `--candidates` compares, by name. The mixture `base` is that of the run just before
     sample number `sample`. Each other mixture has the name of a candidate: the candidate has the share `share`, and
-    `base` the rest. In these mixtures, streams may be read more often than the run allows. Raises ConfigError when a
-    share or a name cannot be used."""
+    `base` the rest. In these mixtures, streams (data sources) may be read more often than the run allows. Raises
+    ConfigError when a share or a name cannot be used."""
     from pipeline.base.quantities import parse_share
     from trainer.base.config import ConfigError
 
@@ -274,7 +277,7 @@ def plant(checkpoint: Checkpoint, base: Run, run: Run) -> None:
             continue
         try:
             os.link(file, target)
-        except OSError:                          # another disk
+        except OSError:                          # for instance on another disk
             shutil.copyfile(file, target)
     meta = {**checkpoint.meta, "config": run.config.identity(), "train": asdict(run.config), "pinned": False,
             "curriculum": run.curriculum.to_json()}

@@ -20,7 +20,7 @@ class Arm:
     `before` is the number of tokens and `step` the number of steps that the checkpoint had been trained for."""
 
     name: str
-    seed: int                     # from 0
+    seed: int                     # number of the seed, from 0
     run: Run
     settings: Mapping[str, Any]
     width: int | None = None
@@ -60,7 +60,8 @@ def settings_of(run: Run, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def check(arm: Arm) -> None:
-    """Raise ConfigError when the folder of `arm` already holds a checkpoint of a different training."""
+    """Raise ConfigError when the latest checkpoint in the folder of `arm` is that of a training which `arm` cannot
+    continue."""
     from trainer.base.config import ConfigError
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.loop.run import differences

@@ -24,7 +24,7 @@ def write_plots(folder: Path, result: Mapping[str, Any], outs: Mapping[str, Sequ
                 unit: str) -> None:
     """Write the plots of a study to `folder`. `result` is the content of table.json, and `outs` are the folders of each
     arm's trainings, one for each seed. The plots show the losses on the first of `sources` (named groups of streams),
-    which decides about the arms."""
+    by which the arms are judged."""
     source, streams = next(iter(sources.items()))
     replace(folder / "intervals.svg", intervals(result, source))
     points = {name: history(of, streams, unit) for name, of in outs.items()}
@@ -64,9 +64,9 @@ def intervals(result: Mapping[str, Any], source: str) -> str:
 
 
 def history(outs: Sequence[Path], streams: Sequence[str], unit: str) -> list[tuple[float, float]]:
-    """Return the curve of an arm's losses on the held-out data of `streams`: (number of tokens, mean over the seeds)
-    for each evaluation. `outs` are the folders of the arm's trainings, one for each seed. Evaluations that a seed lacks
-    are left out."""
+    """Return the curve of the losses of an arm (a training of a study, with its seeds) on the held-out data of
+    `streams`: (number of tokens, mean over the seeds) for each evaluation. `outs` are the folders of the arm's
+    trainings, one for each seed. Evaluations that a seed lacks are left out."""
     sums: dict[int, list[float]] = {}
     for out in outs:
         for line in read(out / "metrics.jsonl"):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.clock import SYSTEM, Clock
+from trainer.base.arguments import say
 from trainer.base.files import training_process
 from trainer.base.interrupts import stopping
 from trainer.launch.local import STOPPED_S, end_with_parent
@@ -65,6 +66,8 @@ def train_arms(arms: Sequence[Arm], options: argparse.Namespace, announce: Calla
     if failed:
         raise TrainingError(failed)
     if caught:
+        say(f"stopped: {len(waiting)} trainings had not begun, and those that ran have written a checkpoint; the same "
+            f"command goes on", sys.stderr)
         raise SystemExit(128 + caught[0])
 
 
@@ -86,10 +89,10 @@ def command(arm: Arm, options: argparse.Namespace, share: float) -> list[str]:
 
 
 def start(arm: Arm, options: argparse.Namespace, slot: int, share: float) -> subprocess.Popen[bytes]:
-    """Start the training of an arm as a process. `slot` numbers the processes that run at the same time, and selects
-    the GPUs. The number of CPU threads is OMP_NUM_THREADS, if that is set. Otherwise it depends on the model, the
-    machine's cores, `--jobs` and `--ranks`. It does not depend on the load of the machine, because another number of
-    threads may change the last digits of losses."""
+    """Start an arm (a training of a study) as a process. `slot` numbers the processes that run at the same time, and
+    selects the GPUs. The number of CPU threads is OMP_NUM_THREADS, if that is set. Otherwise it depends on the model,
+    the machine's cores, `--jobs` and `--ranks`. It does not depend on the load of the machine, because another number
+    of threads may change the last digits of losses."""
     count = threads(arm.run, options.jobs * (options.ranks or 1), cores(), options.device)
     env = {"OMP_NUM_THREADS": str(count), **os.environ}
     here = options.jobs > 1 and not options.ranks and not options.address and options.device != "cpu"
@@ -110,8 +113,8 @@ def visible_gpus() -> list[str]:
 
 
 def wait_for_earlier(folder: Path, clock: Clock) -> None:
-    """Wait until no process of this machine trains in `folder`. A study that was killed may have left one that still
-    writes its checkpoint. Raises TrainingError when it has not ended after STOPPED_S seconds."""
+    """Wait until no process of this machine trains in `folder`. A study that was killed may have left a process that
+    still writes its checkpoint. Raises TrainingError when the process has not ended after STOPPED_S seconds."""
     deadline = clock.now() + STOPPED_S
     while (pid := training_process(folder)) is not None:
         if clock.now() > deadline:
@@ -149,8 +152,10 @@ def stop(running: dict[int, tuple[Arm, subprocess.Popen[bytes]]]) -> None:
 
 
 def failure(arm: Arm, code: int) -> str:
-    """Return the message about an arm whose training has failed, with the last lines of its log."""
+    """Return the message about an arm of a study whose training has failed, with the last lines of its log."""
     log = arm.run.out / "log.txt"
     last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN:]
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return "\n  ".join([f"the training of {label(arm)}, seed {arm.seed}, {how}; {log} says at its end:", *last])
+    end = f"{log} says at its end:" if last else f"{log} is empty"
+    return "\n  ".join([f"the training of {label(arm)}, seed {arm.seed}, {how}; the same command goes on from the "
+                        f"latest checkpoints; {end}", *last])

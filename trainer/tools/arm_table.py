@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.base.humanize import count
 from trainer.tools.arm_statistics import LEVEL, MOST_SEEDS, contrasts, seeds_for
 
 #: names of the rows about the held-out data of all streams together, and of the streams of the run that is annealed. No
@@ -35,8 +34,8 @@ def measured(streams: Mapping[str, Mapping[str, Any]], sources: Sources, unit: s
 
 
 def loss_of(results: Sequence[Mapping[str, Any]], unit: str) -> float:
-    """Return one loss for the held-out data of several streams. With the unit nats per token, it is the sum of nats
-    over the sum of tokens; with bits per byte, the sum of bits over the sum of bytes."""
+    """Return one loss for the held-out data of several streams (data sources). With the unit nats per token, it is the
+    sum of nats over the sum of tokens; with bits per byte, the sum of bits over the sum of bytes."""
     nats = [of["loss"] * of["targets"] for of in results]
     if unit == NATS:
         return math.fsum(nats) / sum(of["targets"] for of in results)
@@ -126,14 +125,3 @@ def verdicts(arms: Sequence[str], of: Mapping[str, Any], where: str, unit: str) 
     known = [f"{difference}: {seeds}" for difference, seeds in of["seeds_needed"].items() if seeds]
     return [*out, *([f"seeds that would show a difference of {', '.join(known)} {unit} (with probability 80 %)"]
                     if known else [])]
-
-
-def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Format the costs of the arms of a study as lines of text. An arm's tokens, FLOPs and time are sums over its
-    seeds. Its epochs are how often one training reads its data."""
-    width = max(len(name) for name in costs) + 2
-    out = [f"{'arm':<{width}}{'tokens':>10}{'parameters':>12}{'PFLOP':>10}{'wall time':>12}{'epochs':>8}"]
-    for name, cost in costs.items():
-        out.append(f"{name:<{width}}{count(cost['tokens']):>10}{count(cost['parameters']):>12}"
-                   f"{cost['flops'] / 1e15:>10.3g}{cost['wall_s']:>10,.0f} s{cost['epochs']:>8.2f}")
-    return out

@@ -88,7 +88,8 @@ def check_data(arms: Sequence[Arm]) -> None:
 
 def scored_steps(every: int, phases: Sequence[Phase], begin: int) -> list[int]:
     """Return the steps of an arm (a training of a study) whose checkpoints are scored: the multiples of `every` from
-    step `begin` on, and the ends of phases after it. The arm begins with the checkpoint of step `begin`."""
+    step `begin` on, and the ends of phases (stretches of the training) after it. The arm begins with the checkpoint of
+    step `begin`."""
     ends = list(accumulate(phase.steps for phase in phases))
     multiples = range(every, ends[-1], every)                     # the checkpoint with which an arm begins may be one
     return sorted({step for step in ends if step > begin} | {step for step in multiples if step >= begin})

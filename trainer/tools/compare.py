@@ -26,7 +26,7 @@ KEPT = ("event", "step", "tokens", "loss", "streams", "tokens_per_s", "mfu", "co
 def add_parser(commands: Any) -> None:
     compare = commands.add_parser("compare", description="Show trainings side by side at equal tokens: losses per "
                                                          "source, speed, and in what their settings and data differ.")
-    compare.add_argument("trainings", nargs="+", metavar="A", help="folders of runs, or what --out was")
+    compare.add_argument("trainings", nargs="+", metavar="A", help="folders of runs, or folders given as --out")
     compare.add_argument("--json", action="store_true", help="JSON instead of a table")
 
 
@@ -73,7 +73,7 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
 def at(history: Sequence[Mapping[str, Any]], tokens: int, judged_at: int) -> dict[str, Any]:
     """Return the numbers of one training after `tokens` tokens: losses, speed, MFU. `history` has the lines of the
     training's metrics.jsonl. The held-out losses are from the last evaluation within the first `judged_at` tokens, or
-    from the first evaluation if none is that early. What the lines do not have is None."""
+    from the first evaluation if none is that early. A number that the lines do not have is None."""
     steps = [line for line in history if line["event"] == "step" and line["tokens"] <= tokens]
     tail = [line for line in steps if line["tokens"] > (1 - TAIL) * tokens] or steps[-1:]
     losses = [line["loss"] for line in tail if line.get("loss") is not None]

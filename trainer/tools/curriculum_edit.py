@@ -117,10 +117,10 @@ def edited(old: Run, step: int, path: Path, warnings: list[str]) -> tuple[Curric
 
 
 def at_step(text: str, reached: int, steps: int) -> int:
-    """Parse the value of `--at`, a step number or `now`. Returns the number of steps after which the new phases begin.
-    `reached` is the step of the latest checkpoint (0: none), and `steps` is the number of steps of the curriculum.
-    Raises ConfigError for any other text, for a step before `reached` or beyond the curriculum, and for `now` without a
-    checkpoint."""
+    """Parse the value of `--at`, a step number or `now`. Returns the number of steps after which the new phases
+    (stretches of the training) begin. `reached` is the step of the latest checkpoint (0: none), and `steps` is the
+    number of steps of the curriculum. Raises ConfigError for any other text, for a step before `reached` or beyond the
+    curriculum, and for `now` without a checkpoint."""
     from trainer.base.config import ConfigError
 
     if text == "now":

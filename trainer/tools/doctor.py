@@ -276,7 +276,7 @@ def examine(run: Run, world: World, folder: Path) -> None:
 
 def reduced(run: Run, out: Path, world: World) -> Run:
     """Return a small version of the run: the model has only its first layers, and the curriculum only the first phase
-    with a few samples per step. The learning rate is constant."""
+    (stretch of the training) with a few samples per step. The learning rate is constant."""
     from trainer.loop.config import EvaluateConfig, TrainConfig
     from trainer.optim.schedule import ScheduleConfig
 

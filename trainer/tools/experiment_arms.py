@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.base.visible import json_text, visible
 from trainer.base.arguments import positive, say
 from trainer.tools.arm import Arm, check, label, write
-from trainer.tools.arm_table import ALL, BITS, LOSS, NATS, TASKS, Sources, cost_lines, lines, measured, table
+from trainer.tools.arm_costs import cost_lines, costs
+from trainer.tools.arm_table import ALL, BITS, LOSS, NATS, TASKS, Sources, lines, measured, table
 from trainer.tools.arm_tasks import check_data, check_scoring, score_last, task_lines, task_results
 
 NEEDS_PIPELINE = ("--data and --vary make data, which needs the pipeline: pip install 'tokenmill[pipeline]', and call "
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=positive, default=2, metavar="S",
-                        help="repeat every arm with S seeds: without that nobody knows what is noise (default: 2)")
+                        help="repeat every arm with S seeds, because one seed does not show the noise (default: 2)")
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="train N arms at a time (default: 1)")
     parser.add_argument("--halving", action="store_true",
                         help="end the worse half of the arms after a quarter and after half of the steps")
@@ -70,8 +71,9 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
             sources: Sources | None = None, unit: str = NATS) -> int:
     """Train all arms of a study (the trainings that it compares), write the results, and print the table of losses in
     `unit`. The results go to the folder that holds the arms' folders. `prepare` is called for every arm before any arm
-    is trained. The first of `sources` (named groups of streams) decides about the arms; by default, it is all held-out
-    data that the arms have in common. Returns the exit code."""
+    is trained. `sources` are named groups of streams (data sources) on whose held-out data the arms are compared; the
+    first group decides which arms are better. By default, the first group is all held-out data that the arms have in
+    common. Returns the exit code."""
     from trainer.base.files import alone, replace
     from trainer.data.remote import fetch_shards
     from trainer.tools.arm_plot import write_plots
@@ -95,13 +97,15 @@ def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[
         for arm in arms:
             prepare(arm)
             write(arm)
-        ended: list[dict[str, Any]] = []
+        every, ended = arms, list[dict[str, Any]]()
         if options.halving:
             arms, ended = halved(arms, options, announce, next(iter(sources.values())), unit)
         train_arms(arms, options, announce)
         if scored:
             score_last(arms, announce)
-        result = {**results(arms, sources, unit, options.by, scored), **({"ended": ended} if options.halving else {})}
+        result = {**results(arms, sources, unit, options.by, scored),
+                  "costs": costs(every, {one["arm"]: one["share"] for one in ended}),
+                  **({"ended": ended} if options.halving else {})}
         text = report(result)
         replace(folder / "table.json", json_text(result, indent=1) + "\n")
         replace(folder / "table.txt", text + "\n")
@@ -173,39 +177,22 @@ def refuse_masked(arms: Sequence[Arm], sources: Sources) -> None:
 
 
 def results(arms: Sequence[Arm], sources: Sources, unit: str, by: str, scored: bool) -> dict[str, Any]:
-    """Read the results of the trained arms of a study. Returns the content of table.json. It has the keys of
-    `arm_table.table` and "costs": {arm: its tokens, FLOPs and wall time (sums over seeds), parameters, and epochs}. If
-    the models have several widths, the table is that of the widest, and "widths" has a table for each width. If the
-    arms are `scored` on benchmark tasks, each table also has "tasks" (see `task_results`) and "by" (what decides about
-    the arms)."""
+    """Read the results of the trained arms of a study. Returns the content of table.json without the costs, with the
+    keys of `arm_table.table`. If the models have several widths, the table is that of the widest, and "widths" has a
+    table for each width. If the arms are `scored` on benchmark tasks, each table also has "tasks" (see `task_results`)
+    and "by" (what decides about the arms)."""
     losses: dict[int | None, dict[str, list[dict[str, float]]]] = {}
-    costs: dict[str, dict[str, Any]] = {}
     for arm in arms:
         summary = json.loads((arm.run.out / "summary.json").read_text(encoding="utf-8"))
         values = measured(summary["streams"], sources, unit)
         by_arm = losses.setdefault(arm.width, {})
         by_arm.setdefault(arm.name, []).append(values)
-        model, tokens = arm.run.config.model, summary["tokens"] - arm.before
-        cost = costs.setdefault(label(arm), {"tokens": 0, "parameters": summary["parameters"], "flops": 0.0,
-                                             "wall_s": 0.0, "epochs": epochs(arm.run.curriculum)})
-        cost["tokens"] += tokens
-        cost["flops"] += 6.0 * model.matmul_parameters(arm.run.vocab) * tokens
-        cost["wall_s"] += summary["wall_time"]["wall_s"]
     tables = {width: table(by_arm, unit) for width, by_arm in losses.items()}
     if scored:
         tasks = task_results(arms)
         tables = {width: {**one, "by": by, "tasks": tasks[width]} for width, one in tables.items()}
-    result = {**tables[list(tables)[-1]], "costs": costs}
+    result = tables[list(tables)[-1]]
     return result if len(tables) == 1 else {**result, "widths": {str(width): one for width, one in tables.items()}}
-
-
-def epochs(curriculum: Curriculum) -> float:
-    """Return how often a training reads its data: the number of epochs of the stream (data source) that is read most
-    often."""
-    from tokenizer.mixture.order import Order
-
-    order = Order(curriculum)
-    return max((used / supers for used, supers in zip(order.used[-1], order.supers) if supers), default=0.0)
 
 
 def report(result: Mapping[str, Any]) -> str:
@@ -216,8 +203,9 @@ def report(result: Mapping[str, Any]) -> str:
         out += [*([title, ""] if title else []), *lines(one), "", *([*task_lines(one), ""] if "tasks" in one else [])]
     if len(tables) > 1:
         out += [*agreement(list(tables.values())), ""]
-    early = [f"{one['arm']} was ended after {one['share']:.0%} of its steps, {one['delta']:+.4f} {result['unit']} from "
-             f"the first arm (--halving)" for one in result.get("ended", ())]
+    early = [f"{one['arm']} was ended after {one['share']:.0%} of its steps (--halving), " + (
+        "with a loss that is not finite" if one["delta"] is None else
+        f"{one['delta']:+.4f} {result['unit']} from the first arm") for one in result.get("ended", ())]
     return "\n".join([*out, *early, *([""] if early else []), *cost_lines(result["costs"])])
 
 

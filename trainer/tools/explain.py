@@ -31,17 +31,18 @@ def add_parser(commands: Any) -> None:
         epilog="example: tokenmill train explain store/runs/first 371 --worst 3")
     explain.add_argument("step", metavar="STEP", type=positive, help="number of the step, as printed (from 1)")
     which = explain.add_mutually_exclusive_group()
-    which.add_argument("--row", type=positive, metavar="N", help="only row N of the step (from 1), with signals and "
-                                                                 "texts from about where it reads them")
-    which.add_argument("--worst", type=positive, metavar="N", help="only the N rows with the highest loss, likewise")
+    which.add_argument("--row", type=positive, metavar="N",
+                       help="only row N of the step (from 1), with signals and texts from about where it reads them")
+    which.add_argument("--worst", type=positive, metavar="N",
+                       help="only the N rows with the highest loss, with signals and texts as with --row")
     which.add_argument("--task", metavar="NAME|FILE", help="instead, show the items of this benchmark task that were "
                                                            "won and lost, and the documents nearest to them")
     explain.add_argument("--against", metavar="STEP|FOLDER", help="with --task: an earlier step, or another training, "
                                                                   "to compare with (default: the first scored step)")
     explain.add_argument("--data", metavar="FOLDER", help="with --task: the folder with the tasks' data (default: that "
                                                           "of evaluate.tasks)")
-    explain.add_argument("--items", type=positive, metavar="N", help="with --task: show N items of each kind (default: "
-                                                                     "3)")
+    explain.add_argument("--items", type=positive, metavar="N", help="with --task: show N won and N lost items "
+                                                                     "(default: 3)")
     explain.add_argument("--json", action="store_true", help="one JSON object")
 
 
@@ -96,7 +97,7 @@ def explain(run: Run, number: int, row: int | None = None, worst: int | None = N
 
 # -- as text ---------------------------------------------------------------------------------------------------------
 def text(step: dict[str, Any]) -> str:
-    """Format `step`, the result of `explain`, for a terminal."""
+    """Format `step`, the result of `explain`, as text for a terminal."""
     from tokenizer.shards.origin import document_lines
 
     first, stop = step["samples"]

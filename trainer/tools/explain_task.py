@@ -139,7 +139,7 @@ def against(options: argparse.Namespace, run: Run, task: EvalTask) -> tuple[Run,
 
 
 def steps_samples(curriculum: Curriculum, step: int) -> int:
-    """Return how many samples the first `step` steps read."""
+    """Return how many samples the first `step` steps of a curriculum read."""
     from tokenizer.mixture.steps import step_at
 
     last = step_at(curriculum, step)
@@ -236,7 +236,7 @@ def described(task: EvalTask, change: ItemChange) -> dict[str, Any]:
 
 # -- as text ---------------------------------------------------------------------------------------------------------
 def text(result: dict[str, Any]) -> str:
-    """Format the result of `explain_task` for a terminal."""
+    """Format the result of `explain_task` as text for a terminal."""
     other = result["against"]
     out = [f"{result['task']} at step {result['step']:,} against step {other['step']:,} of {other['training']}: "
            f"{result['won']:,} won and {result['lost']:,} lost of {result['items']:,} items by {result['measure']}"]

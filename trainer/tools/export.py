@@ -18,9 +18,9 @@ def add_parser(commands: Any) -> None:
     export.add_argument("--store", help="the store the tokenizer is in (default: two folders above RUN)")
     export.add_argument("--trained", metavar="FOLDER", help="the --out of the training (default: RUN/train)")
     export.add_argument("--step", type=positive, metavar="N", help="the checkpoint of step N (default: the latest)")
-    export.add_argument("--out", required=True, metavar="FOLDER", help="a new folder")
+    export.add_argument("--out", required=True, metavar="FOLDER", help="the new folder for the exported model")
     export.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16",
-                        help="of the weights (default: bf16; what is trained are fp32)")
+                        help="dtype of the exported weights (default: bf16; training uses fp32)")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -25,11 +25,11 @@ RUNGS = (0.25, 0.5)
 
 def halved(arms: Sequence[Arm], options: argparse.Namespace, announce: Callable[[str], None], streams: Sequence[str],
            unit: str) -> tuple[list[Arm], list[dict[str, Any]]]:
-    """Train the arms of a study to each of the shares RUNGS of their steps, and each time end the worse half. Worse is
-    a higher loss on the held-out data of `streams` (data sources), as a mean over the seeds. Returns the arms that go
-    on, and for each ended arm {"arm", "share": share of its steps that it did, "loss", "delta": difference to the first
-    arm}. The last two are None if the loss is not finite. A repeated call decides as before, because the losses at
-    these steps are in the metrics of the arms."""
+    """Train the arms of a study to each of the shares RUNGS of their steps, and each time end the worse half (never the
+    first arm). Worse is a higher loss on the held-out data of `streams` (data sources), as a mean over the seeds.
+    Returns the arms that go on, and for each ended arm {"arm", "share": share of its steps that it did, "loss",
+    "delta": difference to the first arm}. The last two are None if the loss is not finite. A repeated call decides as
+    before, because the losses at these steps are in the metrics of the arms."""
     going, ended = list(arms), list[dict[str, Any]]()
     for share in RUNGS:
         train_arms(going, options, announce, share)

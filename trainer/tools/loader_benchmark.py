@@ -36,9 +36,9 @@ def add_parser(commands: Any) -> None:
     soak = commands.add_parser("soak", parents=[of_a_run()],
                                description="Run the loader alone over the last steps of the plan.",
                                epilog="example: tokenmill train soak store/runs/first --rate 2.5M --ranks 8")
-    soak.add_argument("--steps", type=positive, default=1000, metavar="N", help="how many of the last (default: 1000)")
+    soak.add_argument("--steps", type=positive, default=1000, metavar="N", help="read the last N steps (default: 1000)")
     soak.add_argument("--rate", type=positive, default=0, metavar="TOKENS",
-                      help="tokens a second of all ranks together, e.g. 2.5M (default: as fast as it goes)")
+                      help="tokens per second of all ranks together, e.g. 2.5M (default: as fast as possible)")
     soak.add_argument("--ranks", type=positive, default=1, metavar="N", help="N loaders on this machine (default: 1)")
     soak.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     soak.add_argument("--json", action="store_true", help="one JSON object")
@@ -141,7 +141,7 @@ def together(ranks: Sequence[Mapping[str, Any]], rate: float) -> dict[str, Any]:
 
 
 def text(report: Mapping[str, Any]) -> str:
-    """Format `report`, the result of `together`, for a terminal."""
+    """Format `report`, the result of `together`, as text for a terminal."""
     rate = f"at {report['rate']:,.0f} tokens/s" if report["rate"] else "as fast as it goes"
     lines = [f"loader     steps {report['first_step']:,} to {report['first_step'] + report['steps'] - 1:,} (the last "
              f"{report['steps']:,}) on {report['ranks']} rank{'s' if report['ranks'] > 1 else ''}, {rate}: "

@@ -52,7 +52,7 @@ def micro_batch(run: Run, ranks: int) -> tuple[int, int, bool]:
 
 
 def number_bytes(run: Run, device: str) -> int:
-    """Return the bytes per number in matrix products on `device` (cpu or cuda)."""
+    """Return how many bytes a number takes in matrix products on `device` (cpu or cuda)."""
     precision = run.config.precision
     return 2 if precision == "bf16" or (precision == "auto" and device == "cuda") else 4
 

@@ -15,10 +15,10 @@ def add_parser(commands: Any) -> None:
                                description="Show what training would do, without doing it.")
     plan.add_argument("--ranks", type=positive, default=1, metavar="N", help="ranks (GPUs) to train on")
     plan.add_argument("--gpu", metavar="NAME", help="the device, e.g. H100 (default: this machine's, or H200)")
-    plan.add_argument("--memory", metavar="SIZE", help="memory of a device, e.g. 141GB, where it is another")
+    plan.add_argument("--memory", metavar="SIZE", help="memory of a device, e.g. 141GB (default: that of --gpu)")
     plan.add_argument("--mfu", type=float, default=0.4, metavar="SHARE",
-                      help="what is reached of the peak (default 0.4)")
-    plan.add_argument("--price", type=float, metavar="DOLLARS", help="of a GPU for an hour")
+                      help="share of the device's peak that training reaches (default: 0.4)")
+    plan.add_argument("--price", type=float, metavar="DOLLARS", help="price of a GPU for an hour")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -134,5 +134,5 @@ def batches(phase: Phase) -> str:
 
 
 def gb(size: float) -> str:
-    """Format bytes: '3.20 GB', '41.70 MB'."""
+    """Format a number of bytes as text: '3.20 GB', '41.70 MB'."""
     return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"

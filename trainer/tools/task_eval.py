@@ -48,9 +48,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     evaluate.add_argument("--out", metavar="FOLDER",
                           help="where the results go (default: RUN/train/evaluation, or EXPORT/evaluation)")
     evaluate.add_argument("--shots", type=lambda t: positive(t, 0), metavar="N",
-                          help="examples before each question (default: what the task's file says)")
+                          help="number of examples before each question (default: as the task's file says)")
     evaluate.add_argument("--seed", type=lambda t: positive(t, 0), default=0, metavar="N",
-                          help="of the choice of examples (default: 0)")
+                          help="seed for the choice of examples (default: 0)")
     evaluate.add_argument("--contaminated", metavar="FILE",
                           help="score the items that this file names apart (default: RUN/contamination.jsonl, which "
                                "the step decontaminate writes)")
@@ -60,7 +60,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     evaluate.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
                           help="auto: a GPU if there is one (bfloat16; on a CPU float32)")
     evaluate.add_argument("--batch", type=positive, metavar="TOKENS",
-                          help=f"most tokens of a batch (default: {BATCH['cpu']:,} on a CPU, {BATCH['cuda']:,} on a "
+                          help=f"largest batch in tokens (default: {BATCH['cpu']:,} on a CPU, {BATCH['cuda']:,} on a "
                                f"GPU)")
     evaluate.add_argument("--json", action="store_true", help="JSON instead of a table")
     return evaluate
@@ -196,8 +196,8 @@ def run_folder(options: argparse.Namespace) -> Path:
 
 
 def writable(folder: Path) -> Path:
-    """Make `folder` if it is missing, and return it. Raises ConfigError now, not after hours of scoring, when it cannot
-    be written."""
+    """Make `folder` if it is missing, and return it. Raises ConfigError when no file can be written to it. Called
+    before the scoring, so that such a mistake does not show only hours later."""
     from trainer.base.config import ConfigError
 
     try:

@@ -306,7 +306,7 @@ def against(run: Run, samples: int, ledger: Ledger, ids: Sequence[str]) -> list[
 
 def spans(shards: ShardSet, ids: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     """Yield (id, first token, exclusive end) for each document of `ids` that the shards hold. The two positions count
-    tokens from the start of the stream, over all shards."""
+    tokens from the start of the stream (data source), over all shards."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -323,7 +323,7 @@ def spans(shards: ShardSet, ids: Sequence[str]) -> Iterator[tuple[str, int, int]
 
 def readers(order: Order, stream: int, begin: int, end: int, packed: PackedRows | None = None) -> np.ndarray:
     """Return the numbers (int64) of all samples of the curriculum that read the document at tokens [begin, end) of a
-    stream.
+    stream (data source).
 
     The last token of a sample is only a target. A sample that has only the first token of the document, as its last
     token, is left out, because the first token of a document does not count in the loss. `packed` are the packed rows

@@ -117,8 +117,8 @@ class Capacity:
             self._run_if_fits(kind)
 
     def _run_if_fits(self, kind: ResourceRequest) -> None:
-        """Count an assignment (an attempt at a task) with the resources `kind` as running if it fits beside those that
-        run. Otherwise nothing changes."""
+        """Add an assignment (an attempt at a task) that needs the resources `kind` to the load of this worker, if it
+        fits beside those that run here. If it does not fit, change nothing."""
         gpus = share(kind.gpus) if kind.gpus else 0.0
         if self._runs < self.slots and self._gpus + gpus <= self.gpus + 1e-6 and (
                 not self._runs or self._memory + kind.memory_mb <= self.memory_mb):

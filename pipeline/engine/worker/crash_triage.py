@@ -18,9 +18,10 @@ that `CrashTriage` chooses.
 4. If the child of step 2 or that of step 3 does not die, nothing is proved. The partition then runs again in a fresh
    child, one document at a time. After four crashes without proof, the attempt fails.
 
-If a child dies while it reads a record of the task's input file n (stage -2 - n, `Cursor.reading`), the file is the
-suspect, and is read *alone* in a fresh child. If this child dies too, later attempts stop reading before that record,
-and continue behind it if the file's format allows it. It takes two deaths to find such a record, and a file may have at
+The child notes in shared memory which rows it works on and in which stage (`CrashCursor`, with special numbers for
+other work). If a child dies while it reads a record of the task's input file n (stage -2 - n), the file is the suspect,
+and is read *alone* in a fresh child. If this child dies too, later attempts stop reading before that record, and
+continue behind it if the file's format allows it. It takes two deaths to find such a record, and a file may have at
 most MAX_STOPS of them.
 
 Some deaths are no document's fault: deaths outside any document (row -1) or while a part of the store is read (stage
