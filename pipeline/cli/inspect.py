@@ -25,11 +25,12 @@ def register(app: typer.Typer) -> None:
 def inspect(dataset: Annotated[str | None, typer.Argument(
                 metavar="DATASET", help="A dataset of the store; without one, all are listed.")] = None,
             store: StoreOpt = "store",
-            dropped: Annotated[bool, typer.Option("--dropped", help="Dropped documents instead of kept ones.")] = False,
-            quarantined: Annotated[bool, typer.Option("--quarantined", help="Records that could not be read, and "
-                                                                            "documents that failed a stage.")] = False,
-            reason: Annotated[str | None, typer.Option(help="Only documents dropped or quarantined for this.")] = None,
-            stage: Annotated[str | None, typer.Option(help="Only documents dropped or quarantined by it.")] = None,
+            dropped: Annotated[bool, typer.Option("--dropped", help="Show dropped documents, not kept ones.")] = False,
+            quarantined: Annotated[bool, typer.Option("--quarantined", help=(
+                "Show records that could not be read, and documents that failed a stage."))] = False,
+            reason: Annotated[str | None, typer.Option(help="Only documents with this reason.")] = None,
+            stage: Annotated[str | None, typer.Option(help=(
+                "Only documents dropped or quarantined by this stage."))] = None,
             source: Annotated[str | None, typer.Option(help="Only documents of this source.")] = None,
             language: Annotated[str | None, typer.Option(help="Only documents of this language.")] = None,
             id: Annotated[str | None, typer.Option(help="Only the document with this id, or its beginning.")] = None,

@@ -114,8 +114,8 @@ class MixtureRow(ReportPart):
     planned: float = fact("windows of the phase that the stream's weight gives it", "windows")
     realised: int = fact("windows of the phase that the order of samples gives it", "windows")
     tokens: int = fact("tokens in the realised windows", "tokens")
-    padding: int | None = maybe("about how many of these tokens are padding; left out if the stream is not packed",
-                                "tokens")
+    padding: int | None = maybe("about how many tokens in the realised windows are padding; left out if the stream is "
+                                "not packed", "tokens")
     epochs: float = fact("how often the stream has been read by the end of the phase", "epochs")
     repeats_from: int | None = fact("first sample that reads the stream a second time; null if none", "sample")
 

@@ -103,7 +103,7 @@ class Reason(ReportPart):
 class Size(ReportPart):
     """A number of documents, and the size of their text."""
 
-    docs: int = fact("documents", "documents")
+    docs: int = fact("number of documents", "documents")
     bytes: int = fact("text of the documents", "bytes of UTF-8")
 
 
