@@ -222,9 +222,9 @@ def _texts_without(ref: dict[str, Any], records: NDArray[Any], live: NDArray[np.
 
 def _keys_without(ref: dict[str, Any], buckets: int, documents: NDArray[np.uint64], ids: NDArray[np.bytes_], step: str,
                   folder: Store, names: _FileNames) -> tuple[dict[str, Any], int]:
-    """Write a file of an index's keys again, without the records of removed documents: KEY records of one of
-    `documents`, or HASH records with one of `ids`. If the file has no such record, nothing is written. Returns (the
-    reference to the file, the number of records removed)."""
+    """Write a file of an index's keys again, without the records of removed documents. In an index of `exact`, these
+    are the records with one of `ids`; in one of `minhash`, those with one of the numbers `documents`. If the file has
+    no such record, nothing is written. Returns (the reference to the file, the number of records removed)."""
     kept = []
     for bucket in range(buckets):
         records = _records(ref, bucket, HASH if step == "exact" else KEY)

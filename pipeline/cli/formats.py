@@ -158,8 +158,8 @@ def exported(out: str, option: str, note: Callable[[], None] = lambda: None) -> 
 
 @contextlib.contextmanager
 def noted(note: Callable[[], None], url: str, option: str, contents: str) -> Iterator[Target]:
-    """A context manager for writing files to a folder of object storage: that of `streamed` with the other arguments.
-    `note` is called when the folder is open, before the first file is written."""
+    """A context manager for writing files to a folder of object storage, like `streamed`. In addition, `note` is called
+    when the folder is open, before the first file is written."""
     from pipeline.cli.streamed import streamed
 
     with streamed(url, option, contents) as target:

@@ -209,7 +209,7 @@ def contamination(document: Report) -> list[str]:
     sentences += [
         f"{plain(dataset)} held {plural(sum(map(len, figures['items'].values())), 'item')} of {plain(name)}: "
         f"{plural(figures['dropped'], 'document')} dropped, {figures['cut']:,} cut, "
-        f"{figures['noted']:,} kept whole as their items are short."
+        f"{figures['noted']:,} with items that are too short to count."
         for dataset in document["names"]["datasets"]
         for name, figures in sorted(document["datasets"][dataset].get("contamination", {}).items())]
     near = sum(t["near_held_out"] for t in document["tokens"].values())

@@ -98,7 +98,8 @@ def dataset_section(store: Store, passes: list[NodeFigures], stages: Mapping[str
         "dropped_languages": merged(passes, "dropped_languages"),
         "dropped_lengths": merged(passes, "dropped_lengths"), "scores": merged(passes, "scores"),
         "pii": last.counters.get("pii", {}), "pdf": pdf_pages(passes),
-        **({"contamination": tallies} if (tallies := merged(passes, "tallies").get("decontaminate")) else {}),
+        **({"contamination": {name: {"noted": 0, **figures} for name, figures in tallies.items()}}
+           if (tallies := merged(passes, "tallies").get("decontaminate")) else {}),
     }
 
 

@@ -121,10 +121,10 @@ class Contamination(ReportPart):
 
     dropped: int = fact("documents dropped that hold items of the set", "documents")
     cut: int = fact("documents with items of the set that were cut", "documents")
-    noted: int = fact("documents that stayed whole, since all items in them have fewer than `min_words` words",
-                      "documents")
-    items: Nested = fact("part (`question`, `answer`, `passage`) → row of the set, from 0 → documents that hold this "
-                         "item", "documents")
+    noted: int = fact("documents whose items of the set all have fewer than `min_words` words, and thus neither drop "
+                      "nor cut a document", "documents")
+    items: Nested = fact("part (`question`, `answer`, `passage`) → row of the set, from 0 → documents that were "
+                         "dropped or cut because of this item", "documents")
 
 
 class DatasetFigures(ReportPart):

@@ -59,8 +59,8 @@ def examples(store: Store, moved: ChangedSteps, replayed: Replayed, judge: Judge
 
 def _edges(judge: Judge, moved: ChangedSteps, replayed: Replayed, places: np.ndarray) -> np.ndarray | None:
     """Return, for each document, at which value between the new and the old threshold the document changes back to its
-    old side (kept, dropped, unknown), as a fraction: 0 is the new threshold, 1 the old one. Returns None unless exactly
-    one number was changed, and if the step cannot judge many documents at once."""
+    old side (kept, dropped, unknown), as a fraction: 0 is the new threshold, 1 the old one. Returns None if anything
+    but one number was changed, or if the step cannot judge many documents at once."""
     numbers = [(place, name, old, new) for place, stage in moved.now.items() if stage is not None
                for name, new in stage.config.model_dump(mode="json").items()
                if (old := moved.links[place].stage.config.model_dump(mode="json")[name]) != new]

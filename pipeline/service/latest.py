@@ -36,17 +36,24 @@ def finished_runs(at: Store, known: Mapping[str, str]) -> dict[str, str]:
     """Return the finished runs of a store, each with the time of its start, in this order: first the run that finished
     last, then the others, the latest start first. A run counts as finished when the store has its list of tasks.
 
-    `known` is the result of an earlier call. Of the runs in it, only the one that finished last is read again, because
-    it may have been run again under the same name.
+    `known` is the result of an earlier call. The runs in it are not read again, unless a run has finished since: that
+    run may be one of them, run again under the same name.
     """
     last, names = latest_run(at), run_names(at)
-    unread = [name for name in names if name == last or name not in known]
+    if last is None or next(iter(known.items()), None) != (last, _begun(at, last)):
+        known = {}
+    unread = [name for name in names if name not in known]
     finished = [name for name, is_finished in zip(unread, at.map(lambda name: _is_finished(at, name), unread))
                 if is_finished]
-    begun = at.map(lambda name: str(facts_of(at, name).get("begun") or ""), finished)
+    begun = at.map(lambda name: _begun(at, name), finished)
     runs = {**{name: known[name] for name in set(names).difference(unread)}, **dict(zip(finished, begun))}
     order = sorted(runs, key=lambda name: (name == last, runs[name], name), reverse=True)
     return {name: runs[name] for name in order}
+
+
+def _begun(at: Store, run: str) -> str:
+    """Return the time at which the latest attempt of a run started; "" if it is not known."""
+    return str(facts_of(at, run).get("begun") or "")
 
 
 def _is_finished(at: Store, run: str) -> bool:

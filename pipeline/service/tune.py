@@ -228,8 +228,8 @@ def save(game: GameOf, at: StoreOf, run: RunOf, changes: ChangesOf) -> Response:
 @router.post("/recipe.yaml", summary="Put the changes into your recipe", response_class=Response,
              dependencies=[Depends(operator)])
 def save_own(game: GameOf, body: Text) -> Response:
-    """Put the changes into the recipe that the client sends, and return its text. Its comments and the order of its
-    keys stay."""
+    """Put the changes into the text of the recipe that the client sends, and return the changed text. Comments and the
+    order of keys stay."""
     return _answered(_edited(game, body.recipe, "recipe", body.changes.changes()))
 
 

@@ -53,11 +53,11 @@ class AheadFile(RemoteFile):
         self._pieces.move_to_end(number)
         try:
             data = self._pieces[number].result()
+            if len(data) != min(PIECE, self.size - number * PIECE):
+                raise OSError(errno.EIO, f"the object ends at {number * PIECE + len(data)}, it had {self.size} bytes")
         except Exception:
             del self._pieces[number]                             # the next call requests it again
             raise
-        if len(data) != min(PIECE, self.size - number * PIECE):
-            raise OSError(errno.EIO, f"the object ends at {number * PIECE + len(data)}, it had {self.size} bytes")
         while len(self._pieces) > KEPT:
             self._pieces.popitem(last=False)[1].cancel()
         return data

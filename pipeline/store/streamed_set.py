@@ -67,10 +67,7 @@ class StreamedSet(RequestedSet):
                                          lambda a, b: self._store.read_range(name, a, b))
         if again:
             self._ahead[key].forget(start, stop)
-        try:
-            return self._ahead[key].read_at(start, stop - start)
-        except OSError as e:
-            raise ShardError(f"{self.path(wanted)}: cannot be read ({e}); run the command again") from e
+        return self._ahead[key].read_at(start, stop - start)
 
     def _map(self, name: str, dtype: np.dtype, items: int) -> tuple[np.ndarray, mmap.mmap | None]:
         self._copy(name)

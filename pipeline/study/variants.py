@@ -92,7 +92,7 @@ def load_variant(variant: DataVariant, added: Sequence[str], allow_custom: bool,
     except RecipeError as e:
         raise RecipeError(replace(problem, mark=_mark(problem.mark, variant)) for problem in e.problems) from None
     if variant.changes:
-        _refuse_unread(variant, recipe, load_recipe(variant.file, allow_custom=allow_custom))
+        _refuse_unread(variant, recipe, load_recipe(variant.file, added, allow_custom=allow_custom))
     for section, given in (("tokenizer", recipe.tokenizer), ("shards", recipe.shards),
                            ("curriculum", recipe.curriculum), ("train", recipe.train)):
         if not given and section in needs:

@@ -196,18 +196,22 @@ class Decontaminate(Stage):
         return spans
 
     def counts(self, doc: Document) -> dict[str, Any] | None:
-        """Return numbers for the report about one document, by evaluation set: whether it was dropped, cut or stayed
-        whole (`noted`) because of items of the set, and 1 for each item that it holds, by part and row. The report sums
-        these numbers over documents."""
-        outcome = ("noted" if doc.signals["contaminated_words"] < self.config.min_words else
-                   "dropped" if self.config.action == "drop" or doc.signals["contaminated_share"] == 1.0 else "cut")
-        rows_of: dict[str, dict[str, list[int]]] = doc.meta.get("contaminated_rows") or {}
-        if not rows_of:
-            for hit in doc.meta.get("contamination", ()):
-                rows_of.setdefault(hit["set"], {}).setdefault(hit["part"], []).append(hit["row"])
-        return {name: {"dropped": 0, "cut": 0, "noted": 0, outcome: 1,
-                       "items": {part: {str(row): 1 for row in rows} for part, rows in parts.items()}}
-                for name, parts in sorted(rows_of.items())} or None
+        """Return numbers for the report about one document, by evaluation set: whether it was dropped or cut because
+        of items of the set, and 1 for each of these items, by part and row. If all items of the set in the document
+        have fewer than `min_words` words, the set counts as `noted`. The report sums these numbers over documents."""
+        outcome = "dropped" if self.config.action == "drop" or doc.signals["contaminated_share"] == 1.0 else "cut"
+        hits, all_rows = doc.meta.get("contamination", ()), doc.meta.get("contaminated_rows")
+        long = [hit for hit in hits if hit["words"] >= self.config.min_words]
+        deciding: dict[str, dict[str, list[int]]] = {}
+        if all_rows and len(long) == len(hits):                 # the list has the longest items: the others may decide
+            deciding = all_rows
+        else:
+            for hit in long:
+                deciding.setdefault(hit["set"], {}).setdefault(hit["part"], []).append(hit["row"])
+        names = {hit["set"] for hit in hits} | set(all_rows or ())
+        return {name: {"dropped": 0, "cut": 0, "noted": 0, outcome if name in deciding else "noted": 1,
+                       "items": {part: {str(row): 1 for row in rows} for part, rows in deciding.get(name, {}).items()}}
+                for name in sorted(names)} or None
 
     def find(self, data: bytes) -> list[Hit]:
         """Return all hits in a text (UTF-8), that is, the items of evaluation sets that it holds, in the order of the

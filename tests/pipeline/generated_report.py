@@ -83,7 +83,7 @@ def generated(sources: int, *, reasons: int = 5, datasets: int = 1, scores: int 
     paths = "".join(f"  {s}: {{read: warc, path: hf://datasets/user/{s}/*.gz}}\n" for s in names)
     nodes = [*(f"index:{s}" for s in names), *sets]
     document = {
-        "version": 4, "run": "generated-0", "recipe": "0" * 32, "about": None, "missing_records": 0, "order": "1" * 32,
+        "version": 5, "run": "generated-0", "recipe": "0" * 32, "about": None, "missing_records": 0, "order": "1" * 32,
         "made": {"at": "2026-11-26T16:56:42Z", "host": "machine", "author": "An Author", "version": "0.1.0",
                  "python": "3.11.7", "name": "generated", "store": "s3://bucket/store",
                  "recipe": RECIPE.format(names=", ".join(names), sources=paths)},

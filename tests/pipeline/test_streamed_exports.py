@@ -101,7 +101,7 @@ def test_a_set_in_object_storage_is_read_in_all_ways_of_one_on_the_disk(sets):
         np.testing.assert_array_equal(there.body(shard), here.body(shard))
     there.prefetch([(0, 100)])
     np.testing.assert_array_equal(there.counts(3, len(here)), here.counts(3, len(here)))
-    length, numbers = 16, list(range(here.windows(16)))[::-1]
+    length, numbers = 16, np.arange(here.windows(16))[::-1]
     rows = np.arange(len(numbers))
     tokens = np.zeros((2, len(rows), length + 1), here.dtype)
     [ours], [theirs] = (one.samples(numbers, length, tokens[i], rows, compiled=i == 1) for i, one in enumerate(sets))

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pipeline.cli.training import forward, with_data
 from pipeline.recipe import load_recipe
@@ -314,6 +315,16 @@ def test_candidates_take_no_other_tokenizer_than_that_of_the_run(site):
     variants = named_variants([str(site / "recipe.yaml")], [["x", "tokenizer.train.vocab=280"]])
     with pytest.raises(StudyError, match="tokenizer of the run"):
         candidate_data(variants, {"load": "x"})
+
+
+def test_candidates_need_no_tokenizer_of_their_own(site):
+    recipe = yaml.safe_load((site / "recipe.yaml").read_text())
+    for section in ("tokenizer", "curriculum", "train"):
+        del recipe[section]
+    (site / "shards.yaml").write_text(yaml.safe_dump(recipe))
+    variants = named_variants([f"one={site / 'shards.yaml'}"], [["other", VARIED["strict"]]])
+    for loaded in candidate_data(variants, {"load": "x"}).recipes:
+        assert loaded.tokenizer is not None and str(loaded.tokenizer.load).endswith("x")
 
 
 def test_other_commands_of_the_trainer_are_left_alone():

@@ -229,7 +229,22 @@ def test_only_runs_that_have_not_finished_are_looked_up_again(site: Path, monkey
     shutil.rmtree(site / "runs/first")
     store.write("runs/going/tasks.parquet", b"")
     assert set(asyncio.run(watch.finished("s", store))) == {"going", "second", "other"}
-    assert set(opened) == {f"runs/{run}/tasks.parquet" for run in ("going", "other")}, "the latest may have run again"
+    assert opened == ["runs/going/tasks.parquet"]
+
+
+def test_runs_that_ran_again_under_their_names_are_in_their_new_places(site: Path) -> None:
+    store, watch = Store(site), RunWatch(0.0)
+
+    def run_again(name: str, begun: str) -> None:
+        facts = json.loads(store.read(f"runs/{name}/run.json"))
+        store.write(f"runs/{name}/run.json", json.dumps({**facts, "begun": begun}).encode())
+        report = json.loads(store.read("report.json"))
+        store.write("report.json", json.dumps({**report, "run": name}).encode())
+
+    assert asyncio.run(watch.finished("s", store))[0] == "other"
+    run_again("first", "2031-01-01T00:00:00Z")
+    run_again("other", "2032-01-01T00:00:00Z")
+    assert asyncio.run(watch.finished("s", store)) == ["other", "first", "second"]
 
 
 # -- how one gets there ----------------------------------------------------------------------------------------------

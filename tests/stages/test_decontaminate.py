@@ -433,7 +433,7 @@ def test_a_question_of_few_words_is_noted_and_leaves_the_document_whole(short_an
     assert [(hit["row"], hit["words"], hit["start"], hit["end"]) for hit in doc.meta["contamination"]] == [
         (0, 1, 8, 11), (2, 1, 8, 11)]
     assert (doc.signals["contaminated_items"], doc.signals["contaminated_words"]) == (1, 1)
-    assert stage.counts(doc) == {"mine": {"dropped": 0, "cut": 0, "noted": 1, "items": {"question": {"0": 1, "2": 1}}}}
+    assert stage.counts(doc) == {"mine": {"dropped": 0, "cut": 0, "noted": 1, "items": {}}}
     doc = Document("", "Gun")
     assert stage.process(doc) is None and doc.text == "Gun"
 
@@ -444,8 +444,7 @@ def test_a_cut_leaves_questions_of_few_words_and_notes_them(short_and_long):
     assert stage.process(doc) is None and doc.text == "Gun\n? A baker."
     assert [hit["words"] for hit in doc.meta["contamination"]] == [1, 1, 5]
     assert doc.signals["contaminated_share"] == 25 / 39
-    assert stage.counts(doc) == {"mine": {"dropped": 0, "cut": 1, "noted": 0,
-                                          "items": {"question": {"0": 1, "1": 1, "2": 1}}}}
+    assert stage.counts(doc) == {"mine": {"dropped": 0, "cut": 1, "noted": 0, "items": {"question": {"1": 1}}}}
     doc = Document("", "Who paints the oven green?!")
     stage = ready(short_and_long, action="cut", min_words=6)
     assert stage.process(doc) is None and doc.text == "Who paints the oven green?!"
@@ -470,6 +469,16 @@ def test_verdicts_under_another_min_words_follow_from_stored_signals(short_and_l
     cutting.process(doc := Document("", "Gun"))
     with pytest.raises(NotImplementedError):
         cutting.verdict(doc)
+
+
+def test_a_set_whose_items_are_all_short_has_neither_cut_nor_dropped(tmp_path, short_and_long):
+    other = write_set(tmp_path / "other.jsonl", [{"question": "fire"}])
+    for action, outcome in (("cut", "cut"), ("drop", "dropped")):
+        stage = ready({**short_and_long, "other": other}, action=action)
+        stage.process(doc := Document("", "Fire\nWho paints the oven green? A baker."))
+        none = {"dropped": 0, "cut": 0, "noted": 0}
+        assert stage.counts(doc) == {"mine": {**none, outcome: 1, "items": {"question": {"1": 1}}},
+                                     "other": {**none, "noted": 1, "items": {}}}
 
 
 def test_hits_of_the_longest_items_are_noted_first(short_and_long):

@@ -268,7 +268,8 @@ def test_what_is_written_in_pieces_of_any_size_is_one_object(bucket, size):
     assert not store.fs.call_s3("list_multipart_uploads", Bucket=store.remote.bucket).get("Uploads")
 
 
-def test_bytes_that_a_connection_damages_are_requested_again(bucket, tmp_path, monkeypatch):
+@pytest.mark.parametrize("fault", ["damaged", "cut off", "reset"])
+def test_bytes_that_a_connection_damages_are_requested_again(bucket, tmp_path, monkeypatch, fault):
     shard_set = corpus(tmp_path / "set", 300)
     put(shard_set.folder, f"{bucket}/set")
     real, requests = Store.read_range, dict[str, int]()
@@ -276,7 +277,11 @@ def test_bytes_that_a_connection_damages_are_requested_again(bucket, tmp_path, m
     def damaging(self: Store, path: str, start: int, stop: int) -> bytes:
         data = real(self, path, start, stop)
         requests[path] = requests.get(path, 0) + 1
-        return data if requests[path] > 1 or not path.endswith(".tokens") else bytes([data[0] ^ 1]) + data[1:]
+        if requests[path] > 1 or not path.endswith(".tokens"):
+            return data
+        if fault == "reset":
+            raise ConnectionResetError(104, "Connection reset by peer")
+        return data[:-1] if fault == "cut off" else bytes([data[0] ^ 1]) + data[1:]
 
     monkeypatch.setattr(Store, "read_range", damaging)
     line = ["shards", "export", "--format", "ds", "--quiet", "--out"]

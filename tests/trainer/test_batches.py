@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import mmap
+import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +15,11 @@ from hypothesis import strategies as st
 
 from tests.tokenizer.test_kernels import WITH
 from tests.tokenizer.test_shards import some_documents, write_set
+from tokenizer.shards.kernels import crc32, crc_tables
 from tokenizer.shards.layout import ENDS, ShardError
-from tokenizer.shards.reader import ShardSet
-from tokenizer.shards.sums import CheckedFile
+from tokenizer.shards.page_cache import REQUESTED
+from tokenizer.shards.reader import CHECKED, ShardSet
+from tokenizer.shards.sums import BLOCK, CheckedFile
 from trainer.data.batches import TOGETHER, Batch, collate
 from trainer.data.rows import refuse_unknown, refuse_unordered, windows
 from trainer.model.loss import IGNORE
@@ -103,7 +108,7 @@ def test_rows_of_any_length_are_filled_like_one_at_a_time(samples, seed):
             assert_equal(collate(whole, 40), plain_collate(whole, 40))
 
 
-def test_a_loss_mask_that_is_cut_while_it_is_read_is_an_error(tmp_path):
+def test_a_loss_mask_that_is_cut_while_it_is_read_is_an_error(tmp_path, monkeypatch):
     """A page beyond the end of a mapped file would end the process by SIGBUS."""
     write_set(tmp_path, [some_documents(np.random.default_rng(0), 400, 300)], 300, masked=(0,))
     shards = ShardSet(tmp_path)
@@ -111,6 +116,7 @@ def test_a_loss_mask_that_is_cut_while_it_is_read_is_an_error(tmp_path):
     windows([shards], [(0, 0)], 32)
     with open(tmp_path / info.loss, "r+b") as file:
         file.truncate(100)
+    monkeypatch.setattr("tokenizer.shards.reader.CHECKED", 0)
     with pytest.raises(ShardError, match=rf"{info.loss}: 100 bytes, the manifest says {info.tokens}: cut"):
         windows([shards], [(0, info.tokens // 32 - 1)], 32)
 
@@ -137,3 +143,65 @@ def test_what_is_impossible_in_one_of_many_samples_is_named_as_if_it_were_read_a
             read([shards], places, length)
         said.append(str(raised.value))
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 1023, BLOCK - 1, BLOCK])
+def test_compiled_checksums_are_those_of_zlib(size):
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    assert crc32(data, crc_tables()) == zlib.crc32(data)
+    assert crc32(np.zeros(size, np.uint8), crc_tables()) == zlib.crc32(bytes(size))
+
+
+@pytest.mark.parametrize("chosen", WITH.values(), ids=WITH)
+def test_a_damaged_byte_of_any_window_of_a_batch_is_an_error(tmp_path, chosen):
+    write_set(tmp_path, [some_documents(np.random.default_rng(0), 400, 300) for _ in range(2)], 300)
+    shards, length = ShardSet(tmp_path), 200
+    places = [(0, w) for w in range(shards.windows(length))]
+    with chosen:
+        windows([shards], places, length)
+        for info in shards.manifest.shards:
+            for byte in (0, BLOCK - 1, BLOCK, info.tokens - 2 * length):
+                with open(tmp_path / info.body, "r+b") as file:
+                    file.seek(byte)
+                    right = file.read(1)
+                    file.seek(byte)
+                    file.write(bytes([right[0] ^ 1]))
+                    file.flush()
+                    with pytest.raises(ShardError, match=f"{info.body}: damaged at byte {byte // BLOCK * BLOCK:,}:"):
+                        windows([shards], places, length)
+                    file.seek(byte)
+                    file.write(right)
+        windows([shards], places, length)
+
+
+def test_pages_are_requested_only_while_batches_come_from_the_disk(tmp_path, monkeypatch):
+    write_set(tmp_path, [some_documents(np.random.default_rng(0), 40, 300)], 300)
+    shards, read, asked = ShardSet(tmp_path), itertools.count(), []
+
+    class Map(mmap.mmap):
+        def madvise(self, option, start, length):
+            asked.append(option)
+
+    def is_requested(has_read: bool) -> bool:
+        monkeypatch.setattr("trainer.data.rows.read_from_disk", lambda: next(read) * has_read)
+        asked.clear()
+        windows([shards], [(0, 1)], 32)
+        return bool(asked)
+
+    monkeypatch.setattr("tokenizer.shards.mapped.mmap.mmap", Map)
+    assert [is_requested(True) for _ in range(3)] == [True] * 3, "the disk is slower than the request"
+    assert [is_requested(False) for _ in range(3)] == [True, False, False]
+    assert not is_requested(True), "nobody knows before"
+    assert [is_requested(False) for _ in range(REQUESTED + 1)] == [True] * REQUESTED + [False]
+
+
+def test_the_files_of_a_shard_are_not_asked_for_their_size_for_every_batch(tmp_path, monkeypatch):
+    write_set(tmp_path, [some_documents(np.random.default_rng(0), 40, 300) for _ in range(3)], 300)
+    shards, now = ShardSet(tmp_path), [0.0]
+    monkeypatch.setattr("tokenizer.shards.reader.time", SimpleNamespace(monotonic=lambda: now[0]))
+    first, second, _ = shards.offsets[1:]
+    assert shards.unchecked(np.array([0, second]), 1) == [0, 2]
+    now[0] = CHECKED / 2
+    assert shards.unchecked(np.array([first - 1, second - 1]), 2) == [1], "windows that end in the next shard"
+    now[0] = 1.2 * CHECKED
+    assert shards.unchecked(np.array([0]), len(shards)) == [0, 2]

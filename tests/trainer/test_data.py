@@ -22,6 +22,7 @@ from tests.trainer.synthetic import EOS, TOKENIZER, VOCAB, make_run
 from tokenizer.mixture.curriculum import Curriculum, CurriculumError
 from tokenizer.mixture.resolve import resolve
 from tokenizer.shards.layout import ENDS, MANIFEST, Manifest, Shard, ShardError, file_name
+from tokenizer.shards.page_cache import PageCache
 from tokenizer.shards.reader import WindowBounds
 from tokenizer.shards.sums import BLOCK, SUMS, CheckedFile
 from trainer.base.config import ConfigError
@@ -267,8 +268,13 @@ def test_what_does_not_count_is_no_target():
     class Shards:
         offsets, vocab_size, packed, dtype = [0, 1000], VOCAB, None, np.dtype(np.int64)
 
+        page_cache = PageCache()
+
         def prefetch(self, ranges):
             pass
+
+        def unchecked(self, starts, count):
+            return [0]
 
         def samples(self, windows, length, into, rows, compiled):
             into[rows] = [tokens[w * length:w * length + length + 1] for w in windows]
@@ -350,7 +356,7 @@ def test_heldout_data_is_looked_at_too(copied, sums_hold):
 
 
 @pytest.mark.parametrize("kind", ["body", "ends"])
-def test_a_shard_that_is_cut_while_it_is_read_is_an_error(copied, kind):
+def test_a_shard_that_is_cut_while_it_is_read_is_an_error(copied, kind, monkeypatch):
     """A page beyond the end of a mapped file would end the process by SIGBUS."""
     data, info, folder = copied
     read_all(data)
@@ -358,6 +364,7 @@ def test_a_shard_that_is_cut_while_it_is_read_is_an_error(copied, kind):
     size = path.stat().st_size
     with open(path, "r+b") as f:
         f.truncate(size // 2)
+    monkeypatch.setattr("tokenizer.shards.reader.CHECKED", 0)
     with pytest.raises(ShardError, match=rf"{path.name}: {size // 2} bytes, the manifest says {size}: cut"):
         read_all(data)
 
@@ -368,6 +375,7 @@ def test_a_shard_that_is_removed_is_read_on_where_it_is_open_and_is_an_error_els
     before = read_all(data)
     (folder / getattr(info, kind)).unlink()
     np.testing.assert_equal(read_all(data), before)
+    monkeypatch.setattr("tokenizer.shards.reader.CHECKED", 0)
     monkeypatch.setattr("tokenizer.shards.set_files.HAS_DESCRIPTOR", False)            # as in Python 3.13
     with pytest.raises(ShardError, match=rf"{getattr(info, kind)}: gone"):
         read_all(data)

@@ -31,6 +31,7 @@ from trainer.loop.run import Run, open_run
 from trainer.loop.train import train
 from trainer.parallel.world import world
 from trainer.tools.explain_task import SCORES, common_samples
+from trainer.tools.explain_task import text as as_text
 
 pytest.importorskip("tokenizers")
 
@@ -155,6 +156,15 @@ def test_outcomes_of_items_add_up_to_the_measures_of_the_task(trained: Path, nam
         assert fmean(o.right for o in outcomes) == pytest.approx(result["measures"][task.file.main]["value"])
         assert -fmean(o.score for o in outcomes) == pytest.approx(result["measures"]["bpb"]["value"])
     assert all(c.won == (c.after.right and not c.before.right) for c in explanation)
+
+
+def test_items_without_a_question_have_no_line_for_it():
+    item = {"change": "won", "row": 3, "right_answer": "a b", "documents": [], "before": {"score": 1.0, "answer": "c"},
+            "after": {"score": 2.0, "answer": "a b"}}
+    result = {"task": "pairs", "step": 2, "against": {"step": 1, "training": "t"}, "won": 2, "lost": 0, "items": 9,
+              "measure": "pairs", "measures": {}, "shown": [{**item, "question": ""}, {**item, "question": "who?"}]}
+    lines = as_text(result).splitlines()
+    assert [line for line in lines if "question" in line] == ["  question  who?"]
 
 
 def test_results_are_compared_if_they_have_the_same_examples(trained: Path):

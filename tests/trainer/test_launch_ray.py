@@ -21,7 +21,7 @@ from tests.chaos.processes import named, until
 from tests.trainer.synthetic import make_run
 from trainer.loop.run import open_run
 from trainer.loop.train import train
-from trainer.observe.metrics import read
+from trainer.observe.metrics import read, standing
 from trainer.tools.arm_table import ALL
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,6 +79,46 @@ def test_the_arms_of_a_study_train_on_a_cluster_as_they_do_without(ray_session, 
         tables.append(json.loads((tmp_path / name / "ablate" / "table.json").read_text())["sources"][ALL]["arms"])
     for arm in ("base", "slow"):
         assert tables[0][arm]["loss"] == pytest.approx(tables[1][arm]["loss"], abs=1e-4)
+
+
+def test_a_study_on_a_cluster_survives_the_loss_of_a_rank_and_of_its_own_process(cluster, tmp_path):
+    run = make_run(tmp_path / "it's \"a\" $HOME store", documents=400, total=24_000,
+                   train={"checkpoint": {"every": 10}})
+    words = ["ablate", str(run), "--arm", "slow", "optimizer.lr=0.001", "--seeds", "1", "--jobs", "2", "--device",
+             "cpu"]
+    assert command(*words, "--out", str(tmp_path / "here")).returncode == 0
+    out, log = run.parent / "there", tmp_path / "log"
+
+    def start() -> subprocess.Popen[bytes]:
+        with log.open("ab") as file:
+            return subprocess.Popen([sys.executable, "-m", "trainer", *words, "--out", str(out), "--address",
+                                     cluster.address], cwd=ROOT, env=cluster.env, stdout=file, stderr=file,
+                                    start_new_session=True)
+
+    def begun(event: str, arms: int) -> None:
+        until(lambda: sum(bool(lines(arm, event)) for arm in out.glob("ablate/*-seed0")) >= arms, 300, event)
+
+    job = start()
+    try:
+        begun("checkpoint", 2)
+        os.kill(ranks(cluster)[0], signal.SIGKILL)
+        begun("resume", 1)
+        job.kill()
+        job.wait()
+        both = [start(), start()]                                    # arms may still write their checkpoints
+        assert sorted(one.wait(600) for one in both) == [0, 2], log.read_text()
+        assert "trains there" in log.read_text() and "Traceback" not in log.read_text()
+    finally:
+        job.kill()
+    tables = [json.loads((folder / "ablate" / "table.json").read_text()) for folder in (tmp_path / "here", out)]
+    for arm in ("base", "slow"):
+        here, there = (one["sources"][ALL]["arms"][arm]["loss"] for one in tables)
+        assert there == pytest.approx(here, abs=1e-4)
+        steps = [line["step"] for line in standing(lines(out / "ablate" / f"{arm}-seed0", "step", "resume"))
+                 if line["event"] == "step"]
+        assert steps == list(range(1, steps[-1] + 1))
+    written = b"".join(path.read_bytes() for path in [log, *out.rglob("*")] if path.is_file())
+    assert cluster.env["RAY_AUTH_TOKEN"].encode() not in written and cluster.address.encode() not in written
 
 
 @pytest.fixture

@@ -116,6 +116,19 @@ def test_two_processes_that_score_at_once_lose_no_rows(trained: Path, tmp_path: 
     assert [row for row in rows(out) if row["task"] == "quiz"] == before
 
 
+def test_the_folder_of_an_arm_of_a_study_needs_neither_store_nor_trained(trained: Path):
+    arm = trained.parents[1] / "studies" / "s" / "ablate" / "a-seed0"
+    shutil.copytree(trained / "train" / "checkpoints", arm / "checkpoints")
+    for name in ("recipe.yaml", "curriculum.json"):
+        shutil.copyfile(trained / name, arm / name)
+    folder = trained.parents[2]
+    assert main(["eval", str(arm), "--data", str(folder / "data"), "--tasks", str(folder / "quiz.yaml")]) == 0
+    steps = {c.step for c in ckpt.complete(arm / "checkpoints")}
+    assert {row["step"] for row in rows(arm)} == {max(steps)}
+    assert main(["eval", str(arm), "--follow", "--every", "1"]) == 0
+    assert {row["step"] for row in rows(arm)} == steps
+
+
 def test_only_every_nth_step_and_ends_of_phases_are_scored(trained: Path, tmp_path: Path):
     out = trained / "train"
     pinned = {c.step for c in ckpt.complete(out / "checkpoints") if c.meta["pinned"]}
@@ -502,6 +515,19 @@ def test_rows_that_are_added_are_read_without_those_before(tmp_path: Path, monke
         assert reader.read() == many[-2:] and len(parsed) == 2
     score_rows.write_rows(tmp_path, many[:50])
     assert reader.read() == many[:50]
+
+
+def test_rows_that_are_there_already_are_no_new_scores(tmp_path: Path, monkeypatch):
+    """A scoring process begins by making tasks.jsonl again. If it then crashes, this must not count as a new score."""
+    monkeypatch.setattr(score_rows, "write_task_plot", lambda *_: None)
+    path = tmp_path / score_rows.NAME
+    score_rows.write_rows(tmp_path, [{**ROW, "step": 5}])
+    os.utime(path, ns=(1, 1))
+    score_rows.write_rows(tmp_path, [{**ROW, "step": 5}])
+    assert path.stat().st_mtime_ns == 1
+    path.write_bytes(path.read_bytes()[:20])
+    score_rows.write_rows(tmp_path, [{**ROW, "step": 5}])
+    assert path.stat().st_mtime_ns > 1 and score_rows.read_rows(tmp_path) == [{**ROW, "step": 5}]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -32,8 +32,9 @@ class RequestedSet(ShardSet, abc.ABC):
 
     @abc.abstractmethod
     def request(self, wanted: BlockRange, again: bool) -> bytes:
-        """Return the bytes of some blocks. With `again`, those of an earlier request were damaged, so that no copy of
-        them may be returned. Raises ShardError when they cannot be read."""
+        """Return the bytes of some blocks. With `again`, an earlier request failed or brought damaged bytes, so no copy
+        of these may be returned. Raises OSError when the connection fails, ShardError when asking again cannot
+        help."""
 
     def path(self, wanted: BlockRange) -> str:
         return f"{self.source}/{getattr(self.manifest.shards[wanted.shard], wanted.kind)}"
@@ -72,12 +73,19 @@ class RequestedSet(ShardSet, abc.ABC):
         return items
 
     def _checked(self, wanted: BlockRange) -> bytes:
-        """Return the bytes of some blocks. They are requested a second time when they differ from their checksums,
-        because connections, too, damage bytes. Raises ShardError if they differ twice."""
+        """Return the bytes of some blocks. They are requested a second time when the first request fails, or when they
+        differ from their checksums, because connections, too, damage bytes. Raises ShardError when both requests
+        fail."""
         sums = self.block_sums(wanted.shard, wanted.kind)[wanted.first:wanted.stop].tolist()
+        failure = ""
         for again in (False, True):
-            data = self.request(wanted, again)
+            try:
+                data = self.request(wanted, again)
+            except OSError as error:
+                failure = f"cannot be read ({' '.join(str(error).split())[:300]}); run the command again"
+                continue
             damaged = damaged_block(memoryview(data), wanted.first, sums)
             if damaged is None:
                 return data
-        raise ShardError(f"{self.path(wanted)}: damaged at byte {(damaged or 0) * BLOCK:,}: {REMEDY}")
+            failure = f"damaged at byte {damaged * BLOCK:,}: {REMEDY}"
+        raise ShardError(f"{self.path(wanted)}: {failure}")

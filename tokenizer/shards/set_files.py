@@ -20,6 +20,7 @@ from pipeline.base.parquet import open_parquet
 from tokenizer.shards.index import ShardIndex
 from tokenizer.shards.layout import ENDS, MANIFEST, REMEDY, TABLE_ROWS, Manifest, ShardError
 from tokenizer.shards.mapped import mapped_file
+from tokenizer.shards.page_cache import PageCache
 from tokenizer.shards.sums import SUMS, CheckedFile, blocks_of
 
 #: whether a memory map keeps the file open (`tokenizer.shards.mapped`)
@@ -63,6 +64,7 @@ class SetFiles(ShardIndex):
         self.dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
         self.eos, self.vocab_size = self.manifest.eos, self.manifest.vocab_size
         self.documents_count = self.manifest.documents
+        self.page_cache = PageCache()
         self._maps: dict[str, tuple[np.ndarray, mmap.mmap | None]] = {}
         self._with_sums: dict[tuple[int, str], CheckedFile] = {}
         #: shard → what every window needs. Looking up the files again would take as long as copying a window
@@ -98,8 +100,10 @@ class SetFiles(ShardIndex):
 
         A loader calls this for all samples of a batch before it reads the first one. The system then fetches exactly
         these samples, in parallel. Without the call, page faults would fetch the samples one after the other, each with
-        read-ahead that is not needed.
+        read-ahead that is not needed. The call does nothing while `page_cache` expects that the system has them.
         """
+        if not self.page_cache.requests:
+            return
         size, memories, page = self.dtype.itemsize, self._memories, mmap.PAGESIZE
         offsets, willneed = self.offsets, getattr(mmap, "MADV_WILLNEED", 0)
         for start, stop in ranges:

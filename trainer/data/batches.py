@@ -142,7 +142,8 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
         for first in range(0, len(rows), TOGETHER):
             part = slice(first, first + TOGETHER)
             attended += _fill(rows[part], tokens[part], targets[part], positions[part])
-    stream = torch.tensor(rows.streams if isinstance(rows, SampleRows) else [r[2] for r in rows], dtype=torch.int64)
+    stream = torch.from_numpy(rows.streams) if isinstance(rows, SampleRows) else torch.tensor(
+        [row[2] for row in rows], dtype=torch.int64)
     return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), torch.from_numpy(positions), stream, attended)
 
 
@@ -221,8 +222,7 @@ class Data:
         rows; if there are fewer samples for this rank, padding rows are added."""
         at = self.located(first, first + batch)
         length = int(at.sequence[0])
-        rows = windows(self.train, zip(at.stream[data_rank::data_size].tolist(),
-                                          at.window[data_rank::data_size].tolist()), length)
+        rows = windows(self.train, np.stack([at.stream, at.window], 1)[data_rank::data_size], length)
         result = collate(rows, length)
         if self.repeats is not None:
             result = without_repeats(result, [row[0] for row in rows], self.repeats)

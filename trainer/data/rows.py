@@ -5,7 +5,7 @@ damage raises an error that names the file."""
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from tokenizer.mixture.kernels import is_compiled
 from tokenizer.shards.layout import ENDS, REMEDY, ShardError
 from tokenizer.shards.packed import NUMBERS
+from tokenizer.shards.page_cache import read_from_disk
 from tokenizer.shards.reader import ShardSet, WindowBounds
 
 #: one sample: its tokens (at most L + 1), the bounds of documents inside it, the index of its stream, and optionally
@@ -24,13 +25,13 @@ class SampleRows(Sequence[Row]):
     """Samples of L tokens each, stored together in a few arrays. A batch is made faster from these than from single
     rows. The object is also a sequence with a Row for each sample."""
 
-    def __init__(self, tokens: np.ndarray, bounds: np.ndarray, counts: np.ndarray, streams: Sequence[int],
+    def __init__(self, tokens: np.ndarray, bounds: np.ndarray, counts: np.ndarray, streams: np.ndarray,
                  masks: Sequence[np.ndarray | None]) -> None:
         self.tokens = tokens                                  # (samples, L + 1)
         #: positions in [1, L] at which documents begin: those of the first sample, in order, then those of the next
         self.bounds = bounds
         self.counts = counts                                  # number of positions of each sample
-        self.streams = np.array(streams, np.int64)
+        self.streams = streams                                # int64
         self.masks = masks                                    # which of L targets count in the loss; None: all
         self._ends = np.cumsum(self.counts)
 
@@ -48,43 +49,48 @@ class SampleRows(Sequence[Row]):
     def of(cls, rows: Sequence[Row]) -> SampleRows:
         """Return a SampleRows with the given rows, which must all have the same number of tokens."""
         return cls(np.stack([row[0] for row in rows]), np.concatenate([row[1] for row in rows]),
-                   np.array([len(row[1]) for row in rows]), [row[2] for row in rows],
+                   np.array([len(row[1]) for row in rows]), np.array([row[2] for row in rows], np.int64),
                    [mask for row in rows for mask in (row[3:] or (None,))])
 
 
-def windows(sets: Sequence[ShardSet], places: Iterable[tuple[int, int]], length: int) -> Sequence[Row]:
+def windows(sets: Sequence[ShardSet], places: np.ndarray | Sequence[tuple[int, int]], length: int) -> Sequence[Row]:
     """Read samples of `length` tokens, each of which is a window of consecutive tokens, as input of `collate`. Each of
     `places` is (index into `sets`, number of the window in that set). Raises ShardError for a truncated shard, or for
     impossible tokens or document ends."""
-    places = list(places)
-    if any(sets[stream].packed is not None for stream in {stream for stream, _ in places}):
-        packed = iter(packed_rows(sets, [place for place in places if sets[place[0]].packed is not None]))
-        others = iter(windows(sets, [place for place in places if sets[place[0]].packed is None], length))
-        return [next(others if sets[stream].packed is None else packed) for stream, _ in places]
-    of_stream: dict[int, list[int]] = {}                      # numbers of its samples in `places`
-    for number, (stream, _) in enumerate(places):
-        of_stream.setdefault(stream, []).append(number)
-    for stream, numbers in sorted(of_stream.items()):
-        shards, starts = sets[stream], [places[number][1] * length for number in numbers]
-        shards.prefetch([(start, start + length + 1) for start in starts])
-        for shard in sorted({shard for start in starts for shard in touched(shards, start, length + 1)}):
+    places = np.asarray(places, np.int64).reshape(-1, 2)
+    streams = places[:, 0].copy()
+    of_stream = {stream: np.flatnonzero(streams == stream) for stream in np.unique(streams).tolist()}
+    if any(sets[stream].packed is not None for stream in of_stream):
+        is_packed = np.isin(streams, [stream for stream in of_stream if sets[stream].packed is not None])
+        packed, others = iter(packed_rows(sets, places[is_packed].tolist())), iter(windows(sets, places[~is_packed],
+                                                                                           length))
+        return [next(packed if of_packed else others) for of_packed in is_packed.tolist()]
+    before = read_from_disk()
+    for stream, rows in of_stream.items():
+        shards, starts = sets[stream], places[rows, 1] * length
+        shards.prefetch(zip(starts.tolist(), (starts + length + 1).tolist()))
+        for shard in shards.unchecked(starts, length + 1):
             refuse_short(shards, shard)
     dtype = np.result_type(*(sets[stream].dtype for stream in of_stream)) if of_stream else np.dtype(np.uint8)
     tokens = np.empty((len(places), length + 1), dtype)
     compiled = is_compiled(tokens.size)
     found: list[WindowBounds] = []
     masks: list[np.ndarray | None] = [None] * len(places)
-    for stream, numbers in of_stream.items():
-        wanted = [places[number][1] for number in numbers]
-        found += sets[stream].samples(wanted, length, tokens, np.array(numbers), compiled)
-        for number, mask in zip(numbers, masks_of(sets[stream], wanted, length)):
-            masks[number] = mask
-    rows = SampleRows(tokens, *in_order(found), [stream for stream, _ in places], masks)
-    if not are_possible(sets, rows, length):
-        for (stream, window), row in zip(places, rows):
+    for stream, rows in of_stream.items():
+        numbers = places[rows, 1]
+        found += sets[stream].samples(numbers, length, tokens, rows, compiled)
+        if sets[stream].counts(0, 0) is not None:
+            for number, mask in zip(rows.tolist(), masks_of(sets[stream], numbers.tolist(), length)):
+                masks[number] = mask
+    has_read = read_from_disk() > before
+    for stream in of_stream:
+        sets[stream].page_cache.note(has_read)
+    samples = SampleRows(tokens, *in_order(found), streams, masks)
+    if not are_possible(sets, samples, length):
+        for (stream, window), row in zip(places.tolist(), samples):
             refuse_unknown(sets[stream], window * length, row[0])
             refuse_unordered(sets[stream], window * length, row[1], length)
-    return rows
+    return samples
 
 
 def in_order(found: Sequence[WindowBounds]) -> tuple[np.ndarray, np.ndarray]:

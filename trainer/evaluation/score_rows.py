@@ -132,10 +132,13 @@ class RowReader:
 
 def write_rows(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Replace tasks.jsonl and its plot tasks.svg, in the training's folder `out`. Rows are sorted by step and task.
-    Rows of the same step and task stay in the order in which they are given."""
+    Rows of the same step and task stay in the order in which they are given. A file that has these rows already is not
+    touched, because a new time of change means new scores to a training (`TaskWatcher.look`)."""
     ordered = sorted(rows, key=lambda row: (row["step"], row["task"]))
-    replace(out / NAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ordered))
-    write_task_plot(out, ordered)
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ordered)
+    if not (out / NAME).exists() or (out / NAME).read_bytes() != text.encode():
+        replace(out / NAME, text)
+        write_task_plot(out, ordered)
 
 
 def add(out: Path, result: Mapping[str, Any]) -> None:

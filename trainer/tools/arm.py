@@ -49,6 +49,15 @@ def arm_of(base: Run, name: str, seed: int, settings: Mapping[str, Any], curricu
     return Arm(name, seed, run, settings, width)
 
 
+def place_of(folder: Path, store: str | None, out: str | None) -> tuple[str | None, str | None]:
+    """Return the values of --store and --out (None: their defaults) for the training in `folder`. An arm is its own
+    --out, and its store is the folder above it that has shards. Of other trainings they stay as they are given."""
+    if out is not None or not (folder / "checkpoints").is_dir() or (folder / "train").is_dir():
+        return store, out
+    above = next((str(p) for p in folder.absolute().parents if (p / "shards").is_dir()), None)
+    return store or above, str(folder)
+
+
 def settings_of(run: Run, overrides: Sequence[str]) -> dict[str, Any]:
     """Return the section `train:` of the recipe of `run`, with the assignments `overrides` applied to it."""
     from trainer.base.config import override, read_train

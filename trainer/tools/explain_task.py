@@ -95,15 +95,10 @@ def opened(folder: str, store: str | None, out: str | None, overrides: Sequence[
     """Open a run, or a training of a study. `folder` is the folder of the run, or of the training, which is then also
     its output folder (`--out`). The store of such a training is the nearest folder above it that has shards, unless
     `store` is given."""
-    from trainer.evaluation.score_rows import FOLDER
     from trainer.loop.run import open_run
+    from trainer.tools.arm import place_of
 
-    place = Path(folder)
-    if out is None and (place / FOLDER).is_dir() and not (place / "train").is_dir():
-        out = folder
-        above = next((p for p in place.absolute().parents if (p / "shards").is_dir()), None)
-        store = store or (str(above) if above else None)
-    return open_run(folder, store, out, overrides)
+    return open_run(folder, *place_of(Path(folder), store, out), overrides)
 
 
 def task_of(name: str, run: Run) -> EvalTask:
@@ -245,7 +240,7 @@ def text(result: dict[str, Any]) -> str:
     for item in result["shown"]:
         was, now = item["before"], item["after"]
         out += ["", f"{item['change']}: row {item['row']:,}  score {now['score']:.4f}, before {was['score']:.4f}",
-                f"  question  {one_line(item['question'], QUESTION, end=True)}",
+                *([f"  question  {one_line(item['question'], QUESTION, end=True)}"] if item["question"] else []),
                 f"  answer    {one_line(item['right_answer'], QUESTION)}"]
         if now["answer"] is not None:
             out.append(f"  chosen    {one_line(now['answer'], QUESTION)}; before: {one_line(was['answer'], QUESTION)}")

@@ -35,7 +35,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
                             "answer, cloze and multiple choice, minimal pairs, last word, short generation.",
         epilog="example: tokenmill train eval store/runs/first --data evals --tasks hellaswag,arc_easy --steps all")
     evaluate.add_argument("model", metavar="RUN|EXPORT", nargs="?",
-                          help="folder of a run (STORE/runs/RUN), its name with --store, or what `train export` wrote")
+                          help="folder of a run (STORE/runs/RUN) or of a study's arm, a run's name with --store, or "
+                               "what `train export` wrote")
     evaluate.add_argument("--data", metavar="FOLDER", help="folder with the data of the tasks")
     evaluate.add_argument("--tasks", metavar="T,…", help="names of tasks, or task files (.yaml), with commas between "
                                                          "(default: all tasks whose data is in --data)")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.base.clock import SYSTEM, Clock
 from trainer.base.arguments import positive, say
 from trainer.tools import task_eval
+from trainer.tools.arm import place_of
 from trainer.tools.evaluation_progress import EvaluationProgress
 from trainer.tools.task_eval import checked, evaluate_model, prepare_all, reader_of, run_folder
 
@@ -51,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--follow scores all checkpoints; leave out --steps, or choose some with --every")
     if options.out and options.follow:
         raise ConfigError("--follow writes its results to the folder of the training; leave out --out")
+    if options.model is not None:
+        options.store, options.trained = place_of(run_folder(options), options.store, options.trained)
     if not options.follow or options.list:
         return task_eval.run(options)
     if options.model is not None and options.data is None:
