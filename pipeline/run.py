@@ -37,6 +37,7 @@ from pipeline.plan.tokens import token_nodes
 from pipeline.publication import NamedRecipe, publish_dataset, publish_failed, publish_lost, publish_tokens
 from pipeline.recipe.citation import citation
 from pipeline.recipe.hub import hub_tokenizer
+from pipeline.recipe.marks import parse_yaml
 from pipeline.recipe.model import Recipe
 from pipeline.report.collect import write_report
 from pipeline.report.signals import measured
@@ -220,7 +221,8 @@ def _plan_and_drive(recipes: Sequence[NamedRecipe], store: Store, attempt: int, 
             plan.one.index.take(plan.planner.indexes.wanted(plan.one.index.dataset, plan.results))
         write_tasks(store, run, ((n.name, chain.from_iterable(b.keys for b in n.batches)) for n in plan.nodes))
         if report:
-            write_report(store, run, log.get, log.check_lease, plan.sums)
+            write_report(store, run, log.get, log.check_lease, plan.sums,
+                         parse_yaml(recipe.canonical_yaml(), "recipe.yaml")[0])
         summaries.append(RunSummary(run, store.root, {d: plan.sums[d].rows for d in recipe.datasets},
                                     {n: s["train"]["tokens"] for n, s in sets.items()}, scheduler.executed,
                                     scheduler.reused, warnings))

@@ -91,6 +91,7 @@ def run_command(arguments: Sequence[str]) -> int:
             return 1
         return code if isinstance(code, int) else 0
     except ClickException as e:
+        e.message = e.message.replace("Value error, ", "")         # pydantic, which Typer uses, begins reasons with it
         e.show()
         return e.exit_code
     except typer.Abort:

@@ -66,7 +66,7 @@ def given_tokens(texts: list[str], recipe: Recipe, known: Mapping[str, int] | No
     tokens: dict[str, int] = {}
     for where, name, number in (entry for text in texts for entry in _entries(text)):
         if name not in recipe.shards and recipe.split_of(name) is None:
-            raise BadTokens(f"{where}: the recipe has no shards '{name}': {nearest(name, recipe.shards)}")
+            raise BadTokens(f"{where}: there are no shards '{name}': {nearest(name, recipe.shards)}")
         if name in tokens:
             raise BadTokens(f"{where}: '{name}' is named twice")
         try:

@@ -53,8 +53,9 @@ class PlannedRun:
 
 
 def drive(nodes: list[Node], scheduler: Scheduler, finished: Finished, fresh: FreshNodes | None = None) -> Results:
-    """Run the nodes of a plan (groups of tasks, such as passes) and return their results by name. `finished` and
-    `fresh` are those of `PlannedRun`."""
+    """Run the nodes of a plan and return their results by name. A node is a group of tasks, such as a pass (steps that
+    run together). `finished` is called for each node that ends. `fresh` finds nodes whose results are in the store
+    already; they are not run."""
     run = PlannedRun(nodes, finished, fresh)
     drive_all([run], scheduler)
     return run.results

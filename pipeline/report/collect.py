@@ -46,7 +46,7 @@ VERSION = 5
 
 
 def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], None] = lambda: None,
-                 sums: Sums = MappingProxyType({})) -> dict[str, Any]:
+                 sums: Sums = MappingProxyType({}), recipe: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Collect the report of a run and write runs/RUN/report.{json,md,html} and STORE/report.json. Returns the content
     of report.json.
 
@@ -54,9 +54,10 @@ def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], Non
     a run and commits its results), and `Log.read(store).get` in any other process. `check_lease` (`Log.check_lease`) is
     called before anything is written. It raises if another driver has taken over the store, which may happen while the
     report is collected. `sums` maps names of plan nodes (passes, deduplications …) to the sums of their counters. For
-    nodes that are not in `sums`, all records are read and added up.
+    nodes that are not in `sums`, all records are read and added up. `recipe` is the recipe of the run as the driver has
+    it. Without it, the recipe is read from the store, and no file that it names is opened to mark words in samples.
     """
-    document = collect(store, run, get, sums)
+    document = collect(store, run, get, sums, recipe)
     write_pages(store, document, latest=True, check_lease=check_lease)
     return document
 
@@ -101,12 +102,13 @@ def write_pages(store: Store, document: dict[str, Any], *, latest: bool,
     store.write(f"runs/{document['run']}/report.json", data)     # last, as `tokenmill takedown` assumes
 
 
-def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({})) -> dict[str, Any]:
-    """Return the content of report.json. Its sections are described in the docstrings of the functions that make
-    them."""
+def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}),
+            recipe: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the content of report.json. Its sections are described in the docstrings of the functions that make them,
+    and the arguments in that of `write_report`."""
     plan, nodes = nodes_of(store, run, get, sums)
     passes = [n for n in nodes if n.kind == "pass"]
-    recipe = run_recipe_of(store, run)
+    stages = partial(stages_of, run_recipe_of(store, run) if recipe is None else recipe, files=recipe is not None)
     curriculum = curriculum_of(store, run)
     tokens = token_counts(store, nodes, curriculum)
     document = {
@@ -117,7 +119,7 @@ def collect(store: Store, run: str, get: Get, sums: Sums = MappingProxyType({}))
         "sources": {name: source_section(name, info, passes) for name, info in plan["sources"].items()},
         "funnel": funnel(plan["sources"], passes, tokens),
         "datasets": {n.dataset: dataset_section(store, [p for p in passes if p.dataset == n.dataset],
-                                                stages_of(recipe, n.dataset or ""))
+                                                stages(n.dataset or ""))
                      for n in passes if n.publishes},
         "signals": {n.dataset: signal_section(store, [p for p in passes if p.dataset == n.dataset])
                     for n in passes if n.publishes},

@@ -11,17 +11,21 @@ from typing import Any
 from stages.catalog import UnknownName, stage_class, steps
 from stages.document import Document
 from stages.scrub.pii import scrub_text
-from stages.stage import Stage
+from stages.stage import Stage, role_of
 from stages.text.marks import Span
 
 #: numbers of characters: searched in a text, shown before the first passage, shown in all
 SEARCHED, BEFORE, SHOWN = 1 << 16, 90, 320
 
 
-def stages_of(recipe: Mapping[str, Any], dataset: str) -> dict[str, Stage]:
+def stages_of(recipe: Mapping[str, Any], dataset: str, *, files: bool = False) -> dict[str, Stage]:
     """Return the registered steps of a dataset by name, with their settings in the recipe. Of steps with one name the
     first counts. Steps from a file of the user's own are left out, and so are steps whose settings, libraries or models
-    this machine does not accept or have."""
+    this machine does not accept or have.
+
+    Without `files`, steps are also left out for which the recipe names a file, such as a list of words. It must not be
+    set for a recipe that was read from a store: whoever can write to the store could name any file of this machine, and
+    would learn from the marks in their own documents which words it holds."""
     sections = recipe.get("datasets")
     section = sections.get(dataset) if isinstance(sections, dict) else None
     listed = section.get("steps") if isinstance(section, dict) else None
@@ -30,7 +34,10 @@ def stages_of(recipe: Mapping[str, Any], dataset: str) -> dict[str, Stage]:
         name, config = next(iter(step.items())) if isinstance(step, dict) and step else ("", None)
         if isinstance(name, str) and name in steps() and name not in out and isinstance(config, dict | None):
             with contextlib.suppress(OSError, ValueError, ImportError, UnknownName):
-                out[name] = stage_class(name)(config or {})
+                stage = stage_class(name)(config or {})
+                if files or not any(value is not None and role_of(type(stage.config), field) == "resource"
+                                    for field, value in stage.config):
+                    out[name] = stage
     return out
 
 

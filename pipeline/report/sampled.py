@@ -34,7 +34,7 @@ class Stratum:
 
     @property
     def quota(self) -> int:
-        """Return the largest number of rows that the report reads from each file."""
+        """Return how many rows the report reads at most from each of `files`."""
         return max(1, ROWS // max(1, len(self.files)))
 
     @property

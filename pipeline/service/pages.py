@@ -27,7 +27,6 @@ from pipeline.service.problems import HttpProblem, problem_of
 from pipeline.service.session import Role
 from pipeline.service.stores import RunOf, StoreOf, check_there
 from pipeline.store.fs import Store
-from stages.stage import role_of
 
 open_router = APIRouter(include_in_schema=False)
 router = APIRouter(include_in_schema=False, dependencies=[Depends(viewer)])
@@ -216,13 +215,11 @@ async def document_page(request: Request, store: str, at: StoreOf, dataset: str,
 def _marked(at: Store, dataset: str, row: Mapping[str, Any],
             verdict: Mapping[str, Any] | None) -> list[tuple[bool, str]]:
     """Return the text of a document in pieces, each with whether it is a passage for which a step dropped the document.
-    The settings of the step are those in the latest run. If the recipe names a file for the step, such as a list of
-    words, nothing is marked: whoever can write to the store could name any file of the server, and learn what is in
-    it."""
+    The settings of the step are those in the latest run. If the recipe names a file for it, nothing is marked
+    (`stages_of`)."""
     text = row.get("text") or ""
     run = next(runs_with(at, dataset), None) if text and verdict and not verdict["kept"] else None
     stage = stages_of(run_recipe_of(at, run), dataset).get(verdict["stage"]) if run and verdict else None
-    if stage is None or verdict is None or any(value is not None and role_of(type(stage.config), name) == "resource"
-                                               for name, value in stage.config):
+    if stage is None or verdict is None:
         return [(False, text)]
     return pieces(text, passages(stage, verdict["reason"], text[:SEARCHED], row.get("language") or ""))

@@ -177,7 +177,8 @@ def forms() -> tuple[list[Form], dict[int, list[int]]]:
 
 def licence_text(text: str) -> str | None:
     """Return the SPDX identifier of the licence whose whole text, terms or notice stands in `text`. Returns "" if the
-    terms were changed or other terms stand beside them, and None if `text` contains no licence text."""
+    terms were changed, if other terms stand beside them, or if more than _AROUND other words do. Returns None if `text`
+    contains no licence text."""
     words = words_of(text)
     hashes = triples(words)
     near = matches(hashes)

@@ -74,8 +74,9 @@ def international(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def with_plus(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """Find telephone numbers that begin with a plus in the text of `clues`. Yields (start, end, ""). Such a number is
-    hardly ever anything but a telephone number, so no further clue is needed."""
+    """Find telephone numbers that begin with a plus in `clues.text`. Yields (start, end, ""), where "" stands for the
+    rule of a match: telephone numbers have none. Hardly anything else has this form, so no further clue, such as the
+    word "phone" before the number, is needed."""
     if "+" in clues.text:
         yield from _international(clues.text, _PLUS, 1)
 

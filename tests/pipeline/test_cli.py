@@ -18,6 +18,7 @@ import duckdb
 import pytest
 
 import pipeline.cli
+from pipeline.cli.app import run_command
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from tests.hurried import HurriedClock
@@ -358,3 +359,8 @@ def test_materialize_of_a_run_without_a_curriculum(site, tmp_path, tokenmill):
     said = tokenmill("materialize", "first", "--store", store, "--backend", "inline")
     assert said.code == 1 and "add `curriculum:` to the recipe" in said.err
     assert tokenmill("materialize", "first", "--store", store, "--format", "csv").code == 2
+
+
+def test_a_wrong_choice_is_refused_without_the_words_of_a_library(capsys):
+    assert run_command(["shards", "export", "set", "--format", "mdz", "--out", "out"]) == 2
+    assert "'--format': 'mdz' is not one of 'ds', 'megatron'" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import math
 import pytest
 import yaml
 
+from pipeline.cli.app import run_command
 from pipeline.forecast.epochs import BadTokens, given_tokens, phase_uses, worth
 from pipeline.forecast.mixtures import load_mixture, ready_mixtures
 from pipeline.recipe import load_recipe
@@ -218,3 +219,8 @@ def test_a_stream_that_the_mixture_names_needs_tokens(split_recipe):
     loaded = split_recipe("{web.en: 60, web.fr: 40}")
     with pytest.raises(BadTokens, match=r"web\.fr"):
         phase_uses(loaded, given_tokens(["web.en=1T"], loaded))
+
+
+def test_a_mixture_that_comes_with_tokenmill_has_no_recipe_to_name(capsys):
+    assert run_command(["plan", "--mixture", "smollm3", "--tokens", "web=8T,wbe=1T"]) == 1
+    assert "--tokens wbe=1T: there are no shards 'wbe': did you mean 'web'?" in capsys.readouterr().err

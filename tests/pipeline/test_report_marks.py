@@ -16,9 +16,9 @@ from pipeline.report.samples import sample
 
 
 def match(step: str, reason: str, text: str, meta: str | None = None, language: str = "",
-          config: dict[str, Any] | None = None) -> dict[str, Any]:
+          config: dict[str, Any] | None = None, files: bool = True) -> dict[str, Any]:
     """The excerpt of a text that a step of a recipe dropped."""
-    stages = stages_of({"datasets": {"d": {"steps": [{step: config}]}}}, "d")
+    stages = stages_of({"datasets": {"d": {"steps": [{step: config}]}}}, "d", files=files)
     return marks.match(stages.get(step), reason, {"text": text, "meta": meta, "language": language})
 
 
@@ -67,6 +67,7 @@ def test_a_step_finds_what_it_dropped_by_the_settings_of_the_recipe(tmp_path: Pa
     for step in ("badwords", "c4_badwords"):
         assert match(step, "any", "Eine Distel.", language="de", config=config)["match"][1] == ["mark", "Distel"]
         assert match(step, "any", "Eine Distel.", language="en", config=config) == {}
+        assert match(step, "any", "Eine Distel.", language="de", config=config, files=False) == {}
         assert match(step, "any", "Eine Distel.", config={"lists": str(tmp_path / "gone.json")}) == {}
     assert match("badwords", "any", "Eine Distel.", config={"no_such_key": 1}) == {}
 

@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 
 from pipeline.base.visible import visible
 from pipeline.recipe import load_recipe
+from pipeline.report.collect import collect
 from pipeline.run import make_backend, run_recipe
 from pipeline.service.app import create_app
 from pipeline.service.browse import BrowseView
@@ -26,6 +27,7 @@ from pipeline.service.pages import FEW
 from pipeline.service.problems import HttpProblem
 from pipeline.service.settings import ServiceSettings
 from pipeline.store.fs import Store
+from pipeline.store.log import Log
 from tests.conftest import rest_slow
 from tests.corpus import sentences
 from tests.service.conftest import BASE, OPERATOR, VIEWER, write_log, write_run
@@ -417,6 +419,11 @@ def test_the_words_for_which_a_step_dropped_a_document_are_marked(tmp_path):
 """)
     run_recipe(load_recipe(tmp_path / "recipe.yaml", []), str(tmp_path / "store"), run="r",
                make_backend=make_backend("inline", 1, None))
+    store = Store(tmp_path / "store")
+    reports = (json.loads(store.read("runs/r/report.json")), collect(store, "r", Log.read(store).get))
+    marked = [{row["reason"] for row in report["datasets"]["clean"]["reasons"] if "match" in row["samples"][0]}
+              for report in reports]
+    assert marked == [{"badwords_count", "lorem_ipsum"}, {"lorem_ipsum"}], "the second recipe is from the store"
     browser = client_of({"s": tmp_path / "store"})
     links_of = {}
     for href in read(browser, "/stores/s/datasets/clean?kind=dropped").xpath("//ol[@class='documents']//a/@href"):
