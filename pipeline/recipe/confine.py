@@ -1,4 +1,4 @@
-"""Confines a recipe that somebody else has written to folders and URLs (roots) of the operator's choice.
+"""Confines a recipe by somebody else: it may use only the folders and URLs (roots) that the operator allows.
 
 `refusals` checks the plain data of a recipe, before any file that the recipe names is opened or imported. It checks
 every path, glob and URL: those of sources, of files that steps and readers name, of the tokenizer, of `code:`, and of

@@ -206,8 +206,9 @@ def _add_part(side: Side, fate: str, info: FileInfo, fates: NameNumbers, sources
 
 def _facts(batch: pa.RecordBatch, side: Side, fate: str, info: FileInfo, fates: NameNumbers,
            sources: NameNumbers) -> np.ndarray:
-    """Return a record (`FACT`) for each document of a batch of rows of the file `info`. `fates` and `sources` give
-    names their numbers. The fields `file` and `row` are left 0. A quarantined record without an id gets the id 0."""
+    """Return a record (`FACT`) for each document in a batch of rows of the file that `info` describes. `fates` numbers
+    the triples (fate, stage, reason), where the fate is kept, dropped or quarantined; `sources` numbers the names of
+    sources. The fields `file` and `row` are left 0. A row of the quarantine file that has no id gets the id 0."""
     facts = np.zeros(batch.num_rows, FACT)
     ids = [id or "" for id in batch.column("id").to_pylist()]
     try:

@@ -225,9 +225,9 @@ def _number(value: Any) -> int | float | None:
 
 
 def _dropped_side(extra: Any) -> str:
-    """Return on which side of a threshold documents are dropped: "less" if those with a smaller signal (number computed
-    for each document) are dropped, "more" if those with a larger one are. Returns "" if the setting does not say, or
-    names both sides. `extra` is what the setting declares (`stages.stage.decision`)."""
+    """Return on which side of a threshold (a setting of a step) documents are dropped: "less" if those with a smaller
+    signal (number computed for each document) are dropped, "more" if those with a larger one are. Returns "" if the
+    setting does not say, or names both sides. `extra` is what the setting declares (`stages.stage.decision`)."""
     low, high = (bool(extra.get(name)) if isinstance(extra, dict) else False for name in ("at_least", "at_most"))
     return "" if low == high else "less" if low else "more"
 

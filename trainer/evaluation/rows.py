@@ -63,8 +63,9 @@ def find_files(folder: Path, name: str, patterns: Sequence[str]) -> list[Path]:
 
 
 def example_files(folder: Path, task: EvalTask, shots: int) -> list[Path]:
-    """Return the files in `folder` from which the examples before a task's questions come. Returns [] if there are no
-    such files, if the task takes its examples from its own rows, or if it has no examples (`shots` is 0)."""
+    """Return the files in `folder` that hold a task's examples (solved questions that are put before each question).
+    Returns [] if there are no such files, if the task takes its examples from its own rows, or if it has no examples
+    (`shots` is 0)."""
     return find_files(folder, f"{task.name}_examples", task.file.examples) if shots and task.file.examples else []
 
 
