@@ -1,4 +1,5 @@
-"""Compare MinHash deduplication with datatrove's: CPU time of signatures, kept documents; and the cost of its waves.
+"""Compare Tokenmill's MinHash deduplication with datatrove's by the CPU time of signatures and by the documents kept.
+Measure the CPU time of Tokenmill's waves, the rounds of tasks that a deduplication runs after the signatures.
 
     python benchmarks/dedup.py signatures [--texts FILE.jsonl.gz] [--peer-texts N]
     python benchmarks/dedup.py waves      [--documents N]

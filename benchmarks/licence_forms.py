@@ -44,8 +44,9 @@ Entry = tuple[str, list[str], tuple[str, ...]]
 
 
 def entries(texts: Path) -> Iterator[Entry]:
-    """Yields (SPDX identifier of a licence, words of one wording of it, phrases without which a text is not this
-    licence)."""
+    """Yields (SPDX identifier of a licence, list of the words of one of its wordings, phrases without which a text is
+    not this licence), for every wording of every licence. `texts` is the folder with the texts of licences,
+    NAME.LICENSE."""
     def text(name: str) -> str:
         raw = (texts / f"{name}.LICENSE").read_text("utf-8")
         return re.split(r"^---[ \t]*\n", raw, maxsplit=2, flags=re.MULTILINE)[2]

@@ -88,7 +88,9 @@ def main() -> int:
 
 
 def write(folder: Path, name: str, tokens: int, shards: int) -> dict[str, Any]:
-    """Write a shard set of random documents of one stream. Returns its description in the form that `resolve` takes."""
+    """Write a shard set of about `tokens` random tokens, cut into documents of random length. It is the shard set of
+    the stream `name`. Returns the value that the argument `shard_sets` of `tokenizer.mixture.resolve.resolve` has for
+    this stream."""
     target = folder / "split=train"
     target.mkdir(parents=True)
     rng, made = np.random.default_rng(len(name)), []

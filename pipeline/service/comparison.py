@@ -85,8 +85,9 @@ class Comparisons:
         self._memory = AnswerMemory(MOST_CHARACTERS)
 
     def compare(self, store: Store, before: str, after: str, examples: int, stop: Stop) -> dict[str, Any]:
-        """Compare two runs. Returns what `tokenmill report --compare --json` prints and, as `problems`, why the
-        documents of a dataset are missing. Raises HttpProblem when there is nothing to compare."""
+        """Compare two runs. Returns what `tokenmill report --compare --json` prints. A dataset whose documents could
+        not be compared is missing under `documents`, and `problems` says why. Raises HttpProblem when a run cannot be
+        read or has not finished, or when the two have nothing to compare."""
         if before == after:
             raise HttpProblem(422, "Nothing to compare", "both names are those of one run", "after",
                               "name two runs of the store")

@@ -30,8 +30,9 @@ Draw = Literal["random", "edge", "runs"]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A document that was selected for people to label: its id, its file, its row in the run's table of documents,
-    whether the run kept or dropped it (`side`), at which step, and why."""
+    """A document that was selected for people to label: its id, the file that the run wrote it to, the number of its
+    row in this file, whether the run kept or dropped it (`side`), and, if the document was dropped, by which step and
+    why."""
 
     id: str
     info: FileInfo

@@ -65,8 +65,9 @@ class SpacyRules:
 
     # -- one chunk -----------------------------------------------------------------------------------------------
     def affixes(self, chunk: str, special: bool = True) -> list[str]:
-        """Split a chunk (a run without white space) into tokens by spaCy's rules for prefixes, suffixes and infixes, as
-        spaCy's `_tokenize` does. A chunk of more than LONGEST characters is one token.
+        """Split a chunk (a run without white space, or a run of white space) into tokens by spaCy's rules for prefixes,
+        suffixes and infixes, as spaCy's `_tokenize` does. A URL, or a string that the language's pattern for whole
+        tokens matches, is not split at infixes. A chunk of more than LONGEST characters is one token.
 
         A special case is a string with a fixed split into tokens. With `special`, a special case is applied if it
         equals the chunk, or the part of the chunk that remains after some prefixes and suffixes were split off. Without

@@ -197,11 +197,11 @@ def widths_of(given: str | None) -> Sequence[int | None]:
 
 
 def scaled(settings: Mapping[str, Any], width: int, narrowest: int) -> dict[str, Any]:
-    """Return the settings of the model in `settings` (the section `train:`), changed to the width `width`. Heads keep
-    their size. The number of heads and the number of hidden units scale with the width. muP adapts the learning rates
-    to the width. The rates in the settings are meant for the width that the settings name for muP, or else for
-    `narrowest`. Raises ConfigError when muP has no rule for the optimiser, or when heads that share keys and values
-    cannot be in proportion to the width."""
+    """Return the section `model:` of `settings` (the section `train:`), changed to the width `width`. Heads keep their
+    size. The number of heads and the number of hidden units grow with the width. No learning rate is changed here: the
+    returned section has `mup`, by which the trainer adapts the rates. `mup` is the width for which they were found: the
+    one in the settings, or `narrowest` if they name none. Raises ConfigError when muP has no rule for the optimiser, or
+    when heads that share keys and values cannot be in proportion to the width."""
     from trainer.base.config import ConfigError, build
     from trainer.loop.config import TrainConfig
 
