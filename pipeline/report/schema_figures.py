@@ -15,8 +15,8 @@ class ReadExtent(ReportPart):
     docs: int = fact("documents read", "documents")
     of: int = fact("documents in all", "documents")
     exact: bool = fact("whether all were read; if not, the figures are estimates")
-    uncovered: int | None = maybe("documents that the figures leave out, because no part of their kind was read. A "
-                                  "kind is kept documents, or those that one pass dropped. Left out if there are none",
+    uncovered: int | None = maybe("documents that the figures leave out, because no part of their kind was read (a "
+                                  "kind: kept documents, or those that one pass dropped); left out if there are none",
                                   "documents")
 
 
