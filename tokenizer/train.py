@@ -39,7 +39,8 @@ def split_pattern(digits: str) -> str:
 def train_tokenizer(texts: Iterable[str], settings: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Train a tokenizer on `texts` and write it to `path`. `settings` are those under `tokenizer.train` in a recipe:
     `kind` (bpe or sentencepiece), `vocab`, and perhaps `model`, `digits`, `space_runs` and `special`. Raises
-    TokenizerError when they do not fit together."""
+    TokenizerError when a setting contradicts another, when `vocab` is too small for the tokens that it must have, or
+    when SentencePiece cannot make `vocab` pieces of the texts."""
     options = {key: settings[key] for key in ("digits", "space_runs", "special") if settings.get(key)}
     if settings["kind"] == "bpe":
         train_bpe(texts, settings["vocab"], path, **options)

@@ -41,14 +41,15 @@ COUNTED = (SIDES.index("kept"), SIDES.index("unknown"))
 
 @dataclass
 class Cube:
-    """Counts of kept and unknown documents as a function of one threshold. The values of the threshold are divided into
-    bins. The array `start`, with the axes (group, side, weight), has the counts at the lowest edge of the bins. The
-    array `deltas`, with the axes (group, bin, side, weight), has what each bin adds to the counts.
+    """Counts of the documents that would be kept, and of those of which this is unknown, as a function of one
+    threshold. The values of the threshold are divided into bins. The array `start`, with the axes (group, side,
+    weight), has the counts at the lowest edge of the bins. The array `deltas`, with the axes (group, bin, side,
+    weight), has what each bin adds to the counts.
 
     A group is all documents of one source and language. The sides (COUNTED) are kept and unknown. The weights (WEIGHTS)
     are what is counted: documents, bytes and, if the run made shards, tokens (the estimate, and the lower and the upper
-    end of its range). `documents` is the number of all documents. `up_to` is the barrier (such as a deduplication) up
-    to which documents are followed, or "" if they are followed through all steps.
+    end of its range). `documents` is the number of all documents. `up_to` is the barrier (such as a deduplication) at
+    which the prediction ends: documents that reach it count as kept. It is "" if the prediction goes through all steps.
     """
 
     step: int

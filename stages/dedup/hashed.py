@@ -75,10 +75,10 @@ def losers_of(inputs: Inputs, refs: list[FileRef],
             group: int) -> Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]:
     """Return a function that finds the documents to be removed in favour of a survivor.
 
-    A survivor is the document that is kept for a hash. `refs` are the files of survivors of one column (the hashes of
-    one property, such as the text or the URL), and `group` is the number of their bucket. The returned function takes
-    rows of documents and returns (the rows for whose hash another document survives, the SURVIVOR record for each of
-    these rows).
+    A survivor is the document that is kept for a hash. All hashes are of one property, such as the text or the URL.
+    `refs` are the files of the survivors; each file has a bucket for every group of parts (files of documents), and the
+    bucket number `group` is read. The returned function takes rows of documents of this group. It returns (the rows to
+    be removed, the SURVIVOR record of the document that stays for each of them).
     """
     segments = read_segments(inputs, refs, group, SURVIVOR)
     survivors = np.concatenate(segments) if segments else np.zeros(0, SURVIVOR)

@@ -72,8 +72,9 @@ class Turn(NamedTuple):
 
 
 class Refused(ValueError):
-    """Raised for a record that cannot be read as a conversation. `reason` is in snake_case. `detail` says where the
-    fault is ("turn 3"), and never quotes the record."""
+    """Raised for a record that cannot be read as a conversation. `reason` is the kind of fault in snake_case, such as
+    `bad_turn`. `detail` says more about the fault, often with the number of the turn, from 0 ("turn 3 has no text"). It
+    may be "", and never quotes the record."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(detail or reason)

@@ -41,8 +41,9 @@ def same_length_lower(text: str) -> str:
 
 def repetition_spans(text: str, reason: str, *, first: bool = False) -> list[Span]:
     """Return the spans (first character, one past the last) of the repetitions because of which a text was dropped by
-    Gopher's rules on repetition, or by DCLM's form of these rules. `reason` is the reason of the rule. With `first`,
-    the first of several equal lines, paragraphs or n-grams also counts as a repetition."""
+    Gopher's rules on repetition, or by DCLM's form of these rules. `reason` is the reason with which the text was
+    dropped, such as `dup_line_frac`; it says which of the rules dropped it. With `first`, the first of several equal
+    lines, paragraphs or n-grams also counts as a repetition."""
     rule = _REPETITION.search(reason)
     if rule is None:
         return []

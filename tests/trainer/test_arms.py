@@ -344,7 +344,7 @@ def test_a_study_that_fails_or_is_stopped_says_that_the_same_command_goes_on(tmp
     with pytest.raises(SystemExit, match="143"):
         arm_processes.train_arms(arms, options, quiet)
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("stopped: 1 trainings had not begun") and line.endswith("the same command goes on")
+    assert line.startswith("stopped: ") and line.endswith("(1 had not begun); the same command goes on")
 
 
 @pytest.mark.slow

@@ -66,8 +66,8 @@ def train_arms(arms: Sequence[Arm], options: argparse.Namespace, announce: Calla
     if failed:
         raise TrainingError(failed)
     if caught:
-        say(f"stopped: {len(waiting)} trainings had not begun, and those that ran have written a checkpoint; the same "
-            f"command goes on", sys.stderr)
+        left = f" ({len(waiting)} had not begun)" if waiting else ""
+        say(f"stopped: the running trainings have written a checkpoint{left}; the same command goes on", sys.stderr)
         raise SystemExit(128 + caught[0])
 
 

@@ -253,10 +253,10 @@ class SegmentFile:
 
     @classmethod
     def open(cls, store: Store, ref: Mapping[str, Any]) -> SegmentFile:
-        """Read the beginning of the exchange file (records that tasks pass to each other, in buckets) that `ref` names
-        ({"$ref", "bytes", "content"}). Raises DamagedFile when the file is missing, or its size or its header differs
-        from the reference. On object storage, the size is not checked here; a file that was cut short is noticed when
-        its records are read."""
+        """Read the beginning of an exchange file (records that tasks pass to each other, in buckets). `ref` refers to
+        it: {"$ref": its path, "bytes": its size, "content": the hash of its header}. Raises DamagedFile when the file
+        is missing or has another size, or when its header has another hash. On object storage, the size is not checked
+        here; a file that was cut short is noticed when its records are read."""
         path, size = ref["$ref"], ref["bytes"]
         if store.local is not None and store.size(path) != size:       # on object storage that would cost a request
             raise DamagedFile(path, "is gone or has another size than its record says")
