@@ -281,6 +281,7 @@ def test_what_cannot_be_trained_on_says_why(there, s3, tmp_path, capsys, monkeyp
     store.write(body, data)
     with monkeypatch.context() as m:
         m.setattr("trainer.data.remote.shutil.disk_usage", lambda p: type("Usage", (), {"free": 10, "total": 10})())
+        m.setenv("TOKENMILL_SHARDS", str(tmp_path / "empty"))          # the other folder may have some files already
         assert "set TOKENMILL_SHARDS to a folder on a larger disk" in refused(url, *out)
     assert main(["run", url, *out, "--device", "cpu", "--stop-at", "1"]) == 0
 
