@@ -7,7 +7,7 @@ import codecs
 import contextlib
 import io
 import os
-import select
+import selectors
 import sys
 import threading
 
@@ -65,9 +65,11 @@ class DriverLog:
 
     def _pump(self) -> None:
         copied = self._clock.now()
+        selector = selectors.DefaultSelector()                     # select() takes no descriptor from 1,024 on
+        selector.register(self._read, selectors.EVENT_READ)
         while True:
             closing = self._closing.is_set()
-            ready, _, _ = select.select([self._read], [], [], 0.0 if closing else 0.25)
+            ready = selector.select(0.0 if closing else 0.25)
             data = os.read(self._read, 1 << 16) if ready else b""
             if data:
                 self._take(self._decode(data))
@@ -76,6 +78,7 @@ class DriverLog:
             if self._clock.now() - copied > self._copy_s:
                 copied = self._clock.now()
                 self._copy()
+        selector.close()
         self._take("", last=True)
         self._copy()
 

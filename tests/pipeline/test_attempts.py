@@ -277,9 +277,11 @@ def read(store: Store, attempt: int = 1) -> str:
 
 
 SAYS = """
-import os, subprocess, sys, time
+import os, resource, subprocess, sys, time
 from pipeline.cluster.driver_log import DriverLog
 from pipeline.store.fs import Store
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+many = [os.dup(0) for _ in range(1100)]            # select() takes no descriptor from 1,024 on
 with DriverLog(Store(sys.argv[1]), "r", 1) as log:
     print("on stdout", end="")
     print("; the token is", os.environ["RAY_AUTH_TOKEN"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import select
+import selectors
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -65,7 +65,9 @@ while head := sys.stdin.buffer.readline():
         assert self.process.poll() is None, "an earlier file ended the process"
         self.process.stdin.write(b"%d\n" % len(data) + data)
         self.process.stdin.flush()
-        assert select.select([self.process.stdout], [], [], self.wall_s)[0], "no end"
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            assert selector.select(self.wall_s), "no end"
         line = self.process.stdout.readline()
         assert line, f"the process ended with {self.process.wait()}"
         return json.loads(line)
