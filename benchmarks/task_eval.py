@@ -165,7 +165,7 @@ def report(ours: dict[str, tuple[float, TaskScores]], peers: dict[str, Any]) -> 
             if form == "generated":
                 config = scores.prepared.task.file.generate
                 assert config is not None
-                same = np.mean([normalised(texts[0], config) == item.generated
+                same = np.mean([normalised(texts[0], config) == normalised(item.generated or "", config)
                                 for texts, item in zip(peer["items"], scores.items)])
                 print(f"{name:<15}{len(peer['items']):>7}{'generated texts whose answers are equal':>40}{same:>8.1%}")
                 continue
