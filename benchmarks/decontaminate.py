@@ -113,11 +113,11 @@ def speed(data: Path, cache: Path) -> None:
         built, taken = time.process_time() - began, []
         for times in (1, 5):
             began = time.process_time()
-            found = [doc for _ in range(times) for text in texts if (doc := Document("", text)) and stage.process(doc)]
+            marked = [doc for _ in range(times) for text in texts if (doc := Document("", text)) and stage.process(doc)]
             taken.append(time.process_time() - began)
         (index,) = set(cache.rglob("*.npy")) - before
         rate = 4 * size / (taken[1] - taken[0]) / 1e6
-        print(f"{dialect:6} {rate:6.1f} MB a CPU second, {len(found) // 5} documents with hits; start {built:.1f} s, "
+        print(f"{dialect:6} {rate:6.1f} MB a CPU second, {len(marked) // 5} documents with hits; start {built:.1f} s, "
               f"index {index.stat().st_size / 1e6:.1f} MB")
     peer = peer_of((item.text for texts in questions_of(data).values() for item in texts), cache)
     peer(texts[0])
@@ -160,7 +160,7 @@ def recall(data: Path, cache: Path) -> None:
             same[name, item.text].add((name, item.row))
     for dialect in ("ngram", "idf"):
         stage = stage_of(data, dialect=dialect)
-        found: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+        detected: dict[tuple[str, str, str], list[int]] = defaultdict(list)
         dropped: Counter[str] = Counter()
         for seed in SEEDS:
             draw = random.Random(seed)
@@ -170,9 +170,9 @@ def recall(data: Path, cache: Path) -> None:
                         doc = Document("", text)
                         reason = stage.process(doc)
                         rows = {(hit["set"], hit["row"]) for hit in doc.meta.get("contamination", ())}
-                        found[where, kind, name].append(bool(rows & same[name, item.text]))
+                        detected[where, kind, name].append(bool(rows & same[name, item.text]))
                         dropped[name] += (where, kind) == ("paragraph", "verbatim") and reason is not None
-        show(dialect, found)
+        show(dialect, detected)
         print(f"dropped, of those that were planted verbatim as paragraphs: {dict(dropped)}")
     peer, draw = peer_of((item.text for texts in questions.values() for item in texts), cache), random.Random(SEEDS[0])
     sample = [item.text for number, name in enumerate(FIELDS)
@@ -197,13 +197,13 @@ def planted(question: str, book: str, draw: random.Random) -> list[tuple[str, st
             for kind, text in kinds.items()]
 
 
-def show(title: str, found: dict[tuple[str, str, str], list[int]]) -> None:
+def show(title: str, detected: dict[tuple[str, str, str], list[int]]) -> None:
     columns = [(where, kind) for where in ("paragraph", "sentence") for kind in ("verbatim", "case, spaces", "number")]
     print(f"\n{title}\n| benchmark | {' | '.join(f'{where}, {kind}' for where, kind in columns)} |")
     for name in [*FIELDS, ""]:
         cells = []
         for where, kind in columns:
-            each = [hit for (w, k, n), hits in found.items() if (w, k) == (where, kind) and name in ("", n)
+            each = [hit for (w, k, n), hits in detected.items() if (w, k) == (where, kind) and name in ("", n)
                     for hit in hits]
             cells.append(f"{sum(each)}/{len(each)}" if each else "–")
         print(f"| {name or 'all'} | {' | '.join(cells)} |")

@@ -78,10 +78,10 @@ def test_inspect_gives_the_ids_for_train_verify(site, capfd, action):
     what = ["--reason", "contaminated"] if action == "drop" else []
     assert run_command(["inspect", "clean", *what, "-n", "0", "--json", "--store", str(site / "store")]) == 0
     rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-    found = [row for row in rows if row["signals"]["contaminated_words"] >= 3]
-    assert len(found) == 6 and len(rows) == (6 if action == "drop" else 24)
-    (site / "LIST").write_text("".join(f"{row['id']}\n" for row in found))
-    assert read_ids(site / "LIST") == sorted(row["id"] for row in found)
+    contaminated = [row for row in rows if row["signals"]["contaminated_words"] >= 3]
+    assert len(contaminated) == 6 and len(rows) == (6 if action == "drop" else 24)
+    (site / "LIST").write_text("".join(f"{row['id']}\n" for row in contaminated))
+    assert read_ids(site / "LIST") == sorted(row["id"] for row in contaminated)
 
 
 def test_a_run_without_hits_writes_no_list_of_items(site):
