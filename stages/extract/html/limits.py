@@ -42,10 +42,12 @@ class TooMuchWork(ValueError):
 
 
 def shorten(data: bytes, most: int) -> bytes:
-    """Returns a page shortened to at most `most` bytes. A page of no more bytes is returned unchanged. Of a longer
-    page, the first 10 * `most` bytes are read; scripts (except JSON-LD and TeX), styles, comments, drawings and long
-    data URIs are removed from them first. If it is still too long, its end is cut off, if possible in front of a
-    tag."""
+    """Returns a page shortened to at most `most` bytes. A page within this limit is returned unchanged.
+
+    A longer page first loses scripts (except JSON-LD and TeX), styles, comments, drawings and long data URIs; only its
+    first 10 * `most` bytes are read. If it is still longer than `most` bytes, its end is cut off, if possible in front
+    of a tag.
+    """
     if len(data) <= most:
         return data
     data = _without_code(data[:_REACH * most])
@@ -124,10 +126,12 @@ _END_OF_SCRIPT = np.frombuffer(b"/script", np.uint8)
 
 
 def count_nodes(page: bytes, most: int) -> int:
-    """Counts the elements that an HTML5 parser makes of a page in UTF-8, including the formatting elements (such as
-    `<b>`) that the parser reopens in a new block because they were left open. The count stops soon after it exceeds
-    `most`. The result is also larger than `most` for a page that has more than `ATTRIBUTES` attributes in one tag, more
-    than `OPTIONS` options or more than `TEMPLATES` nested templates."""
+    """Counts the elements that an HTML5 parser makes of a page in UTF-8. In each new block, the parser reopens the
+    formatting elements (such as `<b>`) that were left open, and these count again.
+
+    The count stops soon after it exceeds `most`. The result also exceeds `most` for a page with more than `ATTRIBUTES`
+    attributes in one tag, `OPTIONS` options or `TEMPLATES` nested templates.
+    """
     return int(_nodes(np.frombuffer(page, np.uint8), most, _NAMES, _END_OF_SCRIPT))
 
 

@@ -2,11 +2,14 @@
 limited work. The algorithm scores the blocks around paragraphs, and takes the best block together with the siblings
 that belong to it.
 
-Three parts of the algorithm can take very long. It examines all siblings of an empty block with an image, so 40,000
-such blocks in a row take a quarter of an hour. It reads nested blocks once for every level. It joins the text after an
-element that it removes to the text before that element. The class `Bounded` counts this work and stops at a limit,
-which is many times the work for any of 1,864 real pages. Where trafilatura uses readability as a fallback extractor, it
-then continues without readability.
+Three parts of the algorithm can take very long:
+
+- It examines all siblings of an empty block with an image, so 40,000 such blocks in a row take a quarter of an hour.
+- It reads nested blocks once for every level.
+- When it removes an element, it joins the texts before and after the element, so these are copied again and again.
+
+The class `Bounded` counts this work and stops at a limit, which lies far above the work on each of 1,864 real pages.
+When trafilatura runs readability as a fallback extractor and this limit is reached, trafilatura goes on without it.
 """
 
 from __future__ import annotations
@@ -60,10 +63,12 @@ class Bounded(private.readability_lxml.Document):
         return super().summary()
 
     def transform_misused_divs_into_paragraphs(self) -> None:
-        """Turns each `<div>` without blocks inside into a paragraph, unless it has links and no text directly inside.
-        Wraps the text directly inside any other `<div>` in paragraphs, and removes each `<br>` there. The result is
-        that of the original method, which is slow because it locates each new paragraph by counting from the first
-        child."""
+        """Turns each `<div>` that contains no block into a paragraph, unless it holds a link and no text of its own
+        (outside its elements). In all other `<div>`, wraps text of their own in paragraphs, and removes `<br>`.
+
+        The result is that of the original method, which is slow because it counts from the first child to place each
+        paragraph.
+        """
         blocks = private.readability_lxml.DIV_TO_P_PREFIXES
         for div in self.doc.findall(".//div"):
             if not any(str(e.tag).startswith(blocks) for e in div.iterdescendants("*")) and (

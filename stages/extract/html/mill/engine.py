@@ -19,12 +19,15 @@ ARRAYS = ("roots", "feature", "threshold", "left", "right", "leaf")
 
 
 class MillWeights:
-    """The trained weights of the engine `mill`, as arrays: weights of the words in class and id attributes, the
-    decision trees of the first and the second pass over a page, a table that maps log odds to probabilities, and shifts
-    of probabilities (see `choice.choose`).
+    """The trained weights of the engine `mill`, as arrays:
+
+    - `tokens`: weights of the words in class and id attributes
+    - `forests`: the decision trees of the first and the second pass over a page
+    - `odds`: a table that maps log odds to probabilities
+    - `shifts`: lowered and raised probabilities (see `choice.choose`)
 
     benchmarks/train_mill.py writes these arrays to a file. All numbers are integers, so that extraction gives the same
-    result on every machine.
+    result on every machine. The constructor raises ValueError if the weights were trained for other features.
     """
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
