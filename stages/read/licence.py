@@ -2,9 +2,12 @@
 licence, or a licence's notice.
 
 Identifiers are those of SPDX (https://spdx.org/licenses). The result "" means that the head names no known licence; the
-file may still have one. Without an SPDX tag, a permissive licence is reported only in three cases: its whole text, its
-terms or its notice begins in the head, unchanged (`licence_texts`); a sentence puts the file under the licence, and no
-other terms stand beside that sentence; or the comments at the beginning of the file say nothing but the licence's name.
+file may still have one. Without an SPDX tag, a permissive licence is reported only in one of three cases:
+
+- Its whole text, its terms or its notice begins in the head, unchanged (`licence_texts`).
+- A sentence puts the file under the licence, and no other terms stand beside that sentence.
+- The comments at the beginning of the file say nothing but the licence's name.
+
 The rules are strict, because a missed licence costs only a file, whereas a wrong one puts a file into a corpus that
 must not have it.
 """
@@ -119,8 +122,8 @@ def _tags(head: str) -> str | None:
 
 
 def _lead(text: str) -> str:
-    """Return the comments at the beginning of a source file, of any length if one is a block comment; the whole text if
-    they are fewer than `_LINES` comments of one line."""
+    """Return the comments at the beginning of a source file. Returns the whole text if they are fewer than `_LINES`
+    comments of one line; a single block comment is enough."""
     out: list[str] = []
     close, marked = "", 0
     for line in text.split("\n"):

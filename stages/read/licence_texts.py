@@ -176,9 +176,12 @@ def forms() -> tuple[list[Form], dict[int, list[int]]]:
 
 
 def licence_text(text: str) -> str | None:
-    """Return the SPDX identifier of the licence whose whole text, terms or notice stands in `text`. Returns "" if the
-    terms were changed, if other terms stand beside them, or if more than _AROUND other words do. Returns None if `text`
-    contains no licence text."""
+    """Return the SPDX identifier of the licence whose whole text, terms or notice stands in `text`; None if `text`
+    contains no licence text.
+
+    Returns "" if the licence text was changed, or is not alone: other terms stand beside it, or more than _AROUND other
+    words.
+    """
     words = words_of(text)
     hashes = triples(words)
     near = matches(hashes)
@@ -191,8 +194,9 @@ def licence_text(text: str) -> str | None:
 
 
 def matches(hashes: list[int]) -> list[LicenceMatch]:
-    """Return the matches of a text with forms (wordings of licences) of which the text contains at least the share
-    `LIKELY`, the best match first. `hashes` are the hashes of the text's triples of consecutive words."""
+    """Return the licence texts that a document probably contains, as matches with forms (wordings of licences), the
+    best match first. The document must contain at least the share `LIKELY` of a form's triples of consecutive words.
+    `hashes` are the hashes of the document's triples."""
     all_forms, forms_of = forms()
     votes = Counter(number for value in set(hashes) for number in forms_of.get(value, ()))
     likely = [all_forms[number] for number, n in votes.items() if n >= LIKELY * len(all_forms[number].places)]
@@ -261,8 +265,9 @@ def _holders_terms(text: str, form: Form) -> bool:
 
 
 def _outside_form(lower: str, form: Form) -> str:
-    """Return the words of a piece of text (in lower case) that are in no triple of consecutive words which `form`, a
-    wording of a licence, contains."""
+    """Return the words of a piece of text (in lower case) that `form`, a wording of a licence, does not contain. A word
+    is compared together with its neighbours: it is contained if it is part of a triple of consecutive words of
+    `form`."""
     words = _words(_ADDRESS.sub(" ", lower))
     standard = {j for i, value in enumerate(triples(words)) if value in form.places for j in range(i, i + TRIPLE)}
     return " ".join(word for j, word in enumerate(words) if j not in standard)

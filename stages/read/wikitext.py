@@ -285,9 +285,11 @@ def _template(inner: str) -> str:
 
 
 def _link(inner: str, hidden: re.Pattern[str]) -> str:
-    """Returns the label of a link, or the target of a link without a label. The result is "" for links to files and
-    categories, and for links without a label to other wikis, templates, talk pages and the like, unless a colon in
-    front makes them ordinary links. `inner` is the text between [[ and ]]."""
+    """Returns the label of a link, or the target of a link without a label. `inner` is the text between [[ and ]].
+
+    Returns "" for links to files and categories. Also returns "" for links without a label to other wikis, templates,
+    talk pages and the like. A colon in front makes a link an ordinary one.
+    """
     if hidden.match(inner):
         return ""
     target, bar, label = inner.partition("|")
@@ -387,8 +389,8 @@ def _paragraphs(text: str) -> str:
 
 
 def _mark(marks: str, counts: list[int]) -> tuple[str, list[int]]:
-    """Return (Markdown's mark for a list item with the wikitext marks `marks`, such as `*#`; number of items so far at
-    each depth of the list, including this item). `counts` are these numbers before the item."""
+    """Return Markdown's mark for a list item, and the new counts. `marks` are the item's marks in wikitext, such as
+    `*#`. `counts` holds the number of items so far at each depth of the list."""
     depth = sum(c in "*#" for c in marks)
     if not depth:
         return "", counts if marks else []                      # a line of : between items continues their list

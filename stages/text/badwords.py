@@ -228,8 +228,7 @@ def _words(text: str, latin: bool) -> re.Pattern[str] | regex.Pattern[str]:
 
 def _gaps(text: str, words: list[re.Match[str]]) -> tuple[str, ...]:
     """Return the text between each word and the next, without blanks, hyphens and apostrophes. `words` are the matches
-    of the words. An entry of several words occurs in a text only where these gaps (`&`, for instance) are the same in
-    the text and in the entry."""
+    of the words. An entry of several words occurs in a text only if these gaps are equal: `&` matches only `&`."""
     return tuple(_LOOSE.sub("", text[a.end():b.start()]) for a, b in pairwise(words))
 
 

@@ -68,10 +68,12 @@ def copies(text: str, separator: str = "\n", *, first: bool = False) -> list[Spa
 
 
 def repeated_words(text: str, n: int, *, top: bool, first: bool = False) -> list[Span]:
-    """Return the spans (first character, one past the last) of repeated runs of `n` words, at most MOST. With `top`,
-    these are all occurrences of the most frequent run (none if it occurs only once). Otherwise they are all runs that
-    repeat an earlier run and, with `first`, also the first of several equal runs. Spans that overlap or follow each
-    other are joined."""
+    """Return the spans (first character, one past the last) of repeated runs of `n` words, at most MOST. Spans that
+    overlap or follow each other are joined.
+
+    With `top`, these are all occurrences of the most frequent run; none if it occurs only once. Without `top`, they are
+    all runs that repeat an earlier run. `first` then adds the first of several equal runs.
+    """
     words = [match.span() for match in _WORD.finditer(text)]
     runs = [tuple(text[a:b] for a, b in words[i:i + n]) for i in range(len(words) - n + 1)]
     if top:

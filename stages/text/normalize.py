@@ -197,10 +197,12 @@ def _after_number(data, i, pages, kinds):
 
 @njit(cache=True, nogil=True)
 def _ascii_stretch(data, i, ascii_bytes, gaps, out, size, last):
-    """Simplify a text from byte `i` on, up to the next digit or character outside ASCII, and write the result to `out`,
-    which already has `size` bytes. `last` is the last of these bytes, by which the function knows whether to write a
-    space. It is _RARE after a character outside ASCII, even one that left no byte, and always if `gaps` is true
-    (several spaces may follow one another). Returns (i, size, last) after the stretch.
+    """Simplify a text from byte `i` on, up to the next digit or character outside ASCII. The result is written to `out`
+    after its first `size` bytes. Returns (i, size, last) after the stretch.
+
+    `last` is the byte before the stretch in the result. After a space, no further space is written. `last` is _RARE
+    after a character outside ASCII, even one that left no byte. If `gaps` is true, several spaces may follow one
+    another, and `last` does not matter.
 
     The loops have no branch that depends on where words end, because processors would often mispredict it.
     """
@@ -228,9 +230,8 @@ def _ascii_blocks(data, out):
     stops at the first block of eight bytes that holds a digit or a part of a character outside ASCII. Returns the
     number of bytes written.
 
-    The eight bytes of a block are processed as one integer. In a sum, no byte overflows into the next, because both
-    summands of a byte are less than 128. The highest bit of a byte of the sum then says whether the byte is at least
-    some value.
+    The eight bytes of a block are compared at once, in one addition of 64-bit integers. A byte b below 128 plus 128 - k
+    has its highest bit set exactly if b ≥ k. No sum of two such bytes overflows into the next byte.
     """
     blocks = data.shape[0] // 8
     source, target = data[:8 * blocks].view(np.uint64), out[:8 * blocks].view(np.uint64)
@@ -322,8 +323,8 @@ def simplified_utf8(data: Bytes, gaps: bool = False) -> Bytes:
 
 @njit(cache=True, nogil=True)
 def _simplified_texts(data, starts, stops, ascii_bytes, pages, kinds, page_starts, sizes, blob, gaps, out, ends, odd):
-    """Write the simplified forms of the texts data[starts[n]:stops[n]], without spaces at their ends, to `out`, one
-    after another, and the position where each ends to `ends`. The texts that only `by_rules` can simplify are left out,
+    """Write the simplified forms of the texts data[starts[n]:stops[n]] to `out`, one after another, without spaces at
+    their ends. The position where each form ends goes to `ends`. Texts that only `by_rules` can simplify are left out,
     and marked in `odd`. Returns 0, or -2 - page if the table of characters lacks a page that is needed."""
     end = 0
     for number in range(starts.shape[0]):

@@ -194,11 +194,12 @@ class Vocabulary:
         return self.words[self.chunks.edge(chunk, side)]
 
     def _find_chunks(self, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int] | None]:
-        """Find the chunks (runs without white space) of a text, and add those that the table lacks. Returns (the number
-        of each chunk, the start and end of each chunk in `data`, the argument for `_forget`).
+        """Find the chunks (runs without white space) of a text, and add those that the table lacks. Returns the number
+        of each chunk, the start and end of each chunk in `data`, and the size of the table before long chunks were
+        added.
 
-        Long chunks do not stay in the table: the caller removes them by `_forget`. The argument is None if no long
-        chunks were added.
+        Long chunks do not stay in the table. After use, the caller passes the third value to `_forget`, which removes
+        them. The value is None if no long chunks were added.
         """
         chunks, spans, unknown = self.chunks.scan(data)
         if not unknown:
@@ -223,10 +224,12 @@ class Vocabulary:
             self.chunks.forget(*before)
 
     def encode(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Split a text into words. Returns (the numbers of the words, int32; facts about the lines, int32[n, 4]). There
-        is a row for each line that is not blank. It holds the position of the line's first byte, the position after its
-        last byte (both without white space), its number of chunks (runs without white space), and its number of
-        sentences (-1: unknown)."""
+        """Split a text into words. Returns (the numbers of the words, int32; facts about the lines, int32[n, 4]).
+
+        There is a row for each line that is not blank: the position of its first byte, the position after its last byte
+        (both without white space), its number of chunks (runs without white space), and its number of sentences (-1:
+        unknown).
+        """
         data = utf8(text)
         chunks, spans, before = self._find_chunks(data)
         ids, lines, unsure = self.chunks.fold(data, chunks, spans)
