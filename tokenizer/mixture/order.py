@@ -39,9 +39,9 @@ MOST_EPOCHS = 10**5
 
 @dataclass(frozen=True)
 class Piece:
-    """What one phase (a stretch of the training) has reserved in one epoch of a stream: a number of super-windows,
-    which are blocks of `longest` consecutive tokens. The super-windows are divided into windows (samples) of `length`
-    tokens. The phase reads the windows of a piece in a permuted order."""
+    """A reservation of one phase (a stretch of the training) in one epoch of a stream. It consists of super-windows,
+    which are blocks of `longest` consecutive tokens. They are divided into windows (samples) of `length` tokens. The
+    phase reads the windows of a piece in a permuted order."""
 
     stream: int
     epoch: int
@@ -54,9 +54,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Extent:
-    """A range of samples of one stream (data source) that read the windows of one piece (the blocks that a phase of the
-    training has reserved). Samples are counted per stream and phase: samples [start, stop) that phase `phase` draws
-    from the stream read the windows at positions offset, offset + 1, … of the permuted piece."""
+    """Which windows a range of samples reads. The samples are those that phase `phase` draws from one stream (data
+    source), counted from 0. Samples [start, stop) read the windows of `piece` (a reservation of this or an earlier
+    phase) in the piece's permuted order, from position `offset` on."""
 
     phase: int
     start: int
@@ -66,9 +66,9 @@ class Extent:
 
 
 class Located(NamedTuple):
-    """What a range of samples reads: which window (range of consecutive tokens; in a packed stream, a packed row) of
-    which stream, in which phase (stretch of the training) and epoch (reading of the stream). The fields are int64
-    arrays of equal length, with an entry per sample, in the order of the samples."""
+    """What a range of samples reads: phase (stretch of the training), stream (data source), epoch (reading of the
+    stream) and window. A window is a range of consecutive tokens; in a packed stream, it is a packed row. The fields
+    are int64 arrays with an entry per sample, in the order of the samples."""
 
     phase: np.ndarray
     stream: np.ndarray
@@ -185,13 +185,14 @@ class Order:
 
     def samples_of(self, stream: int, first: int, stop: int,
                    phase: int | None = None) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Return the samples that read a given part of a stream (data source): super-windows (blocks of `longest`
-        tokens) [first, stop), in one phase (stretch of the training), or in all phases if `phase` is None. This is the
-        inverse of `locate`.
+        """Return the samples that read super-windows [first, stop) of a stream (data source); a super-window is a block
+        of `longest` tokens. `phase` limits the result to one phase (stretch of the training). This is the inverse of
+        `locate`.
 
         Returns {phase: (sample numbers, windows, epochs)}, int64 arrays sorted by window, then epoch. A window appears
-        once for each epoch in which a sample reads it. A phase that reads none of the windows is left out.
-        `materialize` uses this to read each shard once, in file order, and to write each window to its sample's row."""
+        once for each epoch in which a sample reads it. A phase that reads none of the windows is left out. With this,
+        `materialize` reads each shard once, in the order of the file, and writes each window to the rows of its
+        samples."""
         seed, name = self.curriculum.seed, self.names[stream]
         pieces: dict[Piece, list[Extent]] = {}
         for p, row in enumerate(self.extents):

@@ -68,9 +68,9 @@ def step_of(curriculum: Curriculum, sample: int) -> int:
 
 
 def readers_of(curriculum: Curriculum, stream: str, first: int, last: int, length: int) -> list[dict[str, Any]]:
-    """Return the reads of windows `first` to `last` (inclusive) of a stream (data source), in the order of the
-    training. Windows have `length` tokens; phases (stretches of the training) with another sequence length are left
-    out. Each read is a mapping: {step (from 1), phase, sample, window, epoch}."""
+    """Return where a training reads windows `first` to `last` (inclusive) of a stream (data source), as a list of
+    mappings {step (from 1), phase, sample, window, epoch}, in the order of the training. Windows have `length` tokens.
+    Phases (stretches of the training) with another sequence length are left out."""
     order, ratio = Order(curriculum), curriculum.longest // length
     result = []
     for p, phase in enumerate(curriculum.phases):
