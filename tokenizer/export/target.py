@@ -1,5 +1,5 @@
-"""Writes the files of an export or import into a folder that appears whole or not at all. A command may give another
-place for the files, such as object storage (`OpenTarget`)."""
+"""Writes the files of an export or import into a folder, which appears under its name only when all files are complete.
+A caller may give another place for the files, such as object storage (`OpenTarget`)."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Target(ABC):
     @property
     @abstractmethod
     def work(self) -> Path:
-        """A folder of this machine for temporary data: notes, and files whose names are not known before they are
-        complete."""
+        """A local folder for temporary files: data that only the import needs, and files that get their names when they
+        are complete."""
 
     @abstractmethod
     def create(self, name: str) -> AbstractContextManager[BinaryIO]:
@@ -50,8 +50,9 @@ class Target(ABC):
                 file.write(np.ascontiguousarray(block).data)
 
     def share(self, name: str, original: Path | None, contents: Iterable[np.ndarray]) -> None:
-        """Write the file `name` with the bytes `contents`. If `original` is not None, it is a file with the same bytes,
-        to which a subclass may link instead. `contents` is read in any case, because reading it checks it."""
+        """Write the file `name` with the bytes `contents`. If `original` is given, it is a file with the same bytes,
+        and a subclass may make a hard link to it instead of writing. `contents` is always read to its end, because
+        reading it compares the original with its checksums."""
         self.write(name, contents)
 
 

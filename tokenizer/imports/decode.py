@@ -35,8 +35,9 @@ class FirstTexts:
         self.chars = self.replaced = self.tokens = self.unknown_tokens = 0
 
     def add(self, place: object, tokens: np.ndarray, text: str) -> None:
-        """Count a document with its tokens and decoded text. `place` is its file. Raises WrongTokenizer if too much of
-        the texts so far is unreadable."""
+        """Count a document: its tokens and the text decoded from them. Does nothing after the first DOCUMENTS
+        documents. Raises WrongTokenizer if more than the share SHARE of all counted characters are U+FFFD, or of all
+        counted tokens the unknown token. The error names `place`, the file of the document."""
         if self.documents >= self.DOCUMENTS:
             return
         self.documents += 1
@@ -104,9 +105,9 @@ def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.
 
 def lines_of(source: ImportSource, blocks: Iterator[ImportedDocuments],
              decode: Callable[[np.ndarray], str], first: FirstTexts) -> Iterator[tuple[bytes, int, bool]]:
-    """Yield for each document: its line of JSON, its number of tokens, and whether the text seems damaged. That is so
-    if it holds U+FFFD, which the tokenizer writes in place of bytes that are not valid UTF-8. `first` checks the texts
-    of the first documents. Raises TokenFileError when a loss mask says that some tokens are no targets."""
+    """Yield (line of JSON, number of tokens, whether the text seems damaged) for each document. A text seems damaged if
+    it contains U+FFFD, which the tokenizer writes in place of bytes that are not valid UTF-8. `first` checks the first
+    texts. Raises TokenFileError when a loss mask says that some tokens are no targets."""
     for documents in blocks:
         if documents.targets is not None and not documents.targets.all():
             raise TokenFileError(f"{source.folder / documents.file}: has a loss mask, which texts cannot carry; remove "

@@ -53,12 +53,14 @@ def cut_at_ends(source: ImportSource,
                 index: Iterable[Ends],
                 index_path: object,
                 loss: TokenFile | None = None) -> Iterator[ImportedDocuments]:
-    """Yield the documents of the file `name`, opened as `body`, which has nothing but tokens of type `dtype`. `index`
-    gives the ends of all documents of this file, in order; error messages name it as `index_path`. `loss` is the file
-    with the loss mask: a u8 for each token, 1 if the token is a target and else 0. Raises TokenFileError when the index
-    or the loss mask does not fit `body`, when a document is longer than the limits of `source` allow, or when it does
-    not end in EOS. If the files hold training samples (`source.sequence`), a document may be a piece of a sample, and
-    EOS is not demanded."""
+    """Yield the documents of a file of tokens, cut where an index says. `name` is the file's name and `body` the open
+    file, which consists of tokens of type `dtype`. `index` yields the ends of all documents of the file, in order.
+    `index_path` is the name of the index in error messages. `loss` is the file of the loss mask: a u8 per token, 1 if
+    it is a target, else 0.
+
+    Raises TokenFileError in these cases: the index or the loss mask does not fit `body`, a document is longer than the
+    limits of `source` allow, or a document does not end in EOS. If the files hold training samples (`source.sequence`),
+    a document may be a piece of a sample, and need not end in EOS."""
     total, begin, number = body.count(dtype), 0, 0
     if loss is not None and loss.size != total:
         raise TokenFileError(f"{loss.path}: {loss.size:,} bytes, one a token would be {total:,}: {AGAIN}")

@@ -1,7 +1,8 @@
 """Reads Parquet files with a row per document; `tokenizer.export.parquet` gives their columns.
 
 `input_ids` may be lists of any integers. The columns `id` (string) and `loss` (lists of bool, or of integers 0 and 1)
-may be missing; others are ignored, also an `id` of another type. Either all files have the column `loss` or none.
+may be missing. All other columns are ignored, and so is an `id` that is not a string. Either all files have the column
+`loss` or none.
 
 With `ImportSource.sequence`, each row of the table is a training sample, which may hold parts of several documents. Its
 columns are those of `tokenizer.shards.rows`. All but `input_ids` may be missing. Without `ends`, each EOS ends a
@@ -199,5 +200,5 @@ def rows_in(source: ImportSource, file: TokenFile, name: str, row: int, batch: p
 
 
 def flat(lists: Lists) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values of an Arrow array of lists, those of all lists back to back, and the length of each list."""
+    """Return (values of all lists of an Arrow list array, back to back; length of each list)."""
     return lists.flatten().to_numpy(zero_copy_only=False), lists.value_lengths().to_numpy().astype(np.int64)
