@@ -2,12 +2,13 @@
 
     python benchmarks/filter_parity.py --texts FILE.jsonl [...] [--every N] [--lists naughty-words-1.2.0.tgz]
 
-A file holds JSON lines with `text`, as `benchmarks/fineweb_vs_datatrove.py` and `html_engines.py` leave them in their
-scratch folders. datatrove's filters run with their defaults, except that C4's has no rule on terminal punctuation, as
-in FineWeb. They get words from datatrove's own tokenizer; each text is split once for all filters. datatrove keeps
-no numbers, so the values that its filters compare with thresholds are computed here: with its own functions
-(`get_n_grams`, `find_duplicates`, …), or with the same expressions where its filters contain them. Both sides use the
-same lists of bad words.
+A file holds JSON lines with `text`, like those that `benchmarks/fineweb_vs_datatrove.py` writes to its scratch folder.
+datatrove's filters run with their defaults, except that C4's has no rule on terminal punctuation, as in FineWeb. They
+get words from datatrove's own tokenizer; each text is split once for all filters. Both sides use the same lists of bad
+words.
+
+datatrove does not return the values that its filters compare with thresholds. They are computed here, with datatrove's
+own functions (`get_n_grams`, `find_duplicates`, …), or with the same expressions as in its filters.
 
 Prints a row per filter: texts, kept texts, and differences in decision or reason, in text, in signals. Exits 1 when a
 difference is not one of those explained in docs/filters.md.

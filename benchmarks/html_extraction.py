@@ -3,13 +3,17 @@
     python -m benchmarks.train_mill --warc W --gold DIR --news DIR --folds FOLDS.npz       (once)
     python -m benchmarks.html_extraction --warc W --gold DIR --news DIR --folds FOLDS.npz [--every 1] [--json OUT]
 
-`mill` extracts each page with the model of the fold that never saw its site. Word F1, precision and recall compare bags
-of lower-case words (as WCXB scores), as means over pages. `head` is F1 against the gold text with the page's headline
-put before it, because most gold leaves it out. `with` is the share of snippets that must occur in the text and do,
-`w/o` the share of snippets that must not occur but do; white space is normalised for both. Each kind of page is shown
-as a whole and by size: the smaller and the larger half by bytes. CPU time is user + system of this process for text →
-main text; engines take turns page by page, so that other load slows all of them alike. The comparison is a bootstrap
-over sites (10,000 draws, seeded) of the difference in word F1 of each page.
+`mill` extracts each page with the model of the fold that never saw its site. Each page type is shown as a whole and by
+size: the smaller and the larger half of its pages by bytes. The columns are means over pages:
+
+    F1, prec, recall  word F1, precision and recall: bags of lower-case words (as WCXB scores)
+    head              F1 against the gold text with the page's headline put before it, because most gold leaves it out
+    with              share of the snippets that must occur in the text that do
+    w/o               share of the snippets that must not occur in the text that do
+
+White space is normalised before snippets are compared. CPU time is user + system of this process for text → main text.
+Engines take turns page by page, so that other load slows all of them alike. Engines are compared by the difference in
+word F1 of each page, with a bootstrap over sites (10,000 draws, seeded).
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     python -m benchmarks.lookup 100000000 --folder /tmp
 
-The argument is the number of documents in the index (default: 10⁸). The index is synthetic: ids are random numbers,
-every document has a URL, and the hosts of the URLs have 1 to many documents. It is written by the code that `tokenmill
-shards index` uses. The document tables of all shards are one file, so the disk holds the index (48 bytes per document)
-and one table. A read is a call of `read` on an unbuffered file; on object storage it would be a range request.
+The argument is the number of documents in the index (default: 10⁸). The index is synthetic: ids are random numbers, and
+every document has a URL. A quarter of the documents have the same host, and every other host has about 38 documents.
+The index is written by the code that `tokenmill shards index` uses. The document tables of all shards are one file, so
+the disk holds the index (48 bytes per document) and one table. A read is a call of `read` on an unbuffered file; on
+object storage it would be a range request.
 """
 
 from __future__ import annotations
