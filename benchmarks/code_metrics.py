@@ -43,7 +43,7 @@ def git(*arguments: str) -> str:
 
 
 def start() -> str:
-    """The parent of the commit that added tests/frozen.py, which froze what a restructuring must not change."""
+    """The commit before the restructuring: the parent of the commit that added tests/frozen.py."""
     return git("log", "--diff-filter=A", "--format=%h", "--", "tests/frozen.py").split()[-1] + "^"
 
 

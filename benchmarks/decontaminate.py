@@ -8,9 +8,8 @@
 DATA is the folder of real data that tests use: the sets are in DATA/evals, the texts in DATA/text. datatrove's filter
 is `NGramsDecontFilter` with the 13-grams of the same questions.
 
-`speed` searches books and WikiText-2 twice: in the first run once, in the second run five times. The rate is computed
-from the difference of the two times, so that loading, compiling and building the index do not count. datatrove's filter
-searches the first 200 texts.
+`speed` measures one pass over books and WikiText-2, and then five passes. The rate comes from the difference, so that
+loading, compiling and building the index do not count. datatrove's filter searches the first 200 texts.
 
 `recall` draws 200 questions for each of three seeds, about equally many of each benchmark. Each question is planted
 into a book twice: as a paragraph of its own, and inside a sentence. Each time it has three forms: verbatim, with other

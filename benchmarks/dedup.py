@@ -119,8 +119,9 @@ def signatures(texts: list[str], peer_texts: int) -> None:
 
 # -- waves -----------------------------------------------------------------------------------------------------------
 def band_key_parts(store: Store, documents: int, hot: bool, rows: int = 50_000) -> list[PartRef]:
-    """Write side tables of parts with random band keys. A fifth of the documents share three keys with another one.
-    With `hot`, nine tenths of the documents also share one key. The parts have no texts."""
+    """Write side tables with random band keys: the files that `minhash` reads beside the parts of a dataset. The parts
+    themselves are not written. A fifth of the documents share three keys with another one. With `hot`, nine tenths of
+    the documents also share one key."""
     rng = np.random.default_rng(1)
     bands = rng.integers(0, 2**63, (documents, 14), dtype=np.uint64)
     copies = np.flatnonzero(rng.random(documents) < 0.2)
@@ -205,7 +206,7 @@ def waves(documents: int) -> None:
 
 # -- kept sets -------------------------------------------------------------------------------------------------------
 def synthetic(documents: int, copies: int, words: int) -> list[Doc]:
-    """Return random texts, of which the last `copies` are edited copies of others."""
+    """Return random texts, of which `copies` are edited copies of others. They are in random order."""
     rng = random.Random(7)
     names = vocabulary(rng)
     texts = [rng.choices(names, k=words) for _ in range(documents - copies)]

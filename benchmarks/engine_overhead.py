@@ -200,7 +200,8 @@ def measure(side: str, folder: Path, out: Path, workers: int) -> dict[str, float
 
 
 def texts_of(files: list[Path]) -> tuple[int, str]:
-    """Returns (rows, sha256 of ids and texts by id) of document files."""
+    """Return the number of documents in some files, and a sha256 of their ids and texts that does not depend on their
+    order."""
     digests = []
     for path in files:
         with pq.ParquetFile(path) as file:

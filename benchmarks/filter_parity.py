@@ -88,8 +88,8 @@ class Peer:
         return (None, doc.text) if result is True else (result[1], text)
 
     def signals(self, name: str, text: str, reason: str | None) -> dict[str, float]:
-        """The numbers that the filter `name` compares with thresholds for a text, by the name of our signal. `judge`
-        must have been called with the same filter and text just before."""
+        """Return the numbers that the filter `name` compares with thresholds for a text, as {name of our signal:
+        number}. `judge` must have been called with the same filter and text just before."""
         if name == "gopher_repetition":
             return self._repetition(text)
         if name == "gopher_quality":
@@ -156,8 +156,9 @@ def explained(text: str) -> str:
 
 
 def compare(texts: Iterator[str], lists: Path | None = None) -> dict[str, Counter[str]]:
-    """Returns {filter: counts of texts, of kept ones, and of those that differ in `reason`, `text`, `signals`, or are
-    `explained`}."""
+    """Judge texts with each filter on both sides. Returns {filter: counts}. The keys of the counts are `texts`, `kept`,
+    `reason`, `text` and `signals` (texts that differ in these), `explained` (texts that differ for a known reason), and
+    each such reason."""
     peer, out = Peer(lists), {}
     ours = {name: stage_class(name)(**({"lists": str(lists)} if name == "c4_badwords" else {})) for name in peer.blocks}
     for name, stage in ours.items():

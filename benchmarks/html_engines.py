@@ -75,7 +75,8 @@ def word_f1(found: str, gold: str) -> float:
 
 
 def plain(arguments: list[str]) -> None:
-    """Run the same pages through an unmodified `trafilatura.extract`: prints CPU milliseconds and a digest per line."""
+    """Run the same pages through an unmodified `trafilatura.extract`. Prints a line for each page: CPU milliseconds,
+    and a digest of the text."""
     import logging
 
     from trafilatura import extract

@@ -58,7 +58,8 @@ class Text(NamedTuple):
 
 
 def sentences(folder: Path) -> tuple[list[Text], list[Text]]:
-    """Returns (sentences, documents of ten consecutive sentences) from the files of a folder, one for each language."""
+    """Return (sentences, documents of ten consecutive sentences) from the files of a folder. There is a file for each
+    language."""
     one, ten = [], []
     for path in sorted(folder.glob("*.txt")):
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -148,9 +149,9 @@ def main() -> None:
 
 
 def unknown(name: str, texts: list[Text], labels: list[str], result: dict[str, Any]) -> None:
-    """Print which share of the texts in languages that a model does not know would pass the step `language`, because
-    the model gives another language a high score. For comparison, print the share of the texts whose language it names
-    rightly."""
+    """Print how many texts in languages that a model does not know would pass the step `language`, because the model
+    gives another language a high score. For comparison, print how many of the texts whose language it names rightly
+    would pass."""
     known = {found.language for found in map(tag, labels) if found is not None}
     strange = [score for t, score in zip(texts, result["scores"]) if tag(t.gold).language not in known]
     own = [score for t, score, label in zip(texts, result["scores"], result["labels"]) if right(t.gold, label)]

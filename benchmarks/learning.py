@@ -3,10 +3,10 @@
     python benchmarks/learning.py OUT [--tokens 491520] [--seeds 3] [--prepare]
 
 The text (`learning.yaml`: unfiltered web pages, Wikipedia, Django's documentation, from `make demo`'s input) is made
-into shards under OUT once. Every arm of the experiment is a run of its own with a curriculum and a `train:` section,
-trained by `trainer.loop.train` on one thread and evaluated on the same held-out windows. Arms that already exist are
-not trained again. Under the same seed, two arms have the same initial values, and the same samples if the mixture is
-the same.
+into shards under OUT once. Every arm of the experiment is a run of its own with a curriculum and a `train:` section. It
+is trained by `trainer.loop.train` on one thread. All arms are evaluated on the same held-out windows. Arms that already
+exist are not trained again. Under the same seed, two arms have the same initial values, and the same samples if the
+mixture is the same.
 
 There are three comparisons. (a) and (b) need the best learning rate of AdamW, which (c) finds.
 
@@ -121,7 +121,7 @@ def rates(kind: str, lr: float) -> dict[str, Any]:
 
 
 def prepare(out: Path) -> Curriculum:
-    """Return the curriculum that names the streams of all arms. Runs the recipe if its store does not exist yet."""
+    """Return the curriculum that names the streams of all arms. If it does not exist yet, the recipe is run first."""
     done = out / "runs" / "base" / "curriculum.json"
     if not done.is_file():
         from pipeline.recipe import load_recipe
@@ -135,7 +135,8 @@ def prepare(out: Path) -> Curriculum:
 
 def trained(out: Path, base: Curriculum, name: str, phases: list[dict[str, Any]], tokens: int, section: dict[str, Any],
             seed: int) -> dict[str, float]:
-    """Train an arm if necessary. Returns held-out losses in nats per token: {"all", each stream, "seconds"}."""
+    """Train an arm, unless this has been done before. Returns its held-out losses in nats per token, by stream and for
+    "all", and the "seconds" of the training."""
     said = json.dumps([phases, tokens, section, seed], sort_keys=True).encode()
     folder = out / "runs" / f"{name}-{hashlib.blake2b(said, digest_size=4).hexdigest()}"
     if not (folder / "train" / "summary.json").is_file():

@@ -1,10 +1,11 @@
-"""Measure the cost of the trainer's loader: CPU time and wall time a window, from a warm page cache and from the disk.
+"""Measure the cost of the trainer's loader: CPU time and wall time per window, from a warm page cache and from the
+disk.
 
     python -m benchmarks.loader                          # 1 GB of tokens: a few minutes
     python -m benchmarks.loader --tokens 20000000        # a quick look
 
-Reads batches of 16 and 256 windows of 2,048 and 8,192 tokens (16 bit) in the order of a curriculum of three streams, as
-`trainer.data.batches.Data.step` gives them to one rank: windows, targets, positions and document boundaries as int64
+Reads batches of 16 and 256 windows of 2,048 and 8,192 tokens (16 bit), in the order of a curriculum of three streams.
+`trainer.data.batches.Data.step` gives them as to one rank: windows, targets, positions and document boundaries as int64
 tensors. The same run also measures nanoGPT's method: random windows of one flat file through `numpy.memmap`, inputs and
 targets as int64 tensors, and nothing else.
 
@@ -90,9 +91,8 @@ def main() -> int:
 
 
 def write(folder: Path, name: str, tokens: int, shards: int) -> dict[str, Any]:
-    """Write a shard set of about `tokens` random tokens, cut into documents of random length. It is the shard set of
-    the stream `name`. Returns the value that the argument `shard_sets` of `tokenizer.mixture.resolve.resolve` has for
-    this stream."""
+    """Write the shard set of the stream `name`: about `tokens` random tokens, cut into documents of random length.
+    Returns what describes the stream in the argument `shard_sets` of `tokenizer.mixture.resolve.resolve`."""
     target = folder / "split=train"
     target.mkdir(parents=True)
     rng, made = np.random.default_rng(len(name)), []

@@ -101,8 +101,8 @@ def generated(segments: int, in_segment: int) -> Iterator[bytes]:
 
 
 def many_records(store: Store, records: int) -> int:
-    """Write a log of `records` records whose segments are all in packs, except the first, as in a store after `store
-    gc`. Returns the bytes of the packs."""
+    """Write a log of `records` records. All segments but the first are in packs, as in a store after `store gc`.
+    Returns the bytes of the packs."""
     size, first = 0, b""
 
     def segments() -> Iterator[bytes]:

@@ -40,8 +40,8 @@ SEEDS = dict(zip(COLUMNS, (1, 2, 3), strict=True))
 
 
 def keys(column: str, numbers: np.ndarray) -> np.ndarray:
-    """Return the 64-bit keys by which the index finds documents, given by number. A key is splitmix64 of the document's
-    number, or, for the column `domain`, of the number of its host."""
+    """Return the 64-bit keys of documents in the column `column` of the index. `numbers` are the documents' numbers. A
+    key is splitmix64 of the document's number, or, for the column `domain`, of the number of its host."""
     x = numbers.astype(np.uint64)
     if column == "domain":                                             # a quarter of the documents have one host
         x = np.where(x % 4 == 0, 0, x // 50)

@@ -71,8 +71,8 @@ class Measured:
         return {re.sub(r"(\|\w+| \(\w+\))$", "", context) for context in contexts} - {""}
 
     def executing(self, function: Function, at: int) -> set[str]:
-        """The tests that executed a line. If no test is recorded for the line itself, as for the second line of a
-        statement, the result is for the nearest line above it in the same statement."""
+        """The tests that executed a line. For the second line of a statement, for instance, no test is recorded. The
+        result is then that of the nearest line above it in the same statement."""
         path = next((p for p in self.coverage.measured_files() if p.endswith(f"/{function.file}")), "")
         contexts = self.coverage.contexts_by_lineno(path) if path else {}
         first = max(s.lineno for s in statements(function.node) if s.lineno <= at + 1)

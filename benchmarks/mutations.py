@@ -60,8 +60,8 @@ class Function:
         return "\n".join([*self.lines[:at], indent + mutant.new, *self.lines[at + 1 + mutant.old.count("\n"):]])
 
     def mutant(self, kind: str, node: Any, text: str) -> Mutant | None:
-        """The mutant that has `text` in place of `node`. It is None if the result is not valid Python, if it is the
-        same program as before, or if the place of `node` cannot be found again by its text."""
+        """The mutant that has `text` in place of `node`. Returns None if the result is not valid Python, or the same
+        program as before. Also returns None if the place of `node` cannot be found again by its text."""
         start, end = node.lineno - 1, node.end_lineno
         before = self.lines[start].encode()[:node.col_offset].decode()
         after = self.lines[end - 1].encode()[node.end_col_offset:].decode()

@@ -116,7 +116,7 @@ def measure(name: str, lengths: np.ndarray, longest: int) -> None:
 
 
 def prepare(out: Path, text: Path) -> Curriculum:
-    """Return the curriculum of the run that makes the shards. The run is started if it does not exist yet."""
+    """Return the curriculum of the run that makes the shards. If it does not exist yet, the run is made first."""
     done = out / "runs" / "base" / "curriculum.json"
     if not done.is_file():
         from pipeline.recipe import load_recipe

@@ -2,8 +2,9 @@
 
     python benchmarks/peer_language.py NAME IN.json OUT.json
 
-NAME is one of PEERS, which run in their environment (`peer-language.txt`), or the path of a fastText model, which runs
-in the project's environment and gets texts as in the step `language`. IN.json is {set: [texts]}. OUT.json has the keys
+NAME is one of PEERS, which run in their own environment (`peer-language.txt`). It may also be the path of a fastText
+model, which runs in the project's environment and gets texts as in the step `language`. IN.json is {set: [texts]}.
+OUT.json has the keys
 
     labels  the labels of a fastText model, else null
     load    CPU seconds of loading

@@ -50,7 +50,8 @@ def day(rng: random.Random, form: str, *, day_plus: int = 0, month_plus: int = 0
 
 
 def verhoeff_right(value: str) -> bool:
-    """Checks Verhoeff digits by composing the rotations and reflections of a pentagon one by one."""
+    """Return whether a number ends in the right Verhoeff digit. The rotations and reflections of a pentagon, by which
+    the digit is defined, are composed one by one."""
 
     def times(a: int, b: int) -> int:
         ra, sa, rb, sb = a % 5, a // 5, b % 5, b // 5

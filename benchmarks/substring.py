@@ -34,7 +34,7 @@ PART_ROWS = 2_000
 
 
 def documents(megabytes: int, repeated: float) -> Iterator[Doc]:
-    """Texts of 5 kB on average, of which the share `repeated` is copied from texts before."""
+    """Yield texts of 5 kB on average. About the share `repeated` of their bytes is copied from earlier texts."""
     draw = random.Random(1)
     words = ["".join(draw.choices("etaoinshrdlu", k=draw.randrange(2, 11))) for _ in range(50_000)]
     earlier: list[str] = []

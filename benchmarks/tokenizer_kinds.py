@@ -44,7 +44,7 @@ LANGUAGES = {"en": "eng", "de": "deu_1996", "fr": "fra", "tr": "tur", "fi": "fin
 
 
 def declaration(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (language, text) of the declaration, one text per language, its paragraphs a line each."""
+    """Yield (language, text) of the declaration: one text for each language, with a paragraph in each line."""
     with zipfile.ZipFile(path) as archive:
         for language, name in LANGUAGES.items():
             page = archive.read(f"{name}.html").decode("utf-8")

@@ -110,7 +110,7 @@ def weight(g: Gold) -> np.ndarray:
 
 
 def fit(rows: np.ndarray, labels: np.ndarray, weights: np.ndarray, trees: int) -> dict[str, np.ndarray]:
-    """Fits trees and returns them as arrays of integers: see `stages.extract.html.mill.forest.scores`."""
+    """Fit trees, and return them as arrays of integers, as `stages.extract.html.mill.forest.scores` reads them."""
     # blocks of low weight are sampled at random, and those taken weigh more to make up: a third of the work, nearly the
     # same trees
     floor = np.quantile(weights, 0.8)

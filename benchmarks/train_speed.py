@@ -217,8 +217,8 @@ def verdicts(results: list[dict[str, Any]]) -> list[str]:
 
 # -- one measurement ---------------------------------------------------------------------------------------------------
 def measure(spec: dict[str, Any], way: str, micro: int, smoke: bool) -> dict[str, Any]:
-    """Measure one way for a model. Returns {tokens_per_s, spread (relative, of the windows), mfu, memory_gb (peak),
-    windows}."""
+    """Measure one way of training a model. Returns tokens_per_s (the median of the windows), spread (of the windows,
+    relative to it), mfu, memory_gb (peak) and windows (tokens per second of each)."""
     import torch
 
     torch.manual_seed(0)

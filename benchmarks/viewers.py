@@ -7,8 +7,8 @@ which reloads itself every few seconds. A quarter poll the API with the ETag of 
 of events.
 
 Prints the times of the requests, how late the streams get a change, errors, and the CPU time and memory of the server.
-Exits 1 if there is an error, if the 99th percentile of a kind of requests is not below 500 ms, or if the server needs
-more than a quarter of one core.
+The exit code is 0 if there is no error, if 99 % of the requests of each kind take less than 500 ms, and if the server
+needs at most a quarter of one core; otherwise it is 1.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ _STEP = re.compile(r"\s*(Collecting|Processing|Downloading|Using cached|Building
 
 
 class Progress:
-    """The progress of pip, taken from the lines that it prints. pip prints nothing while it unpacks packages, so then
-    the packages that are installed so far are counted."""
+    """The progress of pip, taken from the lines that it prints. While pip unpacks packages, it prints nothing. The
+    progress is then the number of packages that are installed so far."""
 
     def __init__(self) -> None:
         self.collected, self.packages, self.last = 0, 0, ""

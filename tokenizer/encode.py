@@ -42,8 +42,8 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
     0. It is None if all entries of `spans` are None.
 
     Raises ValueError if a range is empty, overlaps another, is outside the text, cuts a character, or if the ranges are
-    not sorted. Raises TokenizerError if the tokens of a text include EOS, or if the tokenizer cannot encode a text
-    piece by piece, for instance because it puts a space in front of every piece."""
+    not sorted. Raises TokenizerError if the tokens of a text include EOS. Also raises it if the tokenizer cannot encode
+    a text piece by piece, for instance because it puts a space in front of every piece."""
     if all(text_spans is None for text_spans in spans):
         return *encode_documents(tokenizer, texts), None
     if not _can_be_joined(tokenizer):

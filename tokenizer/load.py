@@ -245,9 +245,9 @@ def _huggingface(data: bytes, path: Path, eos: str | int | None) -> tuple[Huggin
 
 
 def fastest(text: str, slow: HuggingFace, probes: Sequence[str]) -> HuggingFace:
-    """Return a backend with fastokens for the tokenizer.json with contents `text`, if fastokens is installed, supports
-    the tokenizer, and encodes every text of `probes` exactly as `tokenizers` does. Otherwise return `slow`, the backend
-    with `tokenizers`."""
+    """Return the fastest backend for the tokenizer.json with contents `text`. That is fastokens if it is installed,
+    supports the tokenizer, and encodes every text of `probes` exactly as `tokenizers` does. Otherwise it is `slow`, the
+    backend with `tokenizers`."""
     try:
         fast = Fast(text)
         fast_output, slow_output = fast.encode_flat(probes), slow.encode_flat(probes)

@@ -38,9 +38,9 @@ def split_pattern(digits: str) -> str:
 
 def train_tokenizer(texts: Iterable[str], settings: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Train a tokenizer on `texts` and write it to `path`. `settings` are those under `tokenizer.train` in a recipe:
-    `kind` (bpe or sentencepiece), `vocab`, and perhaps `model`, `digits`, `space_runs` and `special`. Raises
-    TokenizerError when a setting contradicts another, when `vocab` is too small for the tokens that it must have, or
-    when SentencePiece cannot make `vocab` pieces of the texts."""
+    `kind` (bpe or sentencepiece), `vocab`, and optionally `model`, `digits`, `space_runs` and `special`. Raises
+    TokenizerError when two settings contradict each other, when `vocab` is too small for the tokens that it must have,
+    or when SentencePiece cannot make `vocab` pieces of the texts."""
     options = {key: settings[key] for key in ("digits", "space_runs", "special") if settings.get(key)}
     if settings["kind"] == "bpe":
         train_bpe(texts, settings["vocab"], path, **options)
@@ -122,8 +122,8 @@ def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLik
 
 
 def _runs(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts in pieces. A run of characters without white space, or of white space only, is cut after every
-    RUN characters, because the BPE trainer's time is quadratic in the length of a run."""
+    """Yield the texts in pieces. A run of characters without white space is cut after every RUN characters, and so is a
+    run of white space. Without this, the BPE trainer's time would be quadratic in the length of a run."""
     for text in texts:
         start = 0
         for run in _RUN.finditer(text):

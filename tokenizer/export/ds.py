@@ -7,10 +7,12 @@
     00000.ds.metadata    text, three lines without a newline at the end: TOKENIZER|BYTES, the number of tokens, and this
                          number in short form ("1.5M T"). BYTES is the size of a token (2 or 4)
 
-If one shard has a loss mask, all get one, because datatrove wants a .loss file for each .ds file. TOKENIZER is
-`tokenizer-` and the first 12 hex characters of the tokenizer's sha256, as in the store, because a shard set does not
-know the tokenizer's name on a hub. nanotron loads the tokenizer by this name. So for nanotron, replace it by a name
-that nanotron can load. datatrove needs BYTES to merge files of u32.
+If one shard has a loss mask, all get one, because datatrove wants a .loss file for each .ds file. datatrove needs BYTES
+to merge files of u32.
+
+TOKENIZER is `tokenizer-` and the first 12 hex characters of the tokenizer's sha256, as in the store. A shard set does
+not know the tokenizer's name on a hub. nanotron loads the tokenizer by the name TOKENIZER, so for nanotron, replace it
+by a name that nanotron can load.
 
 In an export in training order, the samples of L + 1 tokens are back to back. With a sequence length of L, datatrove and
 nanotron then read exactly these samples. A document that is cut at the end of a sample also ends there in the index.

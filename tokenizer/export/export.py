@@ -107,8 +107,8 @@ def write_samples(samples: ExportSamples, name: str, out: Path | OpenTarget) -> 
 
 
 def check_holds_loss(name: str, folder: Path) -> None:
-    """Raise ExportError if the format `name` has no place for loss masks (which say which tokens count in the loss).
-    Called when the tokens to export, in `folder`, have such masks."""
+    """Raise ExportError if the format `name` has no place for loss masks, which say which tokens count in the loss.
+    `folder` is where the tokens with such masks are, for the message."""
     if not FORMATS[name].holds_loss:
         holding = ", ".join(other for other in FORMATS if FORMATS[other].holds_loss)
         raise ExportError(f"{folder}: the tokens have loss masks, which --format {name} cannot hold; choose one of "

@@ -10,7 +10,7 @@ train_llama3.py of llm.c reads u32.
 In this format EOS begins each document, and modded-nanogpt finds the documents by it. In a shard EOS ends each
 document. So a file has an EOS in front of the shard's tokens, and lacks the shard's last EOS.
 
-In an export in training order, the files are train_000000.bin and so on, and hold the first L tokens of each sample
+In an export in training order, the files are train_000000.bin and so on. They hold the first L tokens of each sample
 back to back, because llm.c reads rows of L tokens that do not overlap. llm.c takes the first token of the next row as
 the last target of a row. This target is wrong, because the next row is from another place of the data. modded-nanogpt
 does not keep the order, because it begins rows at EOS.

@@ -72,8 +72,8 @@ OpenTarget = Callable[[str], AbstractContextManager[Target]]
 
 
 class FolderTarget(Target):
-    """Writes files into a local folder, which must exist, and must be empty. `appearing` makes the folder appear whole
-    or not at all; this class does not."""
+    """Writes files into a local folder, which must exist and be empty. Each file appears in it at once. Use `appearing`
+    to make the whole folder appear only when all files are complete."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ def contents_of(*facts: object) -> str:
 @contextlib.contextmanager
 def appearing(out: Path, option: str) -> Iterator[Path]:
     """A context manager for writing the folder `out`. It yields a hidden folder beside `out`, which is renamed to `out`
-    when the body ends and removed when the body raises. Raises ExportError when `out` exists, except as an empty
+    when the body ends and removed when the body raises. Raises ExportError when `out` exists and is not an empty
     folder. The error begins with `option`, the option of the command that names `out`."""
     check_free(out, option)
     part = beside(out.absolute())
@@ -165,7 +165,8 @@ def appearing(out: Path, option: str) -> Iterator[Path]:
 
 
 def check_free(out: Path, option: str) -> None:
-    """Raise ExportError when `out`, which `option` names, exists, except as an empty folder that can be replaced."""
+    """Raise ExportError unless `out` can become a new folder: it must not exist, or be an empty folder that can be
+    replaced. The error begins with `option`, the option of the command that names `out`."""
     if out.is_symlink():
         raise ExportError(f"{option}: {out} is a symbolic link; name a new folder")
     if out.exists() and not out.is_dir():

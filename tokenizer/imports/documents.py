@@ -18,8 +18,9 @@ TELLING = 10_000
 
 
 class ImportedDocuments(NamedTuple):
-    """Consecutive documents of a file, with their tokens back to back, in the type of the shard set. Each has EOS at
-    its end, unless the documents are pieces of rows (training samples) (`ImportSource.sequence`)."""
+    """Consecutive documents of a file, with their tokens back to back, in the type of the shard set. Each ends in EOS.
+    If the files hold training samples (`ImportSource.sequence`), these are pieces of documents, which need not end in
+    EOS."""
 
     file: str                     # relative to the folder of the files
     first: int                    # number of the first of them in the file, from 0
@@ -185,9 +186,9 @@ def cut_at_eos(source: ImportSource, pieces: Iterable[TokenRange]) -> Iterator[I
 
 
 def endless(source: ImportSource, piece: TokenRange, tokens: int, seen: bool) -> TokenFileError:
-    """Return the error for a document without EOS among its first `tokens` tokens. `piece` holds the beginning of the
-    document. If no EOS was `seen` before it and the document is long, the error is a WrongTokenizer, because the
-    tokenizer of the files then probably has another EOS. Otherwise it is a TokenFileError."""
+    """Return the error for a document that has no EOS among the `tokens` tokens read of it. `piece` holds its
+    beginning. If the document is long, and no EOS was `seen` before, the tokenizer of the files probably has another
+    EOS. The error is then a WrongTokenizer, otherwise a TokenFileError."""
     kind = WrongTokenizer if not seen and tokens >= TELLING else TokenFileError
     return kind(f"{source.folder / piece.file}: no EOS (token id {source.coding.eos}) after byte {piece.byte:,}, so "
                 f"the end of the document there cannot be found; {OTHER}, or see that no file is missing or truncated")

@@ -41,8 +41,8 @@ def piece_ids(origins: Iterable[RowOrigin], counts: np.ndarray) -> list[str]:
 def blocks_of(source: ImportSource, reader: ImportFormat,
               names: list[str]) -> Iterator[tuple[ImportedDocuments, RowPieces | None]]:
     """Yield the documents of the files `names`, block by block, as (documents, None). If the files have rows (training
-    samples) instead of documents, yield (the pieces of documents in some whole rows, these rows). The errors are those
-    of `ImportFormat.documents` and `rows_of`."""
+    samples) instead, each block has whole rows and is yielded as (the pieces of documents in them, the rows). The
+    errors are those of `ImportFormat.documents` and `rows_of`."""
     blocks = reader.documents(source, names)
     if not source.sequence:
         for block in blocks:

@@ -199,8 +199,10 @@ class ImportSource:
 
     def files(self, suffix: str) -> list[str]:
         """Return the files whose names end in `suffix`, relative to the folder and sorted. Hidden files and files below
-        hidden folders are left out. Raises TokenFileError when there is no such file, when only some of the names say
-        that the file is held out from training (such as `val_…`), or when a folder in it is a symbolic link."""
+        hidden folders are left out.
+
+        Raises TokenFileError when there is no such file, or when a folder below the source is a symbolic link. Also
+        raises it when some but not all names say that a file is held out from training, such as `val_…`."""
         if self._names is not None:
             names = visible(name for name in self._names if name.endswith(suffix))
         elif not self.path.exists():
@@ -282,9 +284,10 @@ class ImportSource:
         return tokens.astype(self.dtype, copy=False)
 
     def check_ends(self, tokens: np.ndarray, ends: np.ndarray, place: Callable[[int], str]) -> None:
-        """Raise TokenFileError when a document does not end in EOS. If most of many documents do not, raise
-        WrongTokenizer instead. `ends` are the exclusive ends of the documents in `tokens`. `place` returns the file and
-        byte of a token, for the message. Pieces of rows (`sequence`) are not checked."""
+        """Raise TokenFileError when a document does not end in EOS. If there are several documents, and more than half
+        of them do not, raise WrongTokenizer instead. `ends` are the exclusive ends of the documents in `tokens`.
+        `place` returns the file and byte of a token, for the message. Nothing is checked if the files have rows
+        (`sequence`), whose pieces need no EOS."""
         wrong = np.flatnonzero(tokens[ends - 1] != self.coding.eos)
         if len(wrong) and not self.sequence:
             last = int(ends[wrong[0]]) - 1

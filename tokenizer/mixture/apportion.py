@@ -62,13 +62,12 @@ def check_range(total: int, n: int) -> None:
 
 def is_flat(weights: Sequence[int]) -> bool:
     """Return whether Webster's method can divide samples among streams (data sources) with these weights without a
-    tree. It can if at most FLAT streams have a weight above 0, and if each of them stays within two samples of its
-    quota (its share of the samples so far).
+    tree. At most FLAT streams may have a weight above 0. Each of them must stay within two samples of its quota, its
+    share of the samples so far.
 
     For the second condition, an upper bound is computed. At time t, a stream of weight w has drawn w·t/2 samples,
-    rounded, so each of the k streams is wrong by at most 1/2. A stream with the share s of all weights is then off its
-    quota by at most (1 − s)/2 because of its own rounding, and by s·(k − 1)/2 because of the other streams'
-    rounding."""
+    rounded, so each of the k streams is wrong by at most 1/2. Suppose that a stream has the share s of all weights. Its
+    own rounding then makes an error of at most (1 − s)/2, and that of the other streams one of at most s·(k − 1)/2."""
     live = [weight for weight in weights if weight]
     return len(live) <= FLAT and max(live) * (len(live) - 2) <= 3 * sum(live)
 

@@ -1,9 +1,9 @@
 """The curriculum that a training reads: the contents of `curriculum.json`.
 
 The pipeline makes it from the curriculum of the recipe, once (`resolve.resolve`). The trainer reads only this file. The
-file holds everything that determines the order of samples: the seed, the streams (the tokens of one source, language or
-bucket each) with token counts and hashes, and the phases (stretches of the training) with the integer weights of the
-streams.
+file holds everything that determines the order of samples: the seed, the streams and the phases. A stream is the tokens
+of one source, language or bucket; the file has its token counts and hashes. A phase is a stretch of the training; the
+file has the integer weights of its streams.
 
 A sample is one window of a stream: `sequence` consecutive tokens and the token after them, which is the last target.
 Each phase sets its `sequence`. Samples are numbered from 0 over all phases. A step is `batch` consecutive samples, and
@@ -262,8 +262,9 @@ def _digest(doc: Mapping[str, Any]) -> str:
 
 
 def _exact(cls: type, doc: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the JSON object `doc` as a dict with the keys of the dataclass `cls`. Raises CurriculumError, with `where`
-    in the message, if the keys are not the fields of `cls`; fields with a default may be missing."""
+    """Check that the JSON object `doc` has the fields of the dataclass `cls` as its keys, and return it as a dict.
+    Fields with a default may be missing. Raises CurriculumError, with `where` in the message, if a key is missing or
+    unknown."""
     keys = {spec.name for spec in fields(cls)}
     needed = {spec.name for spec in fields(cls) if spec.default is MISSING}
     missing, unknown = sorted(needed - set(doc)), sorted(set(doc) - keys)

@@ -1,13 +1,14 @@
 """Computes the order of training samples by pure functions, without an index: sample number → (stream, epoch, window).
 
-A stream is the tokens of one source, language or bucket, a window is the consecutive tokens of one sample, and an epoch
-is one complete reading of a stream. Memory use is proportional to the number of streams. docs/contracts.md (Shards and
+A stream is the tokens of one source, language or bucket. A window is the consecutive tokens of one sample. An epoch is
+one complete reading of a stream. Memory use is proportional to the number of streams. docs/contracts.md (Shards and
 order) defines the order; it rests on three ideas:
 
 * **Which stream** sample n is from is determined by apportionment (`tokenizer.mixture.apportion`). In every prefix and
   in every batch, each stream is therefore within a few samples of its share (`tokenizer.mixture.realised` gives the
   bounds), whatever the batch size and the number of ranks or workers.
-* **Which window** draw j of a stream reads is determined by a keyed permutation (`tokenizer.mixture.permutation`).
+* **Which window** of a stream the j-th sample from this stream reads is determined by a keyed permutation
+  (`tokenizer.mixture.permutation`).
 * **The sequence length may change** between phases (stretches of the training) without reading a token twice. An epoch
   of a stream is a permuted sequence of super-windows, i.e. blocks of `longest` tokens. A phase reserves the next
   super-windows that it needs, and permutes windows of its own length inside its reservation.
@@ -166,9 +167,9 @@ class Order:
         return [_Reads(self, p) for p in range(len(self.curriculum.phases))]
 
     def locate(self, first_sample: int, stop_sample: int) -> Located:
-        """Return which data samples [first_sample, stop_sample) read: phase (stretch of the training), stream (data
-        source), epoch (reading of the stream) and window (range of tokens) of each. Time and memory are proportional to
-        the number of these samples, whether they are early or late in the run."""
+        """Return what samples [first_sample, stop_sample) read: for each sample its phase (stretch of the training),
+        stream (data source), epoch (reading of the stream) and window (range of tokens). Time and memory are
+        proportional to the number of these samples, whether they are early or late in the run."""
         if not 0 <= first_sample <= stop_sample <= self.samples:
             raise CurriculumError(f"samples [{first_sample}, {stop_sample}) are outside the curriculum's "
                                   f"{self.samples} samples")
@@ -260,10 +261,9 @@ class _Reads:
             permutation_key(seed, names[piece.stream], piece.epoch, "super") for piece in pieces])
 
     def windows(self, streams: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return which windows (training samples) some draws read, as (epochs, numbers of windows). Entry i is about
-        draw number `draws[i]` of stream number `streams[i]`; draws are counted from 0 in each phase and stream. Window
-        w is tokens [w·L, w·L + L] of the stream, where L is the sequence length of the phase. All arrays are int64
-        (N,)."""
+        """Return (epochs, numbers of windows): the windows (training samples) that some draws read. Draw i is number
+        `draws[i]` from stream number `streams[i]`, counted from 0 in each phase and stream. Window w is tokens [w·L,
+        w·L + L] of the stream, where L is the sequence length of the phase. All arrays are int64 (N,)."""
         drawn = self._before[streams] + draws
         extents = np.searchsorted(self._starts, drawn, side="right") - 1
         place = self._inside.permute(extents, drawn - self._starts[extents] + self._offsets[extents])

@@ -11,8 +11,8 @@ from tokenizer.mixture.order import Order, apportioned
 
 
 def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
-    """Return what a run will read: a row, as a mapping, for each phase (stretch of the training) and each stream (data
-    source) that has a weight in the phase, in the order of the curriculum.
+    """Return what a run will read, in the order of the curriculum. There is a row, a mapping, for each phase (stretch
+    of the training) and each stream (data source) that has a weight in it:
 
         phase, stream  their names
         weight, share  the stream's weight, as an integer and as a share of the phase's samples

@@ -174,9 +174,9 @@ def _batches(value: Any, sequence: int, tokens: int, key: str,
     mapping such as {0: 64k, 100M: 128k, 1B: 0.5M}: each key says after how many tokens of the phase a batch size
     begins.
 
-    The beginning of a batch size is rounded to whole steps of the size before it. If each size is a multiple of the one
-    before it, it is rounded to a multiple of the new size, counted in samples from the start of the phase. The phase
-    then has as many samples as if it had the last batch size from the start."""
+    The point where a batch size begins is rounded to whole steps of the size before it. If each size is a multiple of
+    the one before it, the point is rounded to a multiple of the new size instead. It is counted in samples from the
+    start of the phase. The phase then has as many samples as if it had the last batch size from the start."""
     table = value if isinstance(value, Mapping) else {0: value}
     try:
         rows = sorted((quantities.parse_count(begin, least=0), begin) for begin in table)
@@ -205,8 +205,8 @@ def _batches(value: Any, sequence: int, tokens: int, key: str,
 
 
 def split_labels(by: Sequence[Any]) -> list[str]:
-    """Return the names of the labels in `shards.NAME.by`. The label of an item {signal.NAME: [edges]} is
-    signal.NAME."""
+    """Return the names of the labels in `shards.NAME.by`. An item is the name of a label, or {signal.NAME: [edges]},
+    whose label is called signal.NAME."""
     return [item if isinstance(item, str) else next(iter(item)) for item in by]
 
 

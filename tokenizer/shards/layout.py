@@ -153,9 +153,9 @@ class Manifest:
         return replace(manifest, sha256=manifest.identity())
 
     def identity(self) -> str:
-        """Return the sha256 that identifies the shard set. It covers the tokens, boundaries, ids, text sizes and loss
-        masks of the documents, the names of stream and split, and what is needed to read the tokens, such as dtype,
-        tokenizer and EOS."""
+        """Return the sha256 that identifies the shard set. It covers what defines the documents: tokens, boundaries,
+        ids, text sizes and loss masks. It also covers the names of stream and split, and what is needed to read the
+        tokens, such as dtype, tokenizer and EOS."""
         doc = {"magic": self.magic, "version": self.version, "stream": self.stream, "split": self.split,
                "dtype": self.dtype, "tokenizer": self.tokenizer, "vocab_size": self.vocab_size, "eos": self.eos,
                "shards": [[s.index, s.tokens, s.documents, s.sha256, s.ends_sha256, s.ids_sha256,

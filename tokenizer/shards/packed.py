@@ -216,11 +216,12 @@ class PackedRows:
         return [(start + offset, stop + offset) for start, stop in pieces]
 
     def pieces(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (pieces, counts) for the packed rows [first, stop), which are training samples of whole documents. The
-        rows must all be of one shard. `pieces` is int64 (n, 2): the first token and the exclusive end of each piece,
-        counted over all shards, in the order of the rows. `counts` has the number of pieces of each row. Raises
-        ShardError if the file is damaged (a row without pieces, an empty piece, tokens outside the shard, a row that is
-        too long), and IndexError if the rows are of several shards."""
+        """Return (pieces, counts) for the packed rows [first, stop), which are training samples of whole documents.
+        `pieces` is int64 (n, 2): the first token and the exclusive end of each piece, counted over all shards, in the
+        order of the rows. `counts` has the number of pieces of each row.
+
+        Raises IndexError if the rows are not all of one shard. Raises ShardError if the file is damaged: a row without
+        pieces, an empty piece, tokens outside the shard, or a row that is too long."""
         shard = self.shard_of(first)
         file, before = self.packing.files[shard], self.firsts[shard]
         if stop - before > file.rows:

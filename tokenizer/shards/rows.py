@@ -14,9 +14,10 @@ In the format `bytes`, these are three or four plain files::
 SHA is the first 12 hex characters of the file's sha256, so that files of an older set are never mistaken for new ones.
 
 In the format `parquet`, a range of rows is one file with the columns `sample u64, stream string, epoch u32, window u64,
-input_ids list<u8|u16|u32>, ends list<u32>`; `ends` has the positions p that `bounds` marks. All files of a set also
-have the column `loss list<bool>` if the set has a packed stream, or a stream in which only spans of documents count in
-the loss (`loss_spans`). It says whether the tokens at positions 1 to L count, and is null for a row in which all count.
+input_ids list<u8|u16|u32>, ends list<u32>`; `ends` has the positions p that `bounds` marks. There is also a column
+`loss list<bool>` if the set has a packed stream, or a stream with `loss_spans` (parts of documents that count in the
+loss). It says whether the tokens at positions 1 to L count, and is null for a row in which all count. All files of a
+set have the same columns.
 
 In both formats, the first token of a document does not count if another document ends before it in the row (`bounds`,
 `ends`), whatever `loss` says.

@@ -80,10 +80,12 @@ class ShardWriter:
     def add(self, tokens: np.ndarray, lengths: np.ndarray, ids: list[str], part: int, rows: np.ndarray,
             n_bytes: np.ndarray, counts: np.ndarray | None = None) -> None:
         """Append n documents. `tokens` has their tokens back to back. `lengths` (in tokens), `ids`, `rows` and
-        `n_bytes` (UTF-8 bytes of the text) have n entries. `part` (index of a part, i.e. file, of the dataset) and
-        `rows` (rows in it) say from where the documents were encoded. `counts` says for each token whether it is a
-        target, u8; None means that all are. Raises ShardError when a document has no tokens or does not end in EOS, or
-        when `lengths` do not fit `tokens`."""
+        `n_bytes` (UTF-8 bytes of the text) have n entries. `part` and `rows` say from where the documents were encoded:
+        the index of a part (file) of the dataset, and the row of each document in it. `counts` says for each token
+        whether it is a target, u8; None means that all are.
+
+        Raises ShardError when a document has no tokens or does not end in EOS, or when `lengths` do not fit
+        `tokens`."""
         lengths = np.asarray(lengths, np.int64)
         if not len(lengths):
             return
