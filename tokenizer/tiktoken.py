@@ -43,8 +43,9 @@ def is_tiktoken(data: bytes, name: str) -> bool:
 
 
 def pattern_of(path: str, pattern: str | None) -> str:
-    """Return the pattern for the .tiktoken file `path`: `pattern`, or the name of a known pattern that is in the name
-    of the file. Raises TokenizerError when there is neither."""
+    """Return the pattern with which to split text for the .tiktoken file `path`: `pattern` if it is given, else the
+    first name in PATTERNS that occurs in the file's name (as in cl100k.tiktoken). Raises TokenizerError when there is
+    neither."""
     name = os.path.basename(path)
     if pattern := pattern or next((known for known in PATTERNS if known in name), None):
         return pattern
@@ -54,10 +55,12 @@ def pattern_of(path: str, pattern: str | None) -> str:
 
 
 def convert(data: bytes, path: object, pattern: str, eos: str | None) -> bytes:
-    """Return a tokenizer.json with the tokens and ids of a .tiktoken file that has the contents `data`. `pattern` is
-    the pattern that splits text: a name in PATTERNS, or a regular expression. `eos` is the end-of-text token (None:
-    `<|endoftext|>`). If the file can be OpenAI's vocabulary with this pattern, the token gets the id that it has there,
-    otherwise the number after the last rank. `path` is named in errors."""
+    """Convert the contents `data` of a .tiktoken file to a tokenizer.json with the same tokens and ids. `pattern` says
+    how text is split: a name in PATTERNS, or a regular expression. `path` is named in errors.
+
+    `eos` is the end-of-text token, by default `<|endoftext|>`. OpenAI's vocabularies with this pattern have a certain
+    id for it. The token gets that id if it fits the file: it is free, and at most two above the last rank. Otherwise
+    the token gets the number after the last rank."""
     ranks = read_ranks(data, path)
     last = max(ranks.values())
     eos_id = _EOS_IDS.get(pattern, last + 1)
