@@ -109,9 +109,9 @@ class Ledger:
                                        f"checkpoint of step {meta['step']} knows; restore the file")
 
     def clear(self, checkpoints: Path, world: World) -> list[str]:
-        """Delete the checkpoints of an abandoned history, that is, those for which `sound` returns False. Training
-        abandons later checkpoints when it goes back to an earlier one. Damaged checkpoints stay, because `sound` cannot
-        be asked about them. Every rank must call this. Returns the names of the deleted checkpoints on rank 0, else
+        """Delete the checkpoints of an abandoned history, that is, those for which `sound` returns False. They are left
+        over from before training went back to an earlier checkpoint. Damaged checkpoints stay, because their metadata
+        may be unreadable. Every rank must call this. Returns the names of the deleted checkpoints on rank 0, else
         []."""
         from trainer.checkpoint import checkpoints as ckpt  # with torch, which readers of a ledger do not need
 
@@ -125,8 +125,8 @@ class Ledger:
 
     # -- adding lines ------------------------------------------------------------------------------------------------
     def declare(self, ranges: Sequence[Range], step: int) -> None:
-        """Record the value `ranges` of the setting `train.skip`, the ranges of steps to skip. A line is written only if
-        the value differs from the recorded one for steps after `step`, the last step of the training so far. Raises
+        """Record the value `ranges` of the setting `train.skip`, the ranges of steps to skip. `step` is the last step
+        of the training so far. Only ranges after it count; if they are as recorded before, no line is written. Raises
         ConfigError when `ranges` names a step up to `step` that was not skipped."""
         for first, stop in ranges:
             late = next((s for s in range(first, min(stop, step + 1)) if self.why(s) is None), None)
