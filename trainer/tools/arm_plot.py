@@ -22,9 +22,9 @@ ROW, TOP, LEFT, RIGHT, HEIGHT = 28, 52, 160, 40, 300
 
 def write_plots(folder: Path, result: Mapping[str, Any], outs: Mapping[str, Sequence[Path]], sources: Sources,
                 unit: str) -> None:
-    """Write the plots of a study to `folder`. `result` is the content of table.json, and `outs` are the folders of each
-    arm's trainings, one for each seed. The plots show the losses on the first of `sources` (named groups of streams),
-    by which the arms are judged."""
+    """Write the plots of a study to `folder`. `result` is the content of table.json. `outs` has the folders of the
+    trainings of each arm, one for each seed. The plots show the losses on the first of `sources` (named groups of
+    streams), by which the arms are judged."""
     source, streams = next(iter(sources.items()))
     replace(folder / "intervals.svg", intervals(result, source))
     points = {name: history(of, streams, unit) for name, of in outs.items()}
