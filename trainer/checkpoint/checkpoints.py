@@ -116,9 +116,9 @@ def commit(marker: Path) -> tuple[Path, dict[str, int], dict[str, str]]:
 
 
 def _committed(marker: Path) -> Checkpoint:
-    """Read the checkpoint whose files the file `marker` (COMPLETE) lists. Raises CheckpointError when a file is missing
-    or has another size, or when meta.json is damaged, and FileNotFoundError when the checkpoint is deleted during the
-    call. The contents of the other files are not checked."""
+    """Read the checkpoint that the file `marker` (COMPLETE) commits. Raises CheckpointError when a file that the marker
+    lists is missing or has another size, or when meta.json is damaged. The contents of the other files are not checked.
+    Raises FileNotFoundError when the checkpoint is deleted during the call."""
     attempt, files, sums = commit(marker)
     for name, size in files.items():
         if not (attempt / name).is_file() or (attempt / name).stat().st_size != size:
@@ -133,7 +133,7 @@ def _committed(marker: Path) -> Checkpoint:
 
 def complete(folder: Path) -> list[Checkpoint]:
     """Return the committed checkpoints of a run (those whose files were all written), oldest first. Raises
-    CheckpointError when one is damaged, as far as `survey` checks it."""
+    CheckpointError when `survey` finds that one is damaged."""
     sound, damaged = survey(folder)
     if damaged:
         raise CheckpointError(f"{damaged[0].why}; restore it from a copy, or delete "
@@ -150,8 +150,8 @@ def latest(folder: Path) -> Checkpoint | None:
 
 def at(folder: Path, step: int) -> Checkpoint | None:
     """Return the checkpoint of step `step` in `folder`, which rank 0 has already seen. Returns None for step 0, the
-    start of the training. Listings of network file systems can be out of date, so this rank looks again for PATIENCE_S
-    seconds. Then CheckpointError is raised."""
+    start of the training. This rank looks for up to PATIENCE_S seconds, because listings of network file systems can be
+    out of date. Raises CheckpointError when it has not seen the checkpoint by then."""
     since = time.monotonic()
     while step:
         checkpoint = next((c for c in survey(folder)[0] if c.step == step), None)
@@ -230,13 +230,16 @@ def delete(checkpoint: Checkpoint) -> None:
 
 def retain(folder: Path, config: CheckpointConfig,
            awaits: Callable[[Checkpoint], bool] = lambda _checkpoint: False) -> list[int]:
-    """Delete the checkpoints of a run that are no longer needed. Three kinds of checkpoints stay: those that the
-    settings `config` keep (see `steps_to_keep`), those that another process reads (`trainer.checkpoint.in_use`), and
-    the latest AWAITING of the others for which `awaits` returns True, because they are still to be scored. Returns the
-    steps of the checkpoints that were deleted before they were scored.
+    """Delete the checkpoints of a run that are no longer needed, and return the steps of those that were deleted before
+    they were scored. These checkpoints stay:
 
-    Files of attempts that were never completed, or were set aside as damaged, are deleted up to the step of the latest
-    checkpoint. A damaged checkpoint that was not set aside stays.
+    * those that the settings `config` keep (see `steps_to_keep`);
+    * those that another process reads (`trainer.checkpoint.in_use`);
+    * the latest AWAITING of the others for which `awaits` returns True, because they are still to be scored;
+    * damaged ones that were not set aside.
+
+    Also deletes the files of attempts that were never completed or were set aside as damaged, up to the step of the
+    latest checkpoint.
     """
     checkpoints, damaged = survey(folder)
     steps = steps_to_keep(checkpoints, config) | {c.step for c in checkpoints if in_use.in_use(c.folder.parent)}

@@ -101,8 +101,8 @@ class Ledger:
         return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
     def check(self, meta: dict[str, Any]) -> None:
-        """Raise CheckpointError if lines of the ledger (the list of skipped steps) have changed that were in it when a
-        checkpoint was written. With changed lines the training would skip other steps. `meta` is the checkpoint's
+        """Raise CheckpointError if the lines that the ledger (the list of skipped steps) had when a checkpoint was
+        written have changed since. With changed lines the training would skip other steps. `meta` is the checkpoint's
         metadata."""
         if self.digest(meta["ledger"]) != meta["ledger_sha256"]:
             raise CheckpointError(f"{self.path}: its first {meta['ledger']} lines are not those that the "

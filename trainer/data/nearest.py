@@ -39,10 +39,10 @@ class SharedPassage(NamedTuple):
 
         score   sum of the weights of the shared n-grams
         shared  number of the shared n-grams
-        sample  number of the sample that read the passage
-        step    the step, from 1, that read the passage
+        sample  number of the sample that has the passage
+        step    the step, from 1, in which the sample was read
         stream  index of the stream
-        window  the window that the sample reads
+        window  number of the sample's window in the stream
         length  number of tokens of the window
         first   where in the window the first shared n-gram begins
         last    where in the window the last shared n-gram begins
@@ -61,7 +61,7 @@ class SharedPassage(NamedTuple):
 
 class ReadSamples(NamedTuple):
     """Samples that a training reads, all of `length` tokens. The other fields have an entry for each sample: its
-    number, the step (from 1) and the window that it belongs to, and its row."""
+    number, the step that reads it (from 1), its window, and its row."""
 
     samples: np.ndarray
     steps: np.ndarray

@@ -40,9 +40,9 @@ class Continuation:
 def continuations(model: Transformer, prompts: Sequence[OpenPrompt], config: GenerateConfig, coder: TextCoder,
                   eos: int, most: int, progress: Callable[[int], None] = lambda _rows: None) -> list[Continuation]:
     """Generate the greedy continuation of each prompt. A text ends before EOS, before a stop text, or after
-    `config.tokens` tokens. A batch has at most `most` tokens, or is a single prompt. The tokens of a prompt, and those
-    to be generated or of its answer (whichever are more), count. `progress` is called after every batch with the number
-    of its prompts. Raises NotFinite when the likelihood of an answer is NaN or infinite."""
+    `config.tokens` tokens. A batch has at most `most` tokens, or is a single prompt. Room is counted for the tokens of
+    a prompt and for those to be generated (or those of its answer, if these are more). `progress` is called after every
+    batch with the number of its prompts. Raises NotFinite when the likelihood of an answer is NaN or infinite."""
     results: dict[int, Continuation] = {}
     for batch in batches([len(p.tokens) + max(config.tokens, len(p.answer)) for p in prompts], most):
         results |= zip(batch, _batch(model, [prompts[i] for i in batch], config, coder, eos))

@@ -41,7 +41,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text (`context`), and a text that may follow it and whose likelihood is to be computed (`continuation`)."""
+    """A text, `context`, with a possible continuation, `continuation`, whose likelihood is to be computed."""
 
     context: str
     continuation: str

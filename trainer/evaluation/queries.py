@@ -30,8 +30,7 @@ class MergedBoundary(ValueError):
 @dataclass(frozen=True)
 class Query:
     """The tokens of a context, then those of its continuation, which begins at index `start`. The log-likelihood of
-    tokens[start:] is to be computed. `start` is at least 1, because the first token is not predicted. An empty
-    continuation has no tokens."""
+    tokens[start:] is to be computed. `start` is at least 1, because the first token is not predicted."""
 
     tokens: np.ndarray
     start: int
@@ -127,8 +126,8 @@ def shared_rows(queries: Sequence[Query], numbers: Sequence[int], most: int) -> 
 
 
 def common_prefix(first: Query, second: Query) -> int:
-    """Return the number of tokens with which both queries (contexts with continuations) begin. The last token of each
-    query is not compared."""
+    """Return the number of tokens that two queries (contexts with continuations) have in common at their beginning. The
+    last token of each query is not compared."""
     shortest = min(len(first.tokens), len(second.tokens)) - 1
     differs = first.tokens[:shortest] != second.tokens[:shortest]
     return int(differs.argmax()) if differs.any() else shortest

@@ -88,11 +88,11 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 class RowReader:
     """Reads the rows of tasks.jsonl that have one of the origins `wanted`, as the file grows. The first call of `read`
-    reads the whole file, a later one only the end of it. So its time does not depend on how many rows there are.
+    reads the whole file. A later one reads only the end of it, so its time does not depend on how many rows there are.
 
-    The end begins at the first row that may still be replaced or get a neighbour: a row of the last step, or a row of a
-    wanted task with another origin. Rows may also be added before the end. The file is sorted, so the line before the
-    end is then at another place. `read` notices this, and reads the whole file.
+    The end begins at the first row that may still change: a row of the last step, to which rows may be added, or a row
+    of a wanted task with another origin, which a wanted row may replace. If rows are added before the end, the line
+    just before the end moves, because the file is sorted. `read` notices this, and reads the whole file.
     """
 
     def __init__(self, out: Path, wanted: Iterable[ScoreOrigin]) -> None:

@@ -109,8 +109,9 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
     `least` ranks, and a number of ranks that `possible` accepts (for example whole nodes, for a model that is divided
     within a node). Ctrl-C and SIGTERM stop the training with a checkpoint.
 
-    Returns 0, the first exit code of a rank that is not 0, 1 when ranks were lost too often, or 130 after Ctrl-C.
-    Raises ConfigError when the cluster cannot be reached, or does not have the resources within PLACEMENT_S seconds.
+    Returns 0 if all ranks do. Otherwise returns the first other exit code of a rank, 1 when ranks were lost too often,
+    or 130 after Ctrl-C. Raises ConfigError when the cluster cannot be reached, or does not have the resources within
+    PLACEMENT_S seconds.
     """
     roots = [str(Path(__file__).resolve().parents[2] / name) for name in PACKAGES]
     environment = {"py_modules": roots} if ship_code else {}

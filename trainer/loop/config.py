@@ -71,9 +71,9 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """Settings of the sample of text that the model generates at the end of training: up to `tokens` tokens (0: no
-    sample) after `prompt`, each drawn from the `top_k` likeliest tokens. The sample ends before an end-of-text token.
-    With `temperature` 0 the likeliest token is always taken."""
+    """Settings of the sample of text that the model generates at the end of training. The sample has up to `tokens`
+    tokens (0: no sample) after `prompt`, and ends before an end-of-text token. Each token is drawn from the `top_k`
+    likeliest ones; with `temperature` 0 it is always the likeliest one."""
 
     prompt: str = "The"
     tokens: int = 64

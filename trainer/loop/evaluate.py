@@ -130,8 +130,8 @@ class Heldout:
         "heldout", "gap"} in nats per token, or {} when no stream (data source) has both losses. `heldout` is the result
         of `evaluate`.
 
-        The training data are up to `windows` samples, evenly spaced over the first `samples` samples of the training;
-        only those with the sequence length of this object are used. Skipped steps are not left out. The streams are
+        The training data are up to `windows` samples, evenly spaced over the first `samples` samples of the training,
+        also those of skipped steps. Only samples with the sequence length of this object are used. The streams are
         weighted in the training loss as in the held-out data.
         """
         curriculum = self.data.curriculum

@@ -1,7 +1,7 @@
 """Decides during which steps another process may compute beside the training, so that it delays the training only a
 little.
 
-By how much the process delays steps depends on the machine: free cores, memory bandwidth, a shared GPU. So the delay is
+How much the process delays steps depends on the machine: free cores, memory bandwidth, a shared GPU. So the delay is
 measured, by comparing steps during which the process is paused with steps during which it runs. The training has a
 budget of delay. Every step adds a share of its duration to the budget, and the measured delay is subtracted. While the
 budget is negative, the process is paused.
@@ -26,7 +26,7 @@ SAVED = 1000
 class Pace:
     """Decides whether another process may compute beside a training. After each interval of steps, `runs` says whether
     the process may run during the next one. `share` is the largest delay, relative to the time of the steps without the
-    process. It is kept to over a long time, not in every step."""
+    process. This limit holds over a long time, but single steps may be delayed more."""
 
     def __init__(self, share: float) -> None:
         self.share, self.runs = share, False

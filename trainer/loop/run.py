@@ -53,8 +53,8 @@ class Run:
         return self.config.loss.tokens(self.vocab, device.type == "cuda")
 
     def unshared(self, ranks: int) -> list[str]:
-        """Return warnings that batches cannot be divided equally among the data ranks, a line for each phase (stretch
-        of the training). The first batch of a phase is checked, because it is the smallest. A data rank is one rank, or
+        """Return a warning for each phase (stretch of the training) whose batches cannot be divided equally among the
+        data ranks. The first batch of a phase is checked, because it is the smallest. A data rank is one rank, or
         several that share layers; `ranks` is the number of all ranks. Raises ConfigError when that many ranks do not
         fit the settings under `train.parallel`."""
         self.config.parallel.shape(ranks)

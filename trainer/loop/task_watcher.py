@@ -51,8 +51,8 @@ def subordinate() -> None:
 
 
 def check_tasks(run: Run) -> None:
-    """Check that the tasks of `evaluate.tasks` can be scored: that they exist, have data and fit the tokenizer. Raises
-    ConfigError. Called before the model is built, so that a mistake ends the training at once."""
+    """Raise ConfigError if the tasks of `evaluate.tasks` cannot be scored: a task does not exist, has no data, or does
+    not fit the tokenizer. Called before the model is built, so that a mistake ends the training at once."""
     config = run.config.evaluate.tasks
     if config is None:
         return
@@ -93,8 +93,8 @@ def scorable_tasks(config: TaskScoringConfig) -> list[EvalTask]:
 
 
 def wanted_scores(config: TaskScoringConfig) -> set[ScoreOrigin]:
-    """Return the origin of the scores of each task that the settings `evaluate.tasks` name, by which these scores can
-    be recognised. This reads the data of the tasks."""
+    """Return the origins of the scores that the settings `evaluate.tasks` ask for, one for each task. Scores with
+    another origin are of other settings. This reads the data of the tasks."""
     from trainer.evaluation.rows import sums
     from trainer.evaluation.task_file import tasks_named
 

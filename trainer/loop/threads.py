@@ -57,9 +57,9 @@ class CoreWatch:
         self.since, self.own, self.idle = time.monotonic(), time.process_time(), idle()
 
     def free(self) -> float:
-        """Return the mean number of cores that this process had used or could have used since the object was created:
-        the idle ones and those that it did use. Waits until the measurement has lasted `watched_s` seconds. If the
-        system does not report idle time, all cores count as free."""
+        """Return how many cores were free for this process, on average since the object was created: those that were
+        idle, and those that it used itself. Waits until the measurement has lasted `watched_s` seconds. If the system
+        does not report idle time, all cores count as free."""
         time.sleep(max(0.0, self.watched_s - (time.monotonic() - self.since)))
         now, own = idle(), time.process_time() - self.own
         if self.idle is None or now is None:

@@ -62,9 +62,9 @@ def fill(parameter: Tensor, value: Tensor) -> None:
     """Copy `value` into `parameter`, in place. `value` is the whole tensor, the same on every rank. If `parameter` is a
     DTensor, only this rank's part is copied. No communication takes place.
 
-    If both dimensions of the mesh divide the same dimension of the tensor, FSDP2 divides it first over the tensor group
-    (the ranks that share every layer), and each part over the data ranks. This is not the order of the mesh's
-    dimensions. This function does the same.
+    Tensor parallelism and FSDP2 may divide the same dimension of a tensor. FSDP2 then divides each part of the tensor
+    group (the ranks that share every layer) over the data ranks, although the mesh lists the data ranks first. This
+    function divides in the same order.
     """
     if not isinstance(parameter, DTensor):
         parameter.copy_(value)

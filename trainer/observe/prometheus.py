@@ -23,8 +23,8 @@ class MetricFormat(NamedTuple):
         kind   gauge or counter
         key    the dotted path to the value in the mapping. A value may itself be a mapping; each of its entries then
                becomes a sample
-        label  the label of these samples; its value is the key of the entry
-        field  where the number is in an entry that is itself a mapping
+        label  name of the label of these samples; the label's value is the key of the entry
+        field  key of the number, if an entry is itself a mapping
     """
 
     name: str

@@ -11,10 +11,11 @@ The rate first rises linearly (warm-up). The curve after it depends on `kind`:
 * `inverse-sqrt` falls with 1/√tokens after the warm-up.
 * `constant` does not fall.
 
-A phase may instead have a curve of its own (a mapping under its `lr`), independent of the run's schedule. Its rate
-rises to its own peak. It starts from 0 in the first phase and when the optimiser is reset, otherwise from the last rate
-of the previous phase, or from the peak if that rate is higher. After the rise it falls in its own shape. A phase
-without a curve of its own is refused if the rate has fallen to 0 before it, because it would learn nothing.
+A phase may instead have a curve of its own (a mapping under its `lr`), independent of the run's schedule. The rate
+first rises to the phase's own peak: from 0 in the first phase and when the optimiser is reset, else from the last rate
+of the previous phase. If that last rate is above the peak, the phase begins at its peak. After the rise, the rate falls
+in the phase's own shape. A phase without a curve of its own is refused if the run's rate is 0 in it, because it would
+learn nothing.
 
 A share such as 2% is a share of the tokens of all phases that are not marked `extra`. So adding an `extra` phase does
 not change the rates before it.

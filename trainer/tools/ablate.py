@@ -110,7 +110,7 @@ def source_of(stream: str | None, arms: Sequence[Arm]) -> dict[str, list[str]] |
 
 def check_recipe(options: argparse.Namespace, settings: Mapping[str, Any], phases: Sequence[Phase]) -> None:
     """Check the options of `ablate --data` before the data of the study is made. `settings` is the section `train:` of
-    the recipe, and `phases` are those of its curriculum. Raises ConfigError."""
+    the recipe, and `phases` are those of its curriculum. Raises ConfigError for options that cannot be used."""
     from trainer.base.config import ConfigError, build
     from trainer.loop.config import TrainConfig
 

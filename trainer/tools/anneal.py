@@ -102,7 +102,7 @@ def sources_of(base: Run, arm: Run) -> dict[str, list[str]]:
 def check_candidates(options: argparse.Namespace, run: str, names: Sequence[str]) -> None:
     """Check the options of `anneal --data` before the candidates' data is made. `run` is the folder of the run, and
     `names` are those of the candidates. The arm with the run's own mixture needs no candidate, so it is prepared as in
-    the study, to check as much as possible. Raises ConfigError."""
+    the study, to check as much as possible. Raises ConfigError for options that cannot be used."""
     base, checkpoint = opened(run, options)
     mixes = with_candidates(base, checkpoint.meta["samples"], [f"{name}={name}" for name in names], options.share)
     of_run = arm(base, checkpoint, {BASE: mixes[BASE]}, BASE, options.tokens, options.seeds - 1,
@@ -135,9 +135,9 @@ def opened(run: str, options: argparse.Namespace) -> tuple[Run, Checkpoint]:
 
 def with_candidates(base: Run, sample: int, candidates: Sequence[str], share: str) -> dict[str, dict[str, Any]]:
     """Return the mixtures that `--candidates` compares, by name. `base` is the mixture of the run just before sample
-    number `sample`. Each candidate has a mixture of its own name, of which it makes up the share `share`, and `base`
-    the rest. In these mixtures, streams (data sources) may be read more often than the run allows. Raises ConfigError
-    when a share or a name cannot be used."""
+    number `sample`. Every other mixture is named after a candidate, which has the share `share` in it; `base` has the
+    rest. In these mixtures, streams (data sources) may be read more often than the run allows. Raises ConfigError when
+    a share or a name cannot be used."""
     from pipeline.base.quantities import parse_share
     from trainer.base.config import ConfigError
 

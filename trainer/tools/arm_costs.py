@@ -1,4 +1,4 @@
-"""What the arms of a study have cost, also those that `--halving` has ended early."""
+"""Computes and formats what the arms of a study have cost, including those that `--halving` has ended early."""
 
 from __future__ import annotations
 

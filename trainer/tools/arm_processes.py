@@ -36,7 +36,7 @@ def train_arms(arms: Sequence[Arm], options: argparse.Namespace, announce: Calla
                clock: Clock = SYSTEM) -> None:
     """Train those of `arms` (trainings of a study) that are not finished, `options.jobs` at a time, each up to the
     share `share` of its steps. Raises TrainingError when an arm fails, and SystemExit(128 + n) when signal n asks this
-    process to end. Before that, the running arms are asked to write a checkpoint, and have ended."""
+    process to end. In both cases no further arm is started, and the running arms first write a checkpoint and end."""
     waiting = deque(arm for arm in arms if not finished(arm, share))
     running: dict[int, tuple[Arm, subprocess.Popen[bytes]]] = {}
     done, failed = len(arms) - len(waiting), ""
@@ -124,9 +124,9 @@ def wait_for_earlier(folder: Path, clock: Clock) -> None:
 
 @contextmanager
 def signals(running: dict[int, tuple[Arm, subprocess.Popen[bytes]]]) -> Iterator[list[int]]:
-    """Send SIGTERM to every arm (training of a study) in `running` when a signal asks this process to end, until the
-    context ends. Yields the list of the numbers of the signals that have arrived so far. On leaving the context, arms
-    that still run are killed."""
+    """Pass a signal that asks this process to end on to every arm (training of a study) in `running`, as SIGTERM, until
+    the context ends. Yields the list of the numbers of the signals that have arrived so far. On leaving the context,
+    arms that still run are killed."""
     caught: list[int] = []
 
     def note(number: int, _frame: Any) -> None:

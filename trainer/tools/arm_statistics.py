@@ -7,8 +7,8 @@ assumes that any two arms differ by equally much noise. Arms with equal losses i
 data set, break this assumption: they would make the noise of the other differences seem smaller than it is. So only one
 of them counts for the variance.
 
-The p-values are corrected by Holm's method (Scand. J. Statist. 6, 1979). It limits the chance of a false discovery to 5
-%: that any arm that is in truth equal to the first one is found to differ from it.
+The p-values are corrected by Holm's method (Scand. J. Statist. 6, 1979). With it, the chance that any arm without a
+true difference to the first one is found to differ is at most LEVEL.
 """
 
 from __future__ import annotations

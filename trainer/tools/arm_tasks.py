@@ -147,7 +147,7 @@ def task_results(arms: Sequence[Arm]) -> dict[int | None, dict[str, Any]]:
 
         counted  names of the tasks that count
         mean     result for the mean over these tasks; None if there are none
-        scores   {task: its result, and "measure", "verdict", "reason" and "checkpoints"}
+        scores   {task: a result with the further keys "measure", "verdict", "reason" and "checkpoints"}
 
     A result has the keys that `arm_table.table` gives to a source, with "score" for "loss". "verdict" and "reason" are
     those of `trainer.evaluation.task_signal`; "checkpoints" is the number of checkpoints of an arm that have scores.

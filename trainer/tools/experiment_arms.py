@@ -1,5 +1,5 @@
-"""Runs the arms of a study, which are short trainings that are compared, each with several seeds, and prints a table of
-their held-out losses with confidence intervals. The commands `anneal` and `ablate` use this module.
+"""Runs the arms of a study: short trainings that are compared, each with several seeds. Prints a table of their
+held-out losses with confidence intervals. The commands `anneal` and `ablate` use this module.
 
 Each pair of arm and seed is a training in a folder of its own, OUT/NAME-seedN (with `--widths`: OUT/NAME-widthW-seedN).
 The folder has everything that `tokenmill train run` needs: a curriculum.json and a recipe.yaml with the section
@@ -179,10 +179,10 @@ def refuse_masked(arms: Sequence[Arm], sources: Sources) -> None:
 
 
 def results(arms: Sequence[Arm], sources: Sources, unit: str, by: str, scored: bool) -> dict[str, Any]:
-    """Read the results of the trained arms of a study. Returns the content of table.json without the costs. It has the
-    keys of `arm_table.table`. If the models have several widths, they are those of the widest, and "widths" has a table
-    for each width. If the arms are `scored` on benchmark tasks, each table also has "tasks" (see `task_results`) and
-    "by" (what decides about the arms)."""
+    """Read the results of the trained arms of a study. Returns the content of table.json without the costs. It is the
+    result of `arm_table.table`, for models of several widths that of the widest; "widths" then has a table for each
+    width. If the arms are `scored` on benchmark tasks, each table also has "tasks" (see `task_results`) and "by" (what
+    decides about the arms)."""
     losses: dict[int | None, dict[str, list[dict[str, float]]]] = {}
     for arm in arms:
         summary = json.loads((arm.run.out / "summary.json").read_text(encoding="utf-8"))

@@ -121,8 +121,9 @@ def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, 
 
 def together(ranks: Sequence[Mapping[str, Any]], rate: float) -> dict[str, Any]:
     """Combine the measurements of all loaders, one per rank, into one report. It has the longest waits, the rates of
-    all ranks together, and the memory of the rank that grew most. `problems` lists texts, and `sound` says that there
-    are none. `rate` is the pace in tokens per second of all ranks together (0: as fast as possible)."""
+    all ranks together, and the memory of the rank that grew most. `problems` are texts about what is wrong, and `sound`
+    is whether there are none. `rate` is the pace in tokens per second of all ranks together (0: as fast as
+    possible)."""
     seconds = max(rank["seconds"] for rank in ranks)
     worst = max(ranks, key=lambda rank: rank["memory_after"] - rank["memory_before"])
     report = {"ranks": len(ranks), "first_step": ranks[0]["first_step"], "steps": ranks[0]["steps"],

@@ -180,8 +180,8 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
 
 def accumulated_bytes(config: TrainConfig, vocab: int, ranks: int) -> float:
     """Return the bytes of gradients that a rank keeps only to add up the micro-batches of a step, without the gradients
-    that the optimiser reads. The result is not 0 in two cases: with `accumulate: unsharded`, and if gradients are
-    offloaded with hybrid sharding."""
+    that the optimiser reads. A rank keeps such gradients with `accumulate: unsharded`, or if gradients are offloaded
+    with hybrid sharding; otherwise the result is 0."""
     parallel, parameters = config.parallel, config.model.parameters(vocab)
     if parallel.accumulate == "unsharded":
         return 4.0 * parameters / parallel.tensor
@@ -300,7 +300,8 @@ def table(config: TrainConfig, vocab: int, ranks: int, length: int, size: int, c
 
 
 def parse_bytes(text: str) -> float:
-    """Parse an amount of memory: '141GB' → 141e9. Units are MB, GB, TB, MiB, GiB and TiB. Raises ConfigError."""
+    """Parse an amount of memory: '141GB' → 141e9. Units are MB, GB, TB, MiB, GiB and TiB. Raises ConfigError for any
+    other text."""
     units = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
     for unit, factor in units.items():
         if text.strip().upper().endswith(unit):
