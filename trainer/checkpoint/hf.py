@@ -88,12 +88,12 @@ def shapes(config: ModelConfig, vocab: int) -> dict[str, torch.Size]:
 
 def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
     """Return how to express a model with muP as a model without muP: (configuration without muP, factors). The factors
-    are {ending of a parameter's name: number by which to multiply the parameter}.
+    are {name of a parameter, without `blocks.N.`: number by which to multiply the parameter}.
 
-    muP divides the output by m (the model's width / the width that the hyperparameters are from); this factor goes into
-    the gain of the norm before the output. muP also changes the scale of attention from 1/√D to 8/D (D is a head's
-    width). This factor goes into the gain of the queries' norm if there is one, else into the weights and bias that
-    compute the queries. RoPE is applied after this factor, which makes no difference, because a rotation is linear.
+    muP divides the output by m (the model's width / the width that the hyperparameters are from). The gain of the norm
+    before the output takes this factor. muP also changes the scale of attention from 1/√D to 8/D (D is a head's width).
+    The gain of the queries' norm takes that factor; without this norm, the weights and bias that compute the queries
+    take it. RoPE is applied after the factor, which makes no difference, because a rotation is linear.
     """
     if not config.mup:
         return config, {}
@@ -103,9 +103,8 @@ def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
 
 
 def factor(name: str, factors: Mapping[str, float]) -> float:
-    """Return the number by which to multiply the parameter `name` (1 for most parameters). `factors`, from `folded`,
-    maps endings of names to such numbers. The ending 'norm.weight' stands only for the norm before the output; every
-    other ending stands for a parameter of each block."""
+    """Return the number by which to multiply the parameter `name` (1 for most parameters). `factors` is the result of
+    `folded`. In it, a parameter that every block has is named without `blocks.N.`."""
     return factors.get(name.split(".", 2)[2] if name.startswith("blocks.") else name, 1.0)
 
 
@@ -167,9 +166,9 @@ def read_parameters(checkpoint: Checkpoint, parameters: Mapping[str, Tensor]) ->
 
 def split(tensors: Mapping[str, tuple[str, ...]], sizes: Mapping[str, torch.Size],
           numbers: int) -> Iterator[dict[str, tuple[str, ...]]]:
-    """Divide the tensors of a model among files, in order. `tensors` maps each tensor to the parameters that form it,
-    and `sizes` are the shapes of parameters. Yields the tensors of one file at a time: at most `numbers` values, or a
-    single larger tensor."""
+    """Divide the tensors of a model among files, in order. Yields the tensors of one file at a time, which have at most
+    `numbers` elements together; a larger tensor has a file of its own. `tensors` maps each tensor to the parameters
+    that form it, and `sizes` has the shapes of the parameters."""
     part: dict[str, tuple[str, ...]] = {}
     size = 0
     for name, ours in tensors.items():
@@ -246,9 +245,9 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 def check(folder: Path, config: ModelConfig, vocab: int) -> dict[str, Path]:
     """Check that the tensors in `folder` are those of a model with settings `config`. Returns {name of a tensor: its
-    file}. Raises ConfigError for a tensor that is missing, unknown or of another shape, and for a damaged file.
-    Embedding and output may have more rows than `vocab` (padding). Two unknown tensors are permitted, and are in the
-    result: an output matrix beside tied embeddings, and RoPE's `inv_freq`."""
+    file}. Embedding and output may have more rows than `vocab` (padding). The folder may also have tensors that the
+    model does not use: an output matrix although embeddings are tied, and RoPE's `inv_freq`. Raises ConfigError for a
+    tensor that is missing, unknown or of another shape, and for a damaged file."""
     files, sizes = files_of(folder), shapes(config, vocab)
     tensors = layout(config)
     spare = {"lm_head.weight"} if config.tie else set()

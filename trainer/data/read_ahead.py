@@ -34,17 +34,17 @@ STEPS = 16
 
 
 def request_threads() -> ThreadPoolExecutor:
-    """Return threads that make REQUESTS requests at the same time. Also raise the number of pyarrow's own threads to
-    REQUESTS. Call this before the filesystem is opened, because pyarrow's S3 client then gets as many connections as
-    pyarrow has threads (but at least 25)."""
+    """Return threads that make REQUESTS requests at the same time. Also raise the number of pyarrow's own I/O threads
+    to REQUESTS, because pyarrow's S3 client opens as many connections as it has threads. Call this before the
+    filesystem is opened."""
     pa.set_io_thread_count(max(pa.io_thread_count(), REQUESTS))
     return ThreadPoolExecutor(REQUESTS, thread_name_prefix="bucket")
 
 
 def together(wanted: Iterable[BlockRange]) -> Iterator[list[BlockRange]]:
     """Group ranges of blocks, so that one request can read each group. Yields the groups, sorted by file and block. In
-    a group, at most NEAR blocks lie between two neighbouring ranges, and the whole spans at most MOST blocks. A single
-    range that is longer is a group of its own."""
+    a group, at most NEAR blocks lie between two neighbouring ranges. A group spans at most MOST blocks, or is a single
+    longer range."""
     group: list[BlockRange] = []
     stop = 0
     for one in sorted(wanted):

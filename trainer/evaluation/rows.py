@@ -34,7 +34,7 @@ _MOST_BYTES = 16 << 20
 #: largest number of rows of a task, and of bytes to which a file unpacks; a small compressed file may unpack to more
 #: than the memory holds. The largest benchmark here, MMLU, has 14,042 rows
 MOST_ROWS, MOST_TOTAL_BYTES = 1_000_000, 1 << 30
-#: bytes of memory that unpacking some rows may take. A file may say that it unpacks to little
+#: largest number of bytes of memory that unpacking some rows may take, because a file may understate its size
 MOST_MEMORY = 4 << 30
 #: rows that become Python objects at a time
 _ROWS = 256
@@ -51,9 +51,9 @@ class DataRow:
 
 
 def find_files(folder: Path, name: str, patterns: Sequence[str]) -> list[Path]:
-    """Return the files of task `name` in `folder`, sorted; [] if there are none. Three kinds of paths are tried in
-    turn, and the first that matches any file counts: `NAME` with one of the SUFFIXES (in the order of these), a file in
-    a folder NAME at any depth below it, and each of `patterns`. Files without one of the SUFFIXES do not count."""
+    """Return the files of task `name` in `folder`, sorted; [] if there are none. They are the files that match the
+    first of these patterns that matches any: `NAME` with one of the SUFFIXES, in their order; anything below a folder
+    NAME; each of `patterns`. Files without one of the SUFFIXES do not count."""
     own = [*(f"{name}{suffix}" for suffix in SUFFIXES), f"{name}/**/*"]
     for pattern in (*own, *patterns):
         files = sorted(p for p in folder.glob(pattern) if p.name.endswith(SUFFIXES) and p.is_file())

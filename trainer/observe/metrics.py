@@ -251,11 +251,12 @@ TURNS = ("start", "resume", "rewind")
 
 def scan(path: Path, selects: Selects | None = None) -> Iterator[dict[str, Any]]:
     """Yield the lines of a metrics.jsonl, parsed, one at a time, because the file of a million steps has gigabytes.
-    Lines about steps that were later undone, by a restart or by going back to a checkpoint, are included. Lines that a
-    kill cut off are left out. Nothing is yielded if there is no file.
+    Lines about steps that were undone later, by a restart or by going back to a checkpoint, are included. Lines that a
+    kill cut off are left out. Without a file, nothing is yielded.
 
-    With `selects`, only lines for which it returns True are parsed and yielded. Two kinds of lines are yielded in any
-    case: the last line of the file, and lines that do not begin as this module writes them."""
+    `selects` is called for each line before it is parsed; only lines for which it returns True are yielded. Two kinds
+    of lines are yielded in any case: the last line of the file, and lines that do not begin as this module writes them.
+    """
     if not path.exists():
         return
     text, selected = "", True
@@ -280,14 +281,13 @@ def parse(text: str) -> dict[str, Any] | None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics.jsonl that still count. When training continues from a checkpoint, earlier lines
-    about steps after the checkpoint no longer count. Lines that a kill cut off are left out too."""
+    """Return the lines of a metrics.jsonl that still count (see `standing`). Lines that a kill cut off are left out."""
     return standing(scan(path))
 
 
 def standing(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return `lines` (of metrics.jsonl) without those that no longer count. After a line `start`, no earlier line
-    counts. After a line `resume` or `rewind` to step k, earlier lines about steps after k do not count."""
+    """Return `lines` (of metrics.jsonl) without those about steps that were undone. A line `start` undoes all earlier
+    lines. A line `resume` or `rewind` to step k undoes earlier lines about steps after k."""
     result: list[dict[str, Any]] = []
     for line in lines:
         if line["event"] == "start":
