@@ -171,8 +171,9 @@ def _copyleft(text: str) -> str:
 
 
 def _mention(text: str) -> str:
-    """Return the SPDX identifier of the permissive licence under which a sentence of the text puts the file, or whose
-    name is the whole text; "" if there is no such licence, more than one, or other terms."""
+    """Return the SPDX identifier of a permissive licence. A sentence of the text must put the file under this licence,
+    or the whole text must be the licence's name. Returns "" if there is no such licence, or more than one, or if the
+    text sets other terms."""
     named = {name: m for name, words in _MENTIONS if (m := words.search(text)) is not None}
     if not named:
         return next((name for name, words in _BARE if words.match(text)), "")

@@ -148,9 +148,8 @@ class Reader:
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
         """Return the slice (piece of the file) with which reading resumes after record number `record` of the file has
-        killed the process. It is the part of `slice` after the smallest piece of the file, such as a row group, that
-        contains the record. Returns None if reading cannot resume.
-        """
+        killed the process; None if reading cannot resume. The result is the part of `slice` after the record, or after
+        the row group (or similar piece of the file) that contains the record."""
         return None
 
     def stored(self, local: str, slice: Slice, size: int) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 
 from pipeline.base.compiled import njit
 
-#: non-text content: how it begins → how it ends
+#: content that is not text: how it begins → how it ends
 _ENDS = {b"<script": re.compile(rb"</script\b[^>]{0,100}>", re.IGNORECASE),
          b"<style": re.compile(rb"</style\b[^>]{0,100}>", re.IGNORECASE),
          b"<svg": re.compile(rb"</svg\b[^>]{0,100}>", re.IGNORECASE),
@@ -29,10 +29,10 @@ _ENDS = {b"<script": re.compile(rb"</script\b[^>]{0,100}>", re.IGNORECASE),
 _BEGINS = re.compile(rb"<script\b|<style\b|<svg\b|<!--|data:", re.IGNORECASE)
 #: scripts that are kept because they hold text: metadata of the page, formulas
 _TEXT_SCRIPT = re.compile(rb"[^>]{0,300}(?:ld\+json|math/tex)", re.IGNORECASE)
-#: Limits of the search for scripts, styles and other stretches that are not text: most stretches examined in one page,
-#: and most bytes searched, as a multiple of the bytes that may be kept
-_LOOKS, _REACH = 50_000, 10
-#: shorter data URIs stay
+#: Limits of the search for scripts, styles and other stretches that are not text: most such
+#: stretches in one page, and most bytes searched, as a multiple of the bytes that may be kept
+_STRETCHES, _REACH = 50_000, 10
+#: data URIs of fewer bytes stay
 _SHORT = 1_000
 
 
@@ -63,12 +63,12 @@ def shorten(data: bytes, most: int) -> bytes:
 
 def _without_code(data: bytes) -> bytes:
     out: list[bytes] = []
-    at = looks = 0
+    at = stretches = 0
     endless: set[bytes] = set()                            # beginnings whose end does not occur in the rest of the page
     for begin in _BEGINS.finditer(data):
         if begin.start() < at:
             continue
-        if (looks := looks + 1) > _LOOKS:
+        if (stretches := stretches + 1) > _STRETCHES:
             break
         kind = begin[0].lower()
         if kind in endless or (kind == b"<script" and _TEXT_SCRIPT.match(data, begin.end())):

@@ -22,14 +22,14 @@ from stages.extract.html import private
 from stages.extract.html.limits import TooMuchWork
 from stages.extract.html.markdown import write
 
-#: most measurements of a text's length in one page; measuring a long text counts more than once
+#: most measurements of a text's length in one page; a long text counts as several measurements
 MOST = 400_000
 #: most sibling elements
 SIBLINGS = 10_000
 #: characters of HTML below which a result is not an article
 _SHORT = 250
-#: characters that cost as much as one measurement
-_LOOK = 2_000
+#: a text counts as one measurement, plus one for every so many characters
+_CHARS_PER_MEASUREMENT = 2_000
 
 
 class _Work:
@@ -41,7 +41,7 @@ class _Work:
 
     def __call__(self, element: Any) -> int:
         length = self.original(element)
-        self.remaining -= 1 + length // _LOOK
+        self.remaining -= 1 + length // _CHARS_PER_MEASUREMENT
         if self.remaining < 0:
             raise TooMuchWork("this page is too tangled for readability")
         return length
