@@ -85,8 +85,9 @@ _NOTICE = re.compile(r"you may not use(?: th(?:is|ese) files? except in complian
 
 
 def licence(text: str) -> str:
-    """Return the SPDX expression of the licence that the head of a source file names, or "" if the head names no known
-    licence, changes its terms or sets other terms beside it. `text` is the content of the file."""
+    """Return the SPDX expression of the licence that the head of a source file names; "" if it names no known licence.
+    Also returns "" if the head changes the licence's terms, or sets other terms beside them. `text` is the content of
+    the file."""
     head = text[:HEAD]
     if (tag := _tags(head)) is not None:
         return tag

@@ -232,8 +232,8 @@ def _length(runs: list[tuple[int, int]]) -> int:
 
 
 def fits_form(match: LicenceMatch, words: list[str]) -> bool:
-    """Return whether a text, at the place of a match, states the licence of the match's form (wording of a licence)
-    unchanged: few words of the form are missing, and no added words speak of terms. `words` are the words of the
+    """Return whether a text states, at the place of a match, the licence of the match's form (wording of a licence)
+    unchanged. Few words of the form may be missing, and no added words may speak of terms. `words` are the words of the
     text."""
     size = match.form.size
     if any(not match.form.required.isdisjoint(range(a, b)) for a, b in match.missing):

@@ -66,8 +66,9 @@ class Reader:
     """Base class of all readers. Subclasses are registered in `stages.catalog.READERS`, or named 'module:Class' in a
     recipe. They define the class attributes, `Config` and `read`, and also `splits` if their files can be cut.
 
-    Errors: a file that is missing, is a folder or may not be read raises an OSError that names it (`check_file`), since
-    the environment is at fault, not a document. Anything wrong *inside* a file is yielded as a `BadRecord` and counted.
+    A file that is missing, is a folder or may not be read raises an OSError that names it (`check_file`): the
+    environment is at fault, not a document. Anything wrong *inside* a file is yielded as a `BadRecord` and counted.
+
     After any other exception, or a crash, the part of the file that was not read yet is lost, unless the method
     `beyond` says where reading resumes. The file is then quarantined, and counts towards the limit `run.max_bad_files`.
     """

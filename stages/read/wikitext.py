@@ -355,8 +355,8 @@ def _rows_with_spans(rows: list[list[tuple[str, str]]]) -> Iterator[list[str]]:
 
 
 def _paragraphs(text: str) -> str:
-    """Writes a text without inline markup as Markdown: trims lines, gives headings and list items Markdown's marks,
-    puts one blank line between blocks, and drops headings without text below them."""
+    """Writes a text without inline markup as Markdown. Lines are trimmed, headings and list items get Markdown's marks,
+    and one blank line separates blocks. Headings without text below them are dropped."""
     out: list[str] = []
     counts: list[int] = []                                      # items so far at each depth of the current list
     open_headings: list[tuple[int, int]] = []                   # (level, index in `out`) of headings with no text yet

@@ -1,7 +1,11 @@
-"""Normalises texts before the search for near-duplicates, exactly as datatrove's `simplify_text` does.
+"""Normalises texts before the search for near-duplicates, exactly as datatrove's `simplify_text` does with its default
+settings (datatrove.utils.text). The steps run in datatrove's order, which matters:
 
-The steps run in datatrove's order, which matters: lower case → numbers to "0" → punctuation to spaces → white space to
-single spaces → canonical decomposition without nonspacing marks (TextNormConfig defaults of datatrove.utils.text).
+1. lower case
+2. numbers to "0"
+3. punctuation to spaces
+4. white space to single spaces
+5. canonical decomposition without nonspacing marks
 
 A kernel (a function that numba compiles) does all steps in one pass over the UTF-8 bytes. It looks each character up in
 a table that says what becomes of it. The table has pages of 256 code points; a page is filled when a text first has one

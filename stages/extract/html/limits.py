@@ -5,10 +5,10 @@ Real pages above two megabytes are large because of scripts, styles, drawings an
 these are removed first. A page that is still too long is cut, as crawls cut pages (Common Crawl: at 1 MiB until 2025,
 at 5 MiB since). The result depends on the bytes of the page alone.
 
-Elements are counted as an HTML5 parser creates them. Such a parser reopens formatting elements that were left open
-(`<b id=1><b id=2>…`) in every following block (HTML §13.2.4.3), so that a page of 40 kB can become a tree of a
-gigabyte. Parsers also compare each attribute of a tag with those before it, and each option of a list with the others,
-so attributes and options are limited, too. One walk over the bytes counts all of them.
+Elements are counted as an HTML5 parser creates them. In every block, such a parser reopens the formatting elements that
+were left open, such as `<b id=1><b id=2>…` (HTML §13.2.4.3). A page of 40 kB can thus become a tree of a gigabyte.
+Parsers also compare each attribute of a tag with those before it, and each option of a list with the others. Attributes
+and options are therefore limited, too. One walk over the bytes counts all of them.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ _CHARS_PER_MEASUREMENT = 2_000
 
 
 class _Work:
-    """Replaces the function `readability_lxml.text_length`, which measures the text of an element. A call counts as
-    work, by the length of the text. Raises TooMuchWork when the work on a page exceeds `MOST`."""
+    """Replaces the function `readability_lxml.text_length`, which measures the text of an element. Each call counts as
+    work, in proportion to the length of the text. Raises TooMuchWork when the work on a page exceeds `MOST`."""
 
     def __init__(self) -> None:
         self.remaining, self.original = MOST, private.readability_lxml.text_length

@@ -70,9 +70,9 @@ def crowded_items(tree: Any) -> bool:
 
 
 def tangled_tables(tree: Any) -> bool:
-    """Whether the tables of a page would take trafilatura too long, judged by the number of their cells and the depth
-    of their nesting. trafilatura pads all rows of a table to the width of the widest row, and rereads nested tables for
-    every table around them."""
+    """Whether the tables of a page would take trafilatura too long. trafilatura pads all rows of a table to the width
+    of the widest row, so the number of cells after padding is limited. It also rereads nested tables for every table
+    around them, so the depth of nesting is limited."""
     rows: dict[Any, int] = {}
     widths: dict[Any, int] = {}
     cells = 0
