@@ -1,5 +1,5 @@
 """Cleans books that are plain text files. Removes Project Gutenberg's header and licence, transcribers' notes and page
-numbers, rejoins words that were hyphenated at line ends, and joins the lines of each paragraph into one line.
+numbers. Rejoins words that were hyphenated at line ends, and writes each paragraph on one line.
 
 Old text files break lines at a fixed width of 55 to 100 characters. A line break counts as caused by this width when
 the first word of the next line would not have fitted on the line. Verse and title pages break their lines earlier.
@@ -178,8 +178,8 @@ def _goes_on(text: str, m: re.Match[str]) -> bool:
 
 
 def wrapped_at(text: str) -> int:
-    """Returns the width, in characters, at which the lines of a text are broken. Returns 0 when lines are not broken at
-    a fixed width of 55 to 100 characters, and for a text with fewer than 20 lines that are not blank."""
+    """Returns the width, in characters, at which the lines of a text are broken; 0 if there is no fixed width of 55 to
+    100 characters. A text with fewer than 20 lines (blank ones not counted) is not judged, and gives 0."""
     lengths = sorted(len(line.rstrip()) for line in text.split("\n") if line and not line.isspace())
     if len(lengths) < 20:
         return 0
@@ -215,9 +215,9 @@ def _indent(lines: list[str]) -> int:
 
 
 def _begins(before: str, line: str, base: int) -> bool:
-    """Whether `line` begins a new paragraph although no blank line precedes it. It does when it is indented by at least
-    two blanks more than `base` (the smallest indent in the block, from `_indent`), and the previous line, `before`,
-    ends with the end of a sentence."""
+    """Whether `line` begins a new paragraph although no blank line precedes it. The line before, `before`, must end a
+    sentence. `line` must be indented by at least two blanks more than `base`, the smallest indent in the block
+    (`_indent`)."""
     return len(line) - len(line.lstrip()) > base + 1 and before.rstrip()[-1:] in _FULL_STOPS
 
 

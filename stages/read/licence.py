@@ -85,8 +85,9 @@ _NOTICE = re.compile(r"you may not use(?: th(?:is|ese) files? except in complian
 
 
 def licence(text: str) -> str:
-    """Return the SPDX expression of the licence that the head of a source file names, or "" if the head names no known
-    licence, changes its terms or sets other terms beside it. `text` is the content of the file."""
+    """Return the SPDX expression of the licence that the head of a source file names; "" if it names no known licence.
+    Also returns "" if the head changes the licence's terms, or sets other terms beside them. `text` is the content of
+    the file."""
     head = text[:HEAD]
     if (tag := _tags(head)) is not None:
         return tag
@@ -171,8 +172,9 @@ def _copyleft(text: str) -> str:
 
 
 def _mention(text: str) -> str:
-    """Return the SPDX identifier of the permissive licence under which a sentence of the text puts the file, or whose
-    name is the whole text; "" if there is no such licence, more than one, or other terms."""
+    """Return the SPDX identifier of a permissive licence. A sentence of the text must put the file under this licence,
+    or the whole text must be the licence's name. Returns "" if there is no such licence, or more than one, or if the
+    text sets other terms."""
     named = {name: m for name, words in _MENTIONS if (m := words.search(text)) is not None}
     if not named:
         return next((name for name, words in _BARE if words.match(text)), "")

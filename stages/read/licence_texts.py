@@ -1,10 +1,13 @@
 """Recognises whole licence texts. It compares triples of consecutive words, to find out which words of the standard
 text of a licence are missing in a document, and which words were added.
 
-A form is one wording of a licence; `licences.json` holds the hashes of its word triples in order. A word of a document
-is standard if it is part of a triple of the form. All other words between the first and the last standard word are
-added words. Words of the form that are in no triple of the document are missing. So a single "not" that was added
-between standard words is noticed.
+A form is one wording of a licence; `licences.json` holds the hashes of its word triples in order. A form and a document
+are compared by three kinds of words:
+
+- Standard words of the document are part of a triple of the form.
+- Added words are all other words of the document between the first and the last standard word. A single "not" in a
+  licence text is thus an added word.
+- Missing words are words of the form that are in no triple of the document.
 
 A form fits a document if few words are missing and no added words change the terms. Real notices add names, years and
 addresses of copyright holders, but no words of permission, prohibition or condition.
@@ -229,8 +232,8 @@ def _length(runs: list[tuple[int, int]]) -> int:
 
 
 def fits_form(match: LicenceMatch, words: list[str]) -> bool:
-    """Return whether a text, at the place of a match, states the licence of the match's form (wording of a licence)
-    unchanged: few words of the form are missing, and no added words speak of terms. `words` are the words of the
+    """Return whether a text states, at the place of a match, the licence of the match's form (wording of a licence)
+    unchanged. Few words of the form may be missing, and no added words may speak of terms. `words` are the words of the
     text."""
     size = match.form.size
     if any(not match.form.required.isdisjoint(range(a, b)) for a, b in match.missing):

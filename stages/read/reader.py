@@ -66,8 +66,9 @@ class Reader:
     """Base class of all readers. Subclasses are registered in `stages.catalog.READERS`, or named 'module:Class' in a
     recipe. They define the class attributes, `Config` and `read`, and also `splits` if their files can be cut.
 
-    Errors: a file that is missing, is a folder or may not be read raises an OSError that names it (`check_file`), since
-    the environment is at fault, not a document. Anything wrong *inside* a file is yielded as a `BadRecord` and counted.
+    A file that is missing, is a folder or may not be read raises an OSError that names it (`check_file`): the
+    environment is at fault, not a document. Anything wrong *inside* a file is yielded as a `BadRecord` and counted.
+
     After any other exception, or a crash, the part of the file that was not read yet is lost, unless the method
     `beyond` says where reading resumes. The file is then quarantined, and counts towards the limit `run.max_bad_files`.
     """
@@ -148,9 +149,8 @@ class Reader:
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
         """Return the slice (piece of the file) with which reading resumes after record number `record` of the file has
-        killed the process. It is the part of `slice` after the smallest piece of the file, such as a row group, that
-        contains the record. Returns None if reading cannot resume.
-        """
+        killed the process; None if reading cannot resume. The result is the part of `slice` after the record, or after
+        the row group (or similar piece of the file) that contains the record."""
         return None
 
     def stored(self, local: str, slice: Slice, size: int) -> int:

@@ -28,8 +28,8 @@ def compile_arpa(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
     needs about 150 bytes of memory per n-gram.
 
     The end of an n-gram is the n-gram of all its words but the first. SRILM may prune the end of an n-gram that stays
-    in the model. This function adds such missing ends, with the log10 probability by which every reader of ARPA would
-    score them: the back-off weight of the context (all words but the last) plus the log10 probability of their own end.
+    in the model. This function adds such missing ends, with the score that every reader of ARPA would give them: the
+    back-off weight of the context (all words but the last) plus the log10 probability of their own end.
 
     Raises BadModel if the file is not valid ARPA, has orders above MOST_ORDER, or lacks the context of one of its
     n-grams. The message names the file and, for a bad entry, its line.

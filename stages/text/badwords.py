@@ -85,8 +85,8 @@ def language_of(code: str) -> str:
 
 
 def normal(text: str, language: str) -> str:
-    """Normalise a text, or an entry of a word list, before the two are compared: NFKC, lower case, and rules for the
-    language that the module lists."""
+    """Normalise a text, or an entry of a word list, before the two are compared: NFKC, lower case, and the rules for
+    the language in the docstring of this module."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text).translate(_NO_WIDTH)
     if language == "tr":
@@ -242,8 +242,8 @@ def _is_everywhere(entry: str) -> bool:
 
 
 def _stands_alone(text: str, at: int, entry: str) -> bool:
-    """Return whether an entry of a word list, found at position `at` of the text, is a word of its own there and not a
-    part of a longer one. In some scripts this can only be guessed."""
+    """Return whether an entry of a word list, found at position `at` of the text, is a word of its own there, rather
+    than a part of a longer one. In some scripts this can only be guessed."""
     before, after = text[at - 1:at], text[at + len(entry):at + len(entry) + 1]
     if _KATAKANA.fullmatch(entry):
         return not (before and before != " " and _KATAKANA.fullmatch(before)) and not (

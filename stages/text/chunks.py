@@ -95,8 +95,7 @@ class Chunks:
         self.count, self.bytes, self.words = count, size, words
 
     def edge(self, chunk: int, side: int) -> int:
-        """Return the number of the first word (`side` 0) or of the last word (`side` 1) of a chunk (a run without white
-        space), which is given by its own number."""
+        """Return the number of the first word (`side` 0) or last word (`side` 1) of chunk number `chunk`."""
         row = self.rows[chunk]
         return int(self.parts[row["first"] + (row["count"] - 1 if side else 0)])
 

@@ -13,11 +13,11 @@ The first of these rules that applies decides:
 6. UTF-8, if the bytes are *mostly* valid: ten or more sound characters beyond ASCII for each broken place.
 7. The first guess of rule 5, with its errors replaced, or windows-1252 if there was no guess.
 
-A guess is never UTF-8. It fits if all bytes decode without error, at most 1 % of the characters are control characters,
-and the lengths of runs of bytes beyond ASCII suit its script. In Latin script such bytes stand mostly alone. A Latin
-encoding therefore does not fit if the runs have more than _LATIN_RUN bytes on average, and any other encoding does not
-fit if they have fewer than _OTHER_RUN. If a server declares every page as ISO-8859-1, the declaration is thus ignored
-for Russian, Greek and Chinese pages.
+A guess is never UTF-8. It fits if three conditions hold: all bytes decode without error, at most 1 % of the characters
+are control characters, and the runs of bytes beyond ASCII suit the script. In Latin script such bytes stand mostly
+alone, so the runs must have at most _LATIN_RUN bytes on average. For any other script they must have at least
+_OTHER_RUN. If a server declares every page as ISO-8859-1, the declaration is thus ignored for Russian, Greek and
+Chinese pages.
 
 Labels (names of encodings) are read as browsers read them (WHATWG: ISO-8859-1 is windows-1252, GB2312 is GBK, Shift_JIS
 is code page 932).

@@ -40,10 +40,10 @@ def same_length_lower(text: str) -> str:
 
 
 def repetition_spans(text: str, reason: str, *, first: bool = False) -> list[Span]:
-    """Return the spans (first character, one past the last) of the repetitions because of which a text was dropped by
-    Gopher's rules on repetition, or by DCLM's form of these rules. `reason` is the reason with which the text was
-    dropped, such as `dup_line_frac`; it says which of the rules dropped it. With `first`, the first of several equal
-    lines, paragraphs or n-grams also counts as a repetition."""
+    """Return the spans (first character, one past the last) of the repetitions for which a rule of Gopher, or DCLM's
+    form of it, dropped a text. `reason` is the reason with which the text was dropped, such as `dup_line_frac`; it
+    names the rule. With `first`, the first of several equal lines, paragraphs or n-grams also counts as a
+    repetition."""
     rule = _REPETITION.search(reason)
     if rule is None:
         return []

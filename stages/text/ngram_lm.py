@@ -224,9 +224,9 @@ class NgramLM:
         return np.fromiter((get(w, 0) for w in words), np.int64, len(words))
 
     def word_scores(self, ids: np.ndarray, *, bos: bool = True, eos: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """Return two arrays with an entry for each word of a text and, with `eos`, one more for its end: the score
-        (float32, log10 probability), and the number of words in the longest n-gram of the model that ends at this word.
-        With `bos`, the words follow a mark for the beginning of a text."""
+        """Return two arrays with an entry for each word of a text: the score (float32, log10 probability), and the
+        number of words in the longest n-gram of the model that ends at this word. With `eos`, both have one more entry
+        for the text's end. With `bos`, the words follow a mark for the beginning of a text."""
         return self._scored(ids, bos, eos)[1:]
 
     def score(self, ids: np.ndarray, *, bos: bool = True, eos: bool = True) -> float:

@@ -149,10 +149,9 @@ class Vocabulary:
         text without white space. Returns (first, one past the last) of each run.
 
         Chunks are normally split one by one. But spaCy has special cases: sequences of tokens that have a rule of their
-        own. A special case that spans two chunks may prevent a shorter special case inside one of them. A special case
-        can span two chunks only if a single space separates them, and if the last token of the first chunk and the
-        first token of the second chunk follow each other in the special case. If there is no such special case, the two
-        chunks can be split separately.
+        own. A special case that spans two chunks may prevent a shorter special case inside one of them. It can span
+        them only if a single space separates them, and if two neighbouring tokens of the special case equal the last
+        token of the first chunk and the first token of the second. Other chunks can be split separately.
         """
         runs, last = [], len(chunks) - 1
         stop = 0
@@ -271,9 +270,12 @@ def _chunk(data: np.ndarray, start: int, stop: int) -> str:
 class Words:
     """The words of one text, in order, as numbers of a vocabulary (`ids`), and facts about its lines.
 
-    `lines` int32[n, 4] has a row for every line (of `str.splitlines`) that is not blank. Its columns are the position
-    of the line's first byte that is not white space, the position after the last such byte, the number of chunks
-    (`str.split`), and the number of sentences (-1: unknown, call `count_sentences`).
+    `lines`, int32[n, 4], has a row for every line (of `str.splitlines`) that is not blank, with these columns:
+
+    1. position of the line's first byte that is not white space
+    2. position after the last such byte
+    3. number of chunks (`str.split`)
+    4. number of sentences; -1 if unknown, so that `count_sentences` must be called
     """
 
     __slots__ = ("_counts", "ids", "lines", "vocabulary")

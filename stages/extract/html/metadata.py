@@ -342,9 +342,9 @@ def _person(name: str) -> str:
 
 
 def _title(full: str, heading: str) -> str:
-    """Returns the title of a page: its heading (`heading`) if the words of the heading occur in the content of the
-    <title> tag (`full`). Otherwise returns `full`, without the name of the site after a bar or dash if at least 8
-    characters precede it. If `full` is empty, the result is `heading`."""
+    """Returns the title of a page, given the content of its <title> tag, `full`, and its `heading`. The heading is the
+    title if its words occur in `full`, or if `full` is empty. Otherwise the title is `full`. The name of the site after
+    a bar or dash is then removed, if at least 8 characters remain."""
     if heading and " ".join(_WORD.findall(heading.lower())) in " ".join(_WORD.findall(full.lower())):
         return heading
     first = _SITE.split(full, maxsplit=1)[0].strip()
@@ -368,8 +368,8 @@ def _heading(page: str) -> str:
 
 
 def _licence(page: str) -> str:
-    """Returns the URL of the licence that the end of a page links to: the target of a link with `rel=license`, or else
-    of a link to a Creative Commons licence; "" if there is neither."""
+    """Returns the URL of the licence to which the end of a page links; "" if there is none. A link with `rel=license`
+    is preferred to a link to a Creative Commons licence."""
     begin = max(0, len(page) - _FOOT)
     for rel in _REL if page.find("license", begin) >= 0 else ():
         if (at := page.find(rel, begin)) >= 0:

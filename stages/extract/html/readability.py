@@ -22,26 +22,26 @@ from stages.extract.html import private
 from stages.extract.html.limits import TooMuchWork
 from stages.extract.html.markdown import write
 
-#: most measurements of a text's length in one page; measuring a long text counts more than once
+#: most measurements of a text's length in one page; a long text counts as several measurements
 MOST = 400_000
 #: most sibling elements
 SIBLINGS = 10_000
 #: characters of HTML below which a result is not an article
 _SHORT = 250
-#: characters that cost as much as one measurement
-_LOOK = 2_000
+#: a text counts as one measurement, plus one for every so many characters
+_CHARS_PER_MEASUREMENT = 2_000
 
 
 class _Work:
-    """Replaces the function `readability_lxml.text_length`, which measures the text of an element. A call counts as
-    work, by the length of the text. Raises TooMuchWork when the work on a page exceeds `MOST`."""
+    """Replaces the function `readability_lxml.text_length`, which measures the text of an element. Each call counts as
+    work, in proportion to the length of the text. Raises TooMuchWork when the work on a page exceeds `MOST`."""
 
     def __init__(self) -> None:
         self.remaining, self.original = MOST, private.readability_lxml.text_length
 
     def __call__(self, element: Any) -> int:
         length = self.original(element)
-        self.remaining -= 1 + length // _LOOK
+        self.remaining -= 1 + length // _CHARS_PER_MEASUREMENT
         if self.remaining < 0:
             raise TooMuchWork("this page is too tangled for readability")
         return length

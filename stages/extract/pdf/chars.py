@@ -45,9 +45,9 @@ class PageChars(NamedTuple):
 
 
 def pieces_of(layer: Any, count: int, page: tuple[float, float, float, float]) -> PageChars:
-    """Groups the first `count` characters of a loaded text page (`layer`, a pypdfium2 handle) into pieces (stretches of
-    one line without a wide gap), in the order of the page's content. `page` is the box of the page in points: left,
-    bottom, right, top."""
+    """Groups the first `count` characters of a loaded text page (`layer`, a pypdfium2 handle) into pieces, in the order
+    of the page's content. A piece is a stretch of one line without a wide gap. `page` is the box of the page in points:
+    left, bottom, right, top."""
     from stages.extract.pdf.native import read
 
     code, inserted, angle, loose, tight = read(layer, count)

@@ -135,8 +135,8 @@ def _numbers(text: str) -> list[tuple[bool, int]]:
 
 
 def _edge(page: PdfPage) -> list[_Row]:
-    """Returns the rows (lines at the same height) that may be running heads or feet of a page: up to three rows nearest
-    to the top, and up to three nearest to the bottom, both from the outside inwards. Rows of tables are left out."""
+    """Returns the rows (lines at the same height) that may be running heads or feet of a page: up to three rows at the
+    top of the page, then up to three at its bottom. Both begin with the outermost row. Rows of tables are left out."""
     lines = sorted((line for block in page.blocks for line in block), key=lambda line: line.top + line.bottom)
     if not page.height or len(lines) < 3:
         return []

@@ -70,8 +70,8 @@ def blocks_of(page: PageChars) -> list[Block]:
 
 
 def _initials(pieces: list[TextPiece]) -> list[TextPiece]:
-    """Returns the pieces (stretches of a line) of a page with each drop initial, a letter about two lines high or more,
-    merged into the first line beside it."""
+    """Returns the pieces (stretches of a line) of a page after each drop initial was merged into the first line beside
+    it. A drop initial is a letter about two lines high or more."""
     heights = sorted(p.bottom - p.top for p in pieces)
     usual = heights[len(heights) // 2] if heights else 0
     large = [p for p in pieces if len(p.text) == 1 and p.text.isalpha() and 5 * (p.bottom - p.top) > 9 * usual]
@@ -270,8 +270,8 @@ def _joined_line(row: list[TextPiece], rtl: bool) -> Line:
 
 
 def _read_leftwards(row: list[TextPiece]) -> list[TextPiece]:
-    """Returns the pieces (stretches of a line) of a row in the reading order of a right-to-left script: from right to
-    left, except that adjacent pieces in Latin script stay in the order from left to right."""
+    """Returns the pieces (stretches of a line) of a row in the reading order of a right-to-left script. The pieces run
+    from right to left, but adjacent pieces in Latin script from left to right."""
     out: list[TextPiece] = []
     words = 0
     for p in row[::-1]:

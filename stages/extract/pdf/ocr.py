@@ -162,7 +162,7 @@ def words_of(engine: OcrEngine, draw: Callable[[], np.ndarray], cpu_s: int, memo
 
 
 def _become(draw: Callable[[], np.ndarray], most: int, cpu_s: int, memory: int, parent: int) -> None:
-    """Prepares a new process that is about to become the OCR engine (exec): sets its limits of CPU time and memory,
+    """Prepares a new process that is about to become the OCR engine (exec). Sets its limits of CPU time and memory,
     draws the picture, and makes the picture its standard input. Ends the process if the picture is blank or has more
     than `most` letters."""
     process.die_with_parent(parent)

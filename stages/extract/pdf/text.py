@@ -118,9 +118,14 @@ def _same_size(a: Line, b: Line) -> bool:
 
 
 def _runs_on(a: Line, b: Line, start: Line, pitch: int, left: int, right: int, flush: bool) -> bool:
-    """Whether line `b` continues a paragraph whose first line is `start` and whose last line so far is `a`. In most
-    cases `b` does so if its first word would not have fitted on the line after `a`. `left` and `right` are the edges of
-    the column, and `flush` says whether lines share the right edge. `pitch` is the usual distance between two lines."""
+    """Whether line `b` continues a paragraph whose first line is `start` and whose last line so far is `a`.
+
+    It does if `a` ends in a hyphen. Otherwise `b` must lie close below `a` and have letters of the same size. It must
+    not begin like a new paragraph or list item, and its first word must not have fitted on the line after `a`.
+
+    `left` and `right` are the edges of the column, and `flush` says whether lines share the right edge. `pitch` is the
+    usual distance between two lines.
+    """
     if a.text.endswith(HYPHEN):
         return True
     if _ENTRY.search(a.text):

@@ -115,8 +115,8 @@ def headline(page: PageArrays, chosen: np.ndarray) -> int | None:
 
 
 def comment_texts(page: PageArrays) -> np.ndarray:
-    """Returns which blocks could be readers' comments, as bool[blocks]. A block could be one if it has enough text, and
-    the text is mostly outside links and not in a form, a button, navigation or a hidden element."""
+    """Returns which blocks could be readers' comments, as bool[blocks]. Such a block has enough text, mostly outside
+    links. It is not in a form, a button, navigation or a hidden element."""
     b = page.blocks
     return ((b[:, B_UNITS] >= COMMENT) & (2 * b[:, B_LINKED] < b[:, B_UNITS])
             & (b[:, B_FLAGS] & (IN_TITLE | IN_FORM | IN_BUTTON | IN_NAV | IN_HIDDEN) == 0))

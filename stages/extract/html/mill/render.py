@@ -162,9 +162,9 @@ def _code(body: bytes, blocks: list[_Block]) -> str:
 
 
 def _language(page: PageArrays, pre: int) -> str:
-    """Returns the programming language that the class of a code block names, or else the class of the <code> at its
-    beginning, or else the class of its parent; "" if none names a language. `pre` is the number of the code block's
-    element."""
+    """Returns the programming language of a code block; "" if none is named. The first of these classes that names one
+    counts: that of the block, that of the <code> at its beginning, that of the element around the block. `pre` is the
+    number of the block's element."""
     for e in (pre, pre + 1, page.elements[pre, E_PARENT]):
         if e == pre + 1 and (e >= len(page.elements) or page.elements[e, E_TAG] != TAG["code"]):
             continue
