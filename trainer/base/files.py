@@ -30,8 +30,8 @@ def replace(path: Path, text: str) -> None:
 
 
 def appending(path: Path) -> TextIO:
-    """Open a text file for appending lines. If its last line has no line feed, because a kill cut it off, a line feed
-    is written first, so that the next line does not continue the cut one."""
+    """Open a text file for appending lines. If a kill has cut off the last line, a line feed is written first, so that
+    the next line does not continue the cut one."""
     file = open(path, "ab+")  # noqa: SIM115  the caller closes it
     torn = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
     if torn:

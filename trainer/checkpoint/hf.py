@@ -111,13 +111,15 @@ def factor(name: str, factors: Mapping[str, float]) -> float:
 # -- out ---------------------------------------------------------------------------------------------------------------
 def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None, shard: int = SHARD) -> list[str]:
     """Write the model of `checkpoint` into the new folder `out`. `dtype` is a key of DTYPES, and `shard` the largest
-    size of a safetensors file in bytes (a larger tensor has one of its own). Returns lines to print about the export.
+    size of a safetensors file in bytes (a larger tensor has one of its own). `tokenizer` (the file with which the
+    shards were encoded) is copied if it exists. Returns lines to print about the export.
 
     Every file of the checkpoint is first compared with its sha256. The optimiser's state is not exported. The RoPE
-    settings are those of the training phase in which the checkpoint was written. `tokenizer` (the file with which the
-    shards were encoded) is copied if it exists. config.json is written last, because a folder without it is not
-    recognised as a model. Raises ConfigError when `out` is not empty or no architecture of transformers has the model's
-    features, and CheckpointError when a file of the checkpoint is damaged.
+    settings are those of the training phase in which the checkpoint was written. config.json is written last, because a
+    folder without it is not recognised as a model.
+
+    Raises ConfigError when `out` is not empty, or when no architecture of transformers has the model's features. Raises
+    CheckpointError when a file of the checkpoint is damaged.
     """
     save_file = safetensors().torch.save_file
     if out.exists() and any(out.iterdir()):
@@ -284,13 +286,14 @@ def differing(config: ModelConfig, folder: Path) -> list[str]:
 
 @torch.no_grad()
 def load(model: nn.Module, config: ModelConfig, vocab: int, folder: Path, tokenizer: Path | None = None) -> None:
-    """Fill all parameters of `model`, sharded or not, with the weights in `folder`.
+    """Fill all parameters of `model`, sharded or not, with the weights in `folder`. Each rank reads one tensor at a
+    time, so that only one is in memory. The files' embedding and output may have more rows than `vocab` (padding);
+    these rows are not read into the model.
 
-    Each rank reads one tensor at a time, so that only one is in memory. The files' embedding and output may have more
-    rows than `vocab` (padding); these rows are not read into the model. Raises ConfigError when the settings of the
-    model in `folder` differ from `config` (see `differing`), when its tensors do not fit (see `check`), or when its
-    tokenizer.json has another vocabulary than `tokenizer`, the file with which the shards were encoded. The
-    vocabularies are compared only if both files exist and `tokenizer` is a .json file, too."""
+    Raises ConfigError when the settings of the model in `folder` differ from `config` (see `differing`), or when its
+    tensors do not fit (see `check`). `tokenizer` is the file with which the shards were encoded. If it is a .json file,
+    and `folder` has a tokenizer.json, ConfigError is also raised when their vocabularies differ.
+    """
     wrong = differing(config, folder)
     if wrong:
         raise ConfigError(f"train.init.from {folder}: is another model than train.model:\n  " + "\n  ".join(wrong)

@@ -1,4 +1,4 @@
-"""Reads tokens from object storage shortly before the training needs them, so that a corpus may be larger than the disk
+"""Reads tokens from object storage shortly before the training needs them. A corpus may thus be larger than the disk,
 and the first step need not wait for a copy of it.
 
 Only the tokens and loss masks stay in object storage. The small files of a shard set (manifest, document ends and
@@ -58,9 +58,9 @@ def together(wanted: Iterable[BlockRange]) -> Iterator[list[BlockRange]]:
 
 
 class RemoteShardSet(RequestedSet):
-    """A shard set whose tokens and loss masks (whether each token counts in the loss) are in object storage, and whose
-    other files are on this machine, at `path`. `folder` is the folder of the set on `remote`. Requests are made by the
-    threads of `pool`."""
+    """A shard set whose tokens and loss masks (whether each token counts in the loss) are in object storage, in the
+    folder `folder` of `remote`. Its other files are on this machine, at `path`. Requests are made by the threads of
+    `pool`."""
 
     def __init__(self, path: Path, sha256: str, remote: fs.FileSystem, folder: str, pool: ThreadPoolExecutor,
                  packing: str | None = None) -> None:

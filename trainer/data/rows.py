@@ -154,8 +154,8 @@ def packed_rows(sets: Sequence[ShardSet], places: Sequence[tuple[int, int]]) -> 
 
 
 def token_ranges(shards: ShardSet, sample: int, length: int) -> list[tuple[int, int]]:
-    """Return the ranges [first, stop) of tokens that make up sample number `sample` of `length` tokens. If the set is
-    read by packed rows (samples of whole documents), they are the pieces of that row, otherwise the one range of that
+    """Return the ranges [first, stop) of tokens that make up sample number `sample` of `length` tokens. In a set with
+    packed rows (samples of whole documents), they are the pieces of that row, otherwise the one range of that
     window."""
     return [(sample * length, sample * length + length + 1)] if shards.packed is None else shards.packed.row(sample)
 

@@ -35,9 +35,13 @@ class ContextTooShort(ConfigError):
 
 @dataclass(frozen=True)
 class PromptReader:
-    """The tokenizer of a model, with the limits that its prompts must respect. `start` is the token that stands for an
-    empty context, `vocab` the number of tokens that the model knows, `context` the longest sequence of the model, and
-    `batch` the largest number of tokens in a batch."""
+    """The tokenizer of a model, with the limits that its prompts must respect.
+
+        start    the token that stands for an empty context
+        vocab    number of tokens that the model knows
+        context  longest sequence of the model, in tokens
+        batch    largest number of tokens in a batch
+    """
 
     coder: TextCoder
     eos: int
@@ -49,8 +53,8 @@ class PromptReader:
     @property
     def row(self) -> int:
         """The largest number of tokens in a row that combines the queries (question with an answer) of an item. It is
-        at least 1.25 times the model's context, so that even a question as long as the context is read only once, if
-        its answers together have at most a quarter of the context's tokens."""
+        at least 1.25 times the model's context. So even a question as long as the context is read only once, if its
+        answers have at most a quarter of the context's tokens together."""
         return max(self.batch, self.context + self.context // 4)
 
 
@@ -129,10 +133,15 @@ def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: Pr
     """Read the data of a task from the folder `data`, and tokenise its prompts with `shots` examples each (None: the
     number in the task file). `seed` determines which examples are chosen.
 
-    Raises ConfigError when the data is missing or does not fit the task, when there are too few rows for the examples,
-    and when an answer is empty. Also raises it when the tokenizer makes one token of the end of a context and the
-    beginning of its answer, or gives an id that the model does not know. Raises ContextTooShort when an answer, or the
-    number of tokens to generate, does not fit into the model's context.
+    Raises ConfigError in these cases:
+
+    * The data is missing or does not fit the task.
+    * There are too few rows for the examples.
+    * An answer is empty.
+    * The tokenizer makes one token of the end of a context and the beginning of its answer.
+    * The tokenizer gives an id that the model does not know.
+
+    Raises ContextTooShort when an answer, or the number of tokens to generate, does not fit into the model's context.
     """
     file = task.file
     shots = file.shots if shots is None else shots
@@ -210,8 +219,8 @@ def _rows(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Ite
     """Tokenise the queries of all items, that is, the contexts with answers whose likelihood is computed. Returns (rows
     of tokens, the owner of each query, the numbers of the items whose context was cut to fit).
 
-    A right answer whose prompt the model also continues is put into that prompt in `prompts`, instead of into a row, so
-    that the model reads the prompt only once. This is done in tasks that need the likelihood of the right answer alone.
+    If a task needs the likelihood of the right answer alone, and the model also continues the prompt of this answer,
+    the answer is put into that prompt in `prompts`. It is then in no row, so that the model reads the prompt only once.
     """
     forms = set(task.file.forms)
     kinds: dict[str, Iterable[list[Prompt]]] = {}

@@ -128,9 +128,9 @@ def measures(task: EvalTask, results: Sequence[ItemResult]) -> dict[str, Measure
 
 def normalised(text: str, config: GenerateConfig) -> str:
     """Return the answer that the generated `text` gives, in a form that is the same for equal answers. With `extract:
-    number`, it is the last number in the text, without separators of thousands and without zeros at the end of its
-    decimals, or "" if there is none. With `extract: text`, it is the text in lower case without articles, punctuation
-    and superfluous spaces (as in SQuAD's evaluation)."""
+    number`, it is the last number in the text, or "" if there is none. Separators of thousands, and zeros at the end of
+    decimals, are removed. With `extract: text`, it is the text in lower case without articles, punctuation and
+    superfluous spaces (as in SQuAD's evaluation)."""
     if config.extract == "number":
         numbers = _NUMBER.findall(text)
         if not numbers:

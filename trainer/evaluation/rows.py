@@ -64,8 +64,8 @@ def find_files(folder: Path, name: str, patterns: Sequence[str]) -> list[Path]:
 
 def example_files(folder: Path, task: EvalTask, shots: int) -> list[Path]:
     """Return the files in `folder` that hold a task's examples (solved questions that are put before each question).
-    Returns [] if there are no such files, if the task takes its examples from its own rows, or if it has no examples
-    (`shots` is 0)."""
+    Returns [] if there are none. Also returns [] if `shots` is 0, or if the task takes its examples from its own
+    rows."""
     return find_files(folder, f"{task.name}_examples", task.file.examples) if shots and task.file.examples else []
 
 
@@ -77,8 +77,9 @@ def sums(folder: Path, task: EvalTask, shots: int) -> dict[str, str]:
 
 
 def read_rows(files: Sequence[Path]) -> Iterator[DataRow]:
-    """Yield the rows of `files`, file by file. Raises ConfigError for a file that cannot be read, for a line that is no
-    row, when there are more than MOST_ROWS rows in all, and when a file unpacks to more than MOST_TOTAL_BYTES bytes."""
+    """Yield the rows of `files`, file by file. Raises ConfigError for a file that cannot be read, and for a line that
+    is no row. Also raises it for more than MOST_ROWS rows in all, and for a file that unpacks to more than
+    MOST_TOTAL_BYTES bytes."""
     number = 0
     for path in files:
         try:

@@ -28,9 +28,14 @@ MAIN = ("bpb", "pairs", "word", "mcf", "fg", "code")
 
 
 class ScoreOrigin(NamedTuple):
-    """Identifies how a score was computed. Two scores can be compared only if they have the same origin: the task, the
-    sha256 of its file, the number of examples before a question, the seed by which these are chosen (0 if there are
-    none), and a hash of the contents of the data."""
+    """Identifies how a score was computed. Two scores can be compared only if they have the same origin.
+
+        task    name of the task
+        sha256  of the task's file
+        shots   number of examples before a question
+        seed    determines which examples are chosen (0 if there are none)
+        data    hash of the contents of the data
+    """
 
     task: str
     sha256: str

@@ -57,9 +57,9 @@ class Likelihoods:
 
 def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
     """Divide rows of the given lengths into batches of similar length, longest first. Yields the indices of the rows of
-    each batch. Padded to its longest row, a batch has at most `most` tokens, or is a single row. A batch ends earlier
-    if more than a 32nd of it would be padding, but not before it has an eighth of `most` tokens, which keeps a
-    processor busy."""
+    each batch. Padded to its longest row, a batch has at most `most` tokens, or is a single row. A batch with more than
+    an eighth of `most` tokens is large enough to keep a processor busy; it also ends before more than a 32nd of it is
+    padding."""
     batch: list[int] = []
     padding = 0
     for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

@@ -1,11 +1,13 @@
 """Trains on a Ray cluster: one actor per rank, each running the same `main()`. This is the trainer's only file that
 imports ray. It uses plain Ray Core; docs/architecture.md says why it does not use Ray Train's TorchTrainer.
 
-Checkpoints can be loaded by any number of ranks, so the loss of a rank or of a node (machine) costs only the steps
+Checkpoints can be loaded by any number of ranks. So the loss of a rank or of a node (machine) costs only the steps
 since the latest checkpoint. The remaining ranks are ended, and as many ranks as the cluster has room for (at least
 `least`) start again. Resources for the missing ranks stay requested. Once they are available, all ranks stop after a
-step, with a checkpoint, and the training continues with all ranks. When Ray drains a node, because it is about to be
-taken away (a deleted pod, a spot machine), all ranks stop in the same way, and the training continues on other nodes.
+step, with a checkpoint, and the training continues with all ranks.
+
+Ray drains a node that is about to be taken away (a deleted pod, a spot machine). All ranks then stop in the same way,
+and the training continues on other nodes.
 """
 
 from __future__ import annotations
@@ -148,8 +150,8 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
 
 def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Callable[[int], bool]) -> int:
     """Start a rank in each of several actors on the cluster, and wait until all of them end. Returns an exit code.
-    Raises RankLost when a rank dies, Pause when the ranks have stopped in order to continue on other nodes or in larger
-    number, and ConfigError when the cluster does not have the resources for the ranks."""
+    Raises RankLost when a rank dies, and Pause when the ranks have stopped in order to continue on other nodes or in
+    larger number. Raises ConfigError when the cluster does not have the resources for the ranks."""
     bundle = {"CPU": 1, **({"GPU": 1} if gpu else {})}
     group, started = room(bundle, size, least, possible)
     groups = [group]

@@ -1,5 +1,5 @@
-"""Finds the step at which a training continues, and checks that the model gives the same loss after loading a
-checkpoint as when it was saved."""
+"""Finds the step at which a training continues. Checks that the model gives the same loss after a checkpoint was loaded
+as when it was saved."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def resume_point(run: Run, world: World, ledger: Ledger, stop_at: int | None,
 
 
 def refuse_another(checkpoint: ckpt.Checkpoint, run: Run) -> None:
-    """Raise CheckpointError if the training `run` may not continue from `checkpoint`, because its settings or its
-    curriculum differ from the checkpoint's in a way that is not permitted. The message lists the differences."""
+    """Raise CheckpointError if the training `run` may not continue from `checkpoint`: its settings or its curriculum
+    differ from the checkpoint's in a way that is not permitted. The message lists the differences."""
     wrong = differences(checkpoint.meta, run)
     if wrong:
         older = ", ".join(str(p) for p in sorted(run.folder.glob("curriculum.*.json")))

@@ -2,8 +2,8 @@
 
 Heads and hidden units are divided among the ranks of a tensor group (the ranks that share every layer). The residual
 stream is whole and equal on all of them. `enter` and `leave` are Megatron's f and g. The embedding is split along its
-width, so the vocabulary size need not be divisible. For the loss each rank has the whole output matrix and a share of
-the tokens, so that any loss function works unchanged and no token's loss is computed twice.
+width, so the vocabulary size need not be divisible. For the loss, each rank has the whole output matrix and a share of
+the tokens. Thus any loss function works unchanged, and no token's loss is computed twice.
 
 A parameter is a DTensor over the mesh dimension `tensor`, split according to `PLAN`. FSDP2 splits it once more over the
 data ranks (a 2-D mesh); during forward it is again a DTensor over `tensor` alone. The computation itself uses plain

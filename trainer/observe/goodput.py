@@ -3,8 +3,9 @@ is killed before its first checkpoint, counting begins anew.)
 
 Goodput is the share of the wall time that was spent on steps whose result is kept (Google Cloud's ML Productivity
 Goodput). A stop watch always runs for one cause, so that the causes sum to the wall time. The seconds by cause are
-written to metrics.jsonl as part of its lines (the goodput record). After a kill the next process reads them from there,
-counts the time between the two processes as `restart`, and moves the time of steps after the checkpoint to `lost`.
+written to metrics.jsonl as part of its lines (the goodput record). After a kill, the next process reads them from
+there. It counts the time between the two processes as `restart`, and moves the time of steps after the checkpoint to
+`lost`.
 """
 
 from __future__ import annotations

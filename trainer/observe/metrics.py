@@ -1,10 +1,10 @@
 """Writes and reads the metrics of a training. All metrics are in the file metrics.jsonl. Some of the numbers are also
 sent to views: TensorBoard, W&B and a Prometheus text file.
 
-Every line of metrics.jsonl is a JSON object with `v` (the version of this format), `event` (start, resume, rewind,
-step, eval, tasks, checkpoint, alert, sample, end), `step` and `time`. New versions add keys and never rename them.
-Lines are only appended. When training continues from step k, after a restart (resume) or by going back to a checkpoint
-(rewind), earlier lines about steps beyond k no longer count (they are void), and `read` leaves them out.
+Every line of metrics.jsonl is a JSON object with `v` (the version of this format), `event`, `step` and `time`. An event
+is start, resume, rewind, step, eval, tasks, checkpoint, alert, sample or end. New versions add keys and never rename
+them. Lines are only appended. A training continues from a step k after a restart (resume), or by going back to a
+checkpoint (rewind). Earlier lines about steps beyond k are then void, and `read` leaves them out.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ VIEWED = {"step": "train", "eval": "heldout", "tasks": "tasks"}
 
 @dataclass(frozen=True)
 class WandbConfig:
-    """Settings of Weights & Biases (the package `wandb`). Without an API key (`wandb login`, WANDB_API_KEY), or with
-    WANDB_MODE=offline, the metrics are recorded in the folder wandb of the training's output folder, and `wandb sync`
-    can send them later. `project`, `entity` and `name` are those of the run at W&B; without `name`, it is called like
-    the run folder."""
+    """Settings of Weights & Biases (the package `wandb`). `project`, `entity` and `name` are those of the run at W&B;
+    without `name`, it is called like the run folder. Without an API key (`wandb login`, WANDB_API_KEY), or with
+    WANDB_MODE=offline, the metrics are recorded in the folder wandb of the training's output folder. `wandb sync` can
+    send them later."""
 
     project: str
     entity: str | None = None

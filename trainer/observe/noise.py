@@ -1,8 +1,8 @@
-"""Estimates the gradient noise scale: the batch size up to which a larger batch still saves steps.
+"""Estimates the gradient noise scale: the batch size up to which a larger batch still saves steps (McCandlish et al.,
+"An Empirical Model of Large-Batch Training", arXiv 1812.06162).
 
-The noise scale of McCandlish et al., "An Empirical Model of Large-Batch Training" (arXiv 1812.06162), is B_simple = tr
-Σ / |G|², where G is the gradient of the loss and Σ the covariance of one token's gradient. A batch far below B_simple
-wastes no data; a batch far above it wastes most of its data.
+The noise scale is B_simple = tr Σ / |G|², where G is the gradient of the loss and Σ the covariance of one token's
+gradient. A batch far below B_simple wastes no data; a batch far above it wastes most of its data.
 
 For a batch of B tokens, E|G_B|² = |G|² + tr Σ / B. So tr Σ and |G|² follow from the squared gradient norms of a small
 and a large batch (appendix A.1). The small batches are the micro-batches of all ranks; the large batch is the whole

@@ -216,7 +216,7 @@ def uncompiled(model: Transformer) -> AbstractContextManager[Any]:
 
 
 def gathered(parallel: ParallelConfig) -> bool:
-    """Return whether the setting `parallel.shard` keeps the whole parameters of layers in memory between micro-batches,
+    """Return whether the setting `parallel.shard` keeps the whole parameters of layers in memory between micro-batches:
     from the first forward of a step to the end of its last backward. Otherwise, each layer's parameters are gathered
     twice for each micro-batch, in forward and in backward."""
     return parallel.shard in ("grad", "none")

@@ -93,9 +93,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def source_of(stream: str | None, arms: Sequence[Arm]) -> dict[str, list[str]] | None:
-    """Return the source that --on asks for, {stream: [stream]}; None if `stream` is None, because --on is not given. (A
-    source is a row of the table that compares the arms of a study, with its streams.) Raises ConfigError when an arm
-    has no held-out data of the stream."""
+    """Return the source that --on asks for, {stream: [stream]}; None if `stream` is None, because --on is not given. A
+    source is a row of the table that compares the arms of a study, with its streams. Raises ConfigError when an arm has
+    no held-out data of the stream."""
     from trainer.base.config import ConfigError
 
     if stream is None:

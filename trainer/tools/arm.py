@@ -50,9 +50,9 @@ def arm_of(base: Run, name: str, seed: int, settings: Mapping[str, Any], curricu
 
 
 def place_of(folder: Path, store: str | None, out: str | None) -> tuple[str | None, str | None]:
-    """Return the values of --store and --out (None: their defaults) for the training in `folder`. If it is an arm of a
-    study, --out is the folder itself, and --store the nearest folder above it that has shards, unless they are given.
-    For other trainings, the given values are returned."""
+    """Return the values of --store and --out for the training in `folder` (None: their defaults). For an arm of a
+    study, --out is the folder itself, and --store the nearest folder above it that has shards, unless `store` is given.
+    For other trainings, and if `out` is given, the given values are returned."""
     if out is not None or not (folder / "checkpoints").is_dir() or (folder / "train").is_dir():
         return store, out
     above = next((str(p) for p in folder.absolute().parents if (p / "shards").is_dir()), None)
@@ -94,7 +94,7 @@ def write(arm: Arm) -> None:
 
 
 def finished(arm: Arm, share: float = 1.0) -> bool:
-    """Return whether an arm of a study has been trained to the end of its curriculum or, with a `share` below 1,
+    """Return whether an arm of a study has been trained to the end of its curriculum. With a `share` below 1, return
     whether that share of its steps is done. At the end of the curriculum, all checkpoints of the arm except the last
     are deleted."""
     from trainer.checkpoint import checkpoints as ckpt

@@ -92,7 +92,7 @@ class Checks:
 
 def environment(checks: Checks, ranks: int, device: str, run: Run) -> tuple[str, str]:
     """Check the version of torch and the number of devices. Returns the device (cpu or cuda) and the dtype of matrix
-    products (fp32 or bf16) with which the trainings on one and on several ranks are then compared."""
+    products (fp32 or bf16) for the comparison of one rank with several."""
     import torch
 
     tested = torch.__version__.split("+")[0]

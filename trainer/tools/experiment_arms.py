@@ -69,8 +69,8 @@ def add_data_arguments(parser: argparse.ArgumentParser, purpose: str) -> Any:
 
 def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[[Arm], None] = lambda _arm: None,
             sources: Sources | None = None, unit: str = NATS) -> int:
-    """Train all arms of a study (the trainings that it compares), write the results to the folder that holds the arms'
-    folders, and print the table of losses in `unit`. Returns the exit code.
+    """Train all arms of a study (the trainings that it compares), and print the table of losses in `unit`. The results
+    are also written to the folder that holds the arms' folders. Returns the exit code.
 
     `prepare` is called for every arm before any arm is trained. `sources` are named groups of streams (data sources) on
     whose held-out data the arms are compared; the first group decides which arms are better. By default, the first

@@ -65,9 +65,8 @@ def read_runs(names: Sequence[str], store: str | None) -> list[ScoredRun]:
 
 
 def check_alike(runs: Mapping[Path, ScoredRun]) -> None:
-    """Raise ConfigError if scores of the same task cannot be compared, because they differ in the task's file, its
-    data, or the number or the seed of the examples before a question. `runs` has the trainings by the folder with their
-    scores."""
+    """Raise ConfigError if scores of the same task cannot be compared. They must have the same task file, data, and
+    number and seed of the examples before a question. `runs` has the trainings by the folder with their scores."""
     from trainer.base.config import ConfigError
     from trainer.evaluation.score_rows import NAME, ScoreOrigin, origin_of
 

@@ -113,9 +113,9 @@ def checked(options: argparse.Namespace) -> tuple[list[EvalTask], Path]:
 
 
 def runnable(tasks: Sequence[EvalTask], options: argparse.Namespace) -> list[EvalTask]:
-    """Return the tasks as they can be run. Without --allow-code, the form `code` (which runs programs that the model
-    writes) is removed from tasks that have it, and a line is printed about each. Raises ConfigError when such a task
-    has no other form. With --allow-code, raises ConfigError when programs cannot be isolated on this machine."""
+    """Return the tasks as they can be run. The form `code` runs programs that the model writes. Without --allow-code,
+    it is removed from tasks that have it, and a line is printed about each; ConfigError is raised when such a task has
+    no other form. With --allow-code, ConfigError is raised when programs cannot be isolated on this machine."""
     from trainer.base.config import ConfigError
     from trainer.evaluation.programs import check_isolation
     from trainer.evaluation.task_file import without_code
