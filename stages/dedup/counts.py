@@ -11,10 +11,11 @@ documents. Each entry below names a wave, what one of its tasks reads, and what 
 
     documents  a group of parts   → a record for each document, by its id, and for each removed document a record that
                                     adds its count to the document that was kept instead
-    sums       a range of ids     → what is added to the count of each document. If the document was itself removed
-                                    (for another property that `exact` compares), the sum goes on to the one kept
-                                    instead, in a further wave of sums
+    sums       a range of ids     → what is added to the count of each document
     counts     a group of parts   → `counts.PART.parquet`: for each row, how many further documents it stands for
+
+A document that was kept instead of another may itself be removed, for another property that `exact` compares. What was
+added to its count then goes on to the document that was kept instead of it, in a further wave of sums.
 """
 
 from __future__ import annotations
@@ -110,11 +111,12 @@ class CountDocuments:
     """Task that lists the documents of one group of parts (files of documents) by id, and the counts that removed
     documents pass on to kept ones.
 
-    Arguments: `parts`, for each part {`side`: its side table, `removed`: its removal slice (rows to drop) or null,
-    `counts`: its counts from earlier barriers or null, `text`: its documents, if these may have the signal `dup_count`,
-    or null}, and `buckets` (number of ranges of ids). The task writes exchange files of COUNTED records:
-    `documents.seg` has one record for each document. `owed.seg` has one for each removed document, with the id of the
-    document that was kept instead, and the count that is to be added to the kept document's.
+    Arguments: `buckets` (number of ranges of ids) and `parts`, which has references to the files of each part: `side`
+    (its side table), `removed` (its removal slice), `counts` (its counts from earlier barriers) and `text` (its
+    documents, needed only if they may have the signal `dup_count`). All but `side` may be null.
+
+    The task writes two exchange files of COUNTED records. `documents.seg` has one record for each document. `owed.seg`
+    has one for each removed document, with its count and the id of the document that was kept instead.
     """
 
     name = "count_documents"
@@ -221,7 +223,7 @@ class CountSlices:
 
 def _write(out: Out, name: str, records: NDArray[Any], buckets: int) -> None:
     """Write COUNTED records as an exchange file (by which a task passes records to later ones), in buckets by document
-    id. Each record adds a number to the count of one document."""
+    id."""
     write_segments(out, name, records, bucket_of(mix(records["id_hi"]), buckets), buckets, _KEY)
 
 
@@ -235,8 +237,9 @@ def _read_counts(inputs: Inputs, ref: FileRef | None) -> tuple[NDArray[Any], NDA
 
 
 def _counts_of(inputs: Inputs, refs: dict[str, Any], rows: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return for how many documents each of the given rows of a part (file of documents) stood before the barrier,
-    itself included."""
+    """Return the count that each document of a part had before the barrier: the number of documents for which it
+    stands, itself included. `rows` holds the rows of the documents in the part, and `refs` the references to the part's
+    files."""
     counts = np.ones(len(rows), np.uint64)
     if refs["text"] is not None:
         with open_parquet(inputs.fetch(refs["text"])) as file:

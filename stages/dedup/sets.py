@@ -199,8 +199,8 @@ def _judge_clusters(starts, stops, bands, values, offsets, counts, threshold, co
 def judge_clusters(starts: NDArray[np.int64], stops: NDArray[np.int64], bands: Hashes, values: Hashes,
                    offsets: NDArray[np.int64], counts: NDArray[np.int64], threshold: float, containment: float,
                    resembling: float) -> Decided:
-    """Decide which documents of small clusters are removed. The result is that of `stages.dedup.judge.ClusterJudge`, if
-    no document has so many kept documents before it that `ClusterJudge` would skip some comparisons.
+    """Decide which documents of small clusters are removed. The result is that of
+    `stages.dedup.judge.ClusterJudge.judge_cluster`, in clusters so small that its limit on comparisons has no effect.
 
     Cluster c has the documents from starts[c] to stops[c] (exclusive), in the order in which they are decided. Document
     i has the band keys bands[i]. Its shingle set is the counts[i] values from offsets[i] on in `values`. Pairs of kept

@@ -130,23 +130,26 @@ class Shingles:
 
 
 class Verify:
-    """Task that decides, for one bucket of clusters of near-duplicates, which documents are removed.
+    """Task that decides, for one bucket of clusters of near-duplicates, which documents are removed. Its arguments are:
 
-    Arguments: `candidates` (references to the files `candidates.seg`, one per group of parts), `shingles` (for each
-    group a reference to its file of shingle sets, or null if texts are not compared), `ranks` (priority of each group),
-    `bucket` (number of the bucket), `bands` (number of bands of a signature), `verify` (smallest similarity that
-    removes a document; 0: similarities do not decide, and one document of a cluster stays), `max_comparisons` (most
-    comparisons for one document), and, if the recipe sets them, `containment`, `prefer` (as in the recipe),
-    `boilerplate` (arguments of `Boilerplate`) and `record` (with `verify` 0, the similarity of each removed document to
-    the kept one is noted). `$volatile` holds arguments that do not change the task's key; here this is `cache`, the
-    bytes of shingle sets that are held in memory.
+    - `candidates`: references to the files `candidates.seg`, one per group of parts
+    - `shingles`: for each group a reference to its file of shingle sets, or null if texts are not compared
+    - `ranks`: the priority of each group
+    - `bucket`: the number of the bucket
+    - `bands`: the number of bands of a signature
+    - `verify`: the smallest similarity that removes a document; 0: one document of each cluster stays, however similar
+      the others are
+    - `max_comparisons`: most comparisons for one document
+    - `containment`, `prefer`: as in the recipe, if it sets them
+    - `boilerplate`: arguments of `Boilerplate`, if the recipe sets it
+    - `record`: with `verify` 0, whether the similarity of each removed document to the kept one is noted
+    - `$volatile`: arguments that do not change the task's key, here `cache`, the bytes of shingle sets held in memory
 
     The task writes two exchange files, both in buckets by number of the group. `verdicts.seg` has a VERDICT record for
     every document of every cluster. `near.seg` is about pairs of kept documents that were compared and whose similarity
     is at least RESEMBLING: each document of a pair gets a NEAR record that names the other one, unless many others are
-    more similar (`stages.dedup.fragment.most_similar`). Memory holds a block of
-    candidates, the largest cluster, the cache of shingle sets, and with `boilerplate` MEMORY_MB more
-    (`stages.dedup.boilerplate`).
+    more similar (`stages.dedup.fragment.most_similar`). Memory holds a block of candidates, the largest cluster, the
+    cache of shingle sets, and with `boilerplate` MEMORY_MB more (`stages.dedup.boilerplate`).
     """
 
     name = "minhash_verify"
