@@ -64,10 +64,10 @@ COMPARE: dict[str, Callable[[Any, Any], Any]] = {"min": operator.ge, "max": oper
 
 
 class Bound(NamedTuple):
-    """A limit that a stage sets on a signal (a number that it computes for each document). In every document that the
-    stage keeps, the signal is at least `value` if `side` is "min", at most `value` if it is "max", more than `value` if
-    it is "above", and less than `value` if it is "below". A document that lacks the signal may be kept, too. `key` is
-    the config field that sets the limit; names of nested fields are joined with dots."""
+    """A limit that a stage sets on a signal (a number that it computes for each document). The field `side` says how
+    the signal of a kept document compares with `value`: at least ("min"), at most ("max"), more than ("above") or less
+    than ("below"). A document that lacks the signal may be kept, too. `key` is the config field that sets the limit;
+    names of nested fields are joined with dots."""
 
     signal: str
     key: str
@@ -85,8 +85,8 @@ class StageConfig(BaseModel):
 
 
 def is_accepted(config: StageConfig, key: str, value: float) -> bool:
-    """Return whether the config of a stage may have `value` in the field `key`, together with the other settings in
-    `config`. `key` is written as in `Bound.key`."""
+    """Return whether the config of a stage stays valid if the field `key` gets `value` and all other settings of
+    `config` are kept. `key` is written as in `Bound.key`."""
     settings = config.model_dump()
     first, dot, rest = key.partition(".")
     # the key of a nested field is FIELD.NAME.FIELD, and NAME may contain dots

@@ -60,8 +60,8 @@ class Cursor(Protocol):
 
     @property
     def set(self) -> Callable[[int, int, int], None]:
-        """Return a function `set(first row, last row, stage)`. The task calls it to report the rows that it is working
-        on, and the stage."""
+        """Return a function `set(first row, last row, stage)`. The task calls it to report which rows it is working on,
+        and in which stage (by the stage's number)."""
 
     def clear(self) -> None:
         """Report that no row is being worked on."""

@@ -103,9 +103,9 @@ def key_table(keys: np.ndarray) -> KeyTable:
 
 
 def find(words: ScannedWords, lengths: np.ndarray, table: KeyTable) -> np.ndarray:
-    """Look up, in a table, all sequences of words of a text whose number of words is one of `lengths`. A sequence of
-    fewer than BORDERED words counts only where it fills whole sentences or lines. Returns int64[hits, 3]: for each
-    sequence that is in the table, the number of its first word, its number of words, and the number of its key in the
+    """Look up all sequences of words of a text in a table, for each number of words in `lengths`. A sequence of fewer
+    than BORDERED words counts only where it fills whole sentences or lines. Returns int64[hits, 3] with a row for each
+    sequence that is in the table: the number of its first word, its number of words, and the number of its key in the
     table."""
     room = 256
     while True:

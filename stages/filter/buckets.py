@@ -33,11 +33,13 @@ class Buckets(Stage):
     the signal `quality_score` is written as the signal `quality_score_bucket`.
 
     The edges of the buckets are the scores at which the next bucket begins. `tokenmill buckets fit` computes them from
-    a published dataset: twenty buckets of equal weight (Dolma 3 per topic; Nemotron-CC, arXiv 2412.02595, by tokens),
-    or cuts at given shares (CCNet, arXiv 1911.00359: 30 and 60 % per language). The bucket of a score is the number of
-    edges that are less than or equal to it. A document gets no bucket for a score that it lacks, and none if its group
-    (a language or topic) has no edges. The step `buckets` drops nothing. A later step `where` that asks for a bucket
-    drops a document without it, as `where_no_quality_score_bucket`.
+    a published dataset, in one of two ways. It makes twenty buckets of equal weight, as Dolma 3 does per topic and
+    Nemotron-CC by tokens (arXiv 2412.02595). Or it cuts at given shares, as CCNet does at 30 and 60 % per language
+    (arXiv 1911.00359).
+
+    The bucket of a score is the number of edges that are less than or equal to it. A document gets no bucket for a
+    score that it lacks, and none if its group (a language or topic) has no edges. The step `buckets` drops nothing. A
+    later step `where` that asks for a bucket drops a document without it, as `where_no_quality_score_bucket`.
     """
 
     name = "buckets"

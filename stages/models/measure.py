@@ -113,8 +113,8 @@ def bootstrap(measures: Mapping[str, Callable[[Floats], float]], n: int, seed: i
 
 
 def interval(values: Floats) -> list[float] | None:
-    """Return [low, high], the bounds between which the middle 95 % of the bootstrap values lie, without values that are
-    not finite. Returns None if no value is finite."""
+    """Return [low, high], the bounds between which the middle 95 % of the finite bootstrap values lie; None if no value
+    is finite."""
     values = values[np.isfinite(values)]
     if not len(values):
         return None
@@ -176,9 +176,8 @@ def stability_noise(bins: int, n: int, m: int) -> float:
 
 
 def ks_distance(at: ArrayLike, below: ArrayLike, scores: ArrayLike) -> float:
-    """Return the Kolmogorov-Smirnov distance between the sample `values` and a distribution. The distribution is known
-    at some points: `below[i]` is its share of values <= at[i]. Between the points it is unknown, so the result is a
-    lower bound."""
+    """Return the Kolmogorov-Smirnov distance between the sample `scores` and a distribution. The distribution is known
+    at some points only: `below[i]` is its share of values <= at[i]. The result is therefore a lower bound."""
     ordered = np.sort(np.asarray(scores, np.float64))
     shares = np.searchsorted(ordered, np.asarray(at, np.float64), side="right") / max(1, len(ordered))
     return float(np.abs(shares - np.asarray(below, np.float64)).max(initial=0.0))

@@ -57,10 +57,10 @@ class Clues:
 
     @property
     def none(self) -> bool:
-        """Return whether the text certainly holds no personal data that the repeated finders look for (all finders
-        except those of e-mail addresses, IP addresses and telephone numbers with a plus). The result is True only for a
-        text shorter than SHORT without digits, codes and private keys. A longer text is not examined, and the result is
-        False."""
+        """Return whether the repeated finders can be left out, because the text certainly holds nothing that they look
+        for. Only a text shorter than SHORT is examined, for digits, codes and private keys; for a longer text, the
+        result is False. The repeated finders are all but those of e-mail addresses, IP addresses and telephone numbers
+        with a plus."""
         return len(self.text) < self.SHORT and not _ANY.search(self.text)
 
     @cached_property

@@ -2,8 +2,8 @@
 
 The rules are in `national_rules`. Two sorts of numbers are reported wherever they occur: those of an unmistakable form
 (Belgium's `85.07.30-033.28`), and those whose checks are strong, for instance a date and two check digits. All other
-numbers, such as bare runs of digits with one check digit, or forms that telephone numbers or grouped thousands also
-have, are reported only after a word for such numbers in a language of the country.
+numbers are reported only after a word for such numbers in a language of the country. Among these are bare runs of
+digits with one check digit, and forms that telephone numbers or grouped thousands also have.
 """
 
 from __future__ import annotations

@@ -3,13 +3,20 @@ corpus (`Pseudonyms.fake`). Without the key, nobody can find out which value a f
 values.
 
 A fake is made from a keyed hash of the value (BLAKE2b, RFC 7693), and looks like data of the same kind. It belongs to
-nobody, and is not replaced again when a text is scrubbed a second time. Fakes are mail at example.com (RFC 2606),
-documentation addresses (RFC 5737, RFC 3849), cards that begin with 411111 and fail Luhn's check, IBANs with check
-digits 00, 555-01xx telephone numbers (NANPA), ids that begin with zeros or X and fit no country, keys and wallets that
-show by EXAMPLE or zeros that they are no real ones, and Person-0123456789 or Address-0123456789. There are only 762
-fakes of IPv4 addresses and 80,000 of telephone numbers, so several values may have the same fake. The layout of a value
-(blanks, hyphens) and the prefix of a country or service are kept where they tell a reader what kind of value was
-replaced.
+nobody, and is not replaced again when a text is scrubbed a second time. Fakes have these forms:
+
+- e-mail: addresses at example.com (RFC 2606)
+- IP: documentation addresses (RFC 5737, RFC 3849)
+- cards: numbers that begin with 411111 and fail Luhn's check
+- accounts: IBANs with check digits 00
+- telephone: 555-01xx numbers (NANPA)
+- ids: numbers that begin with zeros or X and fit no country
+- keys and wallets: values that show by EXAMPLE or zeros that they are not real
+- names and postal addresses: Person-0123456789 or Address-0123456789
+
+There are only 762 fakes of IPv4 addresses and 80,000 of telephone numbers, so several values may have the same fake.
+The layout of a value (blanks, hyphens) and the prefix of a country or service are kept where they tell a reader what
+kind of value was replaced.
 """
 
 from __future__ import annotations
