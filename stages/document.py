@@ -11,12 +11,11 @@ import xxhash
 
 def document_id(source: str, path: str, member: str, ordinal: int) -> str:
     """Return the id of a document (docs/contracts.md: Identity): the xxh3_128 hash of its place in the input, as 32 hex
-    characters.
+    characters. The hash does not depend on byte offsets, root folders or the numbers of partitions.
 
-    `path` is that of the file, relative to the root folder of the source. If the file is an archive, `member` names the
-    file inside it; otherwise it is "". `ordinal` is the number of the record in the file, from 0, or, for a member of
-    an archive, its number among the members of the same name. The hash does not depend on byte offsets, root folders or
-    the numbers of partitions.
+    `path` is that of the file, relative to the root folder of the source. `ordinal` is the number of the record in the
+    file, from 0. If the file is an archive, `member` names the file inside it, and `ordinal` is the record's number
+    among the members of that name. Otherwise `member` is "".
     """
     return xxhash.xxh3_128_hexdigest(_before_ordinal(source, path, member) + _field(str(ordinal)))
 

@@ -120,8 +120,8 @@ class EvaluationIndex:
 
 def index_file(sets: Mapping[str, str], fields: Mapping[str, Mapping[Part, str]], dialect: str, common: str | None
                ) -> Path:
-    """Return the path of the file with the index of some evaluation sets. The index is built when it is first needed,
-    and the file is cached under a hash of the settings and the contents of all files of the sets."""
+    """Return the path of the file with the index of some evaluation sets. The index is built when it is first needed.
+    The file is cached under a hash of the settings and of the contents of the sets and the sample `common`."""
     about = [_VERSION, python_version(), dialect, {name: dict(fields[name]) for name in sets},
              {name: file_sha256(path) for name, path in sets.items()}, file_sha256(common) if common else None]
     name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]

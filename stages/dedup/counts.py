@@ -64,8 +64,7 @@ def count_waves(parts: Sequence[PartRef], slices: Sequence[FileRef | None], stor
     barrier's input stands for.
 
     `slices` are the removal slices (rows to drop) of the parts. `stored` says whether the documents may have a
-    `dup_count` from an earlier pass. `rounds` is the length of the longest chain of removals (`Barrier.rounds`): 2 if a
-    document may be removed in favour of one that is itself removed in favour of a third.
+    `dup_count` from an earlier pass. `rounds` says how many removals may follow each other (`Barrier.rounds`).
     """
     plan = groups(parts, sizes)
     buckets = sizes.buckets(sum(group.rows for group in plan) * COUNTED.itemsize, len(plan))
@@ -228,8 +227,8 @@ def _write(out: Out, name: str, records: NDArray[Any], buckets: int) -> None:
 
 
 def _read_counts(inputs: Inputs, ref: FileRef | None) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the columns `row` and `more` of the file of counts of a part: the rows of documents, and how many further
-    documents each of them stands for. If the part has no such file (`ref` is None), both columns are empty."""
+    """Return the columns `row` and `more` of the file of counts of a part. `more` says for how many further documents
+    the document in `row` stands. If the part has no such file (`ref` is None), both columns are empty."""
     if ref is None:
         return np.zeros(0, np.uint32), np.zeros(0, np.uint64)
     table = read_table(inputs.fetch(ref))

@@ -4,10 +4,12 @@ They handle parts (files of documents), groups of parts, side tables (hashes of 
 (lists of rows to drop from a part).
 
 In one deduplication a document is identified by its *place*: ``part << 32 | row``, a uint64, half the size of a
-document id. A task that reads one group of parts numbers the parts from the start of the group, so that its result can
-be reused when other groups change. Later tasks add the number of the group's first part. Places depend on how the
-documents are divided into parts, but no result of a deduplication may depend on this division. The order of documents,
-the choice of the kept ones and the names of clusters are therefore determined by ids (docs/contracts.md: Identity).
+document id. A task that reads one group of parts numbers the parts from the start of the group. Its result can thus be
+reused when other groups change. Later tasks add the number of the group's first part.
+
+Places depend on how the documents are divided into parts, but no result of a deduplication may depend on this division.
+The order of documents, the choice of the kept ones and the names of clusters are therefore determined by ids
+(docs/contracts.md: Identity).
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def _hashes_by_script(data):
 def _hashes_by_space(data):
     """Return the FNV-1a hash of each word of a text whose words end only at spaces.
 
-    For speed, one loop hashes both halves of the text: each step of FNV-1a waits for the multiplication of the step
+    For speed, one loop hashes both halves of the text. Each step of FNV-1a waits for the multiplication of the step
     before, so two independent sequences of steps overlap. The loop has no branch that depends on where words end,
     because processors would often mispredict it.
     """
@@ -303,9 +303,9 @@ def word_shingles(simplified: NDArray[np.uint8], ngram: int) -> tuple[Hashes, in
 
 @njit(cache=True)
 def _shingles_of_texts(simplified, ends, ngram, out, counts):
-    """Write the hashes of the runs of `ngram` words of many texts to `out`, one text after another, and the number of
-    hashes of each text to `counts`. `simplified` holds all texts one after another, and `ends` the position where each
-    ends. Returns the number of hashes of all texts."""
+    """Hash the runs of `ngram` words of many texts. `simplified` holds all texts one after another, and `ends` the
+    position where each ends. Writes the hashes to `out`, one text after another, and their number in each text to
+    `counts`. Returns the number of hashes of all texts."""
     total, start = 0, 0
     for number in range(ends.shape[0]):
         shingles = _join(_word_hashes(simplified[start:ends[number]]), ngram)

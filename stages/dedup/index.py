@@ -63,9 +63,9 @@ HASH = np.dtype([("hi", "<u8"), ("lo", "<u8"), *ID])
 
 
 def document_dtype(prefer: Sequence[str]) -> np.dtype[Any]:
-    """Return the dtype of a DOCUMENT record, which describes an old document: its id, the id that names its cluster,
-    its number of characters, the place of its text (`stages.dedup.index_texts`), and the numbers by which the
-    preferences `prefer` compare documents."""
+    """Return the dtype of a DOCUMENT record, which describes an old document. Its fields are the document's id, the id
+    that names its cluster, its number of characters, and the place of its text (`stages.dedup.index_texts`). If the
+    preferences `prefer` compare dates or signals, numbers for these follow."""
     return np.dtype([*ID, ("cluster_hi", "<u8"), ("cluster_lo", "<u8"), ("chars", "<u4"), ("number", "<u4"),
                      ("offset", "<u8"), ("size", "<u8"), ("sum", "<u8"), *order_field(prefer)])
 

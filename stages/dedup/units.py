@@ -21,8 +21,8 @@ _PAUSE = re.compile(rf"([{_END_MARKS}]++)[\"'”’»)\]」』）】]*+(\s*+)|{_
 
 
 class Stretch(NamedTuple):
-    """A run of consecutive units of a text: `compared` is the form in which it is compared, and `start` and `end` are
-    its position in the UTF-8 text, in bytes."""
+    """A run of consecutive units of a text. `compared` is the form in which the run is compared with others. `start`
+    and `end` are its position in the UTF-8 text, in bytes."""
 
     compared: str
     start: int
@@ -66,6 +66,6 @@ def stretches(text: str, unit: Unit, span: int, normalise: bool) -> Iterator[Str
 
 
 def same_text(text: str) -> str:
-    """Return a text in the form in which texts are compared: in lower case, with one space for every run of white space
-    and line breaks, and without white space at the ends."""
+    """Return a text in the form in which texts are compared: in lower case, with one space for each run of white space,
+    and without white space at the ends."""
     return " ".join(text.lower().split())

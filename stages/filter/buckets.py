@@ -99,8 +99,8 @@ class Edges:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Edges:
         """Read a file of bucket edges (the scores at which the next bucket begins). Raises OSError if the file cannot
-        be read, and ValueError, which names the file, if it has more than MOST_BYTES or is not in the form that
-        `tokenmill buckets fit` writes."""
+        be read. Raises ValueError, which names the file, if the file has more than MOST_BYTES or is not in the form
+        that `tokenmill buckets fit` writes."""
         try:
             if Path(path).stat().st_size > MOST_BYTES:
                 raise ValueError(f"more than {MOST_BYTES:,} bytes")
@@ -161,8 +161,8 @@ class Weights:
         self.documents = documents
 
     def edges(self, shares: Sequence[Fraction]) -> list[float]:
-        """Return one bucket edge for each share in `shares`: the smallest score whose rank is at least that share, or
-        infinity if no score has such a rank.
+        """Return one bucket edge for each share in `shares`: the smallest score with a rank of at least that share, or
+        infinity if there is none.
 
         The rank of a score is the share of the total weight that lower scores have, plus half of the share that the
         score itself has. Documents of equal score thus all go to one bucket: the one into which the middle of their

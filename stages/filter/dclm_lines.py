@@ -130,8 +130,8 @@ class DclmLines(Stage):
 
 
 def _stripped(lines: list[str]) -> list[str]:
-    """Return the lines of a text without white space at both ends of the text: blank lines at the beginning and at the
-    end are removed, and white space before the first and after the last remaining line."""
+    """Return the lines of a text after white space is removed from both ends of the text. Blank lines at the beginning
+    and the end are removed, and so is white space before the first and after the last remaining line."""
     first, last = 0, len(lines)
     while first < last and not lines[first].strip():
         first += 1

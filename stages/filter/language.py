@@ -254,8 +254,8 @@ class Language(Stage):
 
 
 def _near(name: str, labels: list[str]) -> list[str]:
-    """Return labels of a model that a user may have meant by a language name that the model does not know: labels of
-    the same language in other scripts, or else labels that are spelt like the name."""
+    """Return labels of a model that a user may have meant by a language name that the model does not know. These are
+    labels of the same language in other scripts. If there are none, these are labels that are spelt like the name."""
     same_language = [label for label in labels if names(name.partition("_")[0], label)]
     return same_language or difflib.get_close_matches(name, labels)
 

@@ -139,8 +139,8 @@ class Quality(Stage):
 
 
 def grade_of(label: str) -> float | None:
-    """Return the grade that a label of a classifier stands for, as a number; None if the label is no number, `nan`, or
-    a number whose absolute value is a million or more."""
+    """Return the grade that a label of a classifier stands for, as a number. Returns None if the label is no number, or
+    a number that cannot be a grade (`nan`, or an absolute value of a million or more)."""
     try:
         value = float(label)
     except ValueError:

@@ -104,9 +104,8 @@ def compare(baseline: dict[str, Any], texts: Sequence[str], scores: Scores) -> d
 
 
 def _distribution(values: NDArray[np.float64]) -> dict[str, Any]:
-    """Return the distribution of values, as {"at": points ascending, "below": for each point the share of values up to
-    it, "bins": edges between ten bins (fewer if values are equal), "counts": values in each bin}. Without values, the
-    lists are empty, except that "counts" has one bin with the count 0."""
+    """Return the distribution of values, in the form of `profile`. Without values, the lists are empty, except that
+    "counts" has one bin with the count 0."""
     ordered = np.sort(values)
     if not len(ordered):
         return {"at": [], "below": [], "bins": [], "counts": [0]}

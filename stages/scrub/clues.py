@@ -1,6 +1,8 @@
-"""Finds the stretches of a text that may hold personal data: numbers of at least FEWEST_DIGITS digits (a single
-separator may stand between two digits), runs of at least SHORTEST_CODE characters of the kind that API keys consist of,
-and places with two digits, a letter and two digits.
+"""Finds the stretches of a text that may hold personal data. There are three kinds:
+
+- numbers of at least FEWEST_DIGITS digits, with at most one separator between two digits;
+- runs of at least SHORTEST_CODE characters of the kind that API keys consist of;
+- places with two digits, a letter and two digits.
 
 Most texts have few such stretches. The stretches are determined once per text, and all finders (functions that each
 search for one kind of data) use them. The finders of cards, national ids, API keys, passwords and wallets search only

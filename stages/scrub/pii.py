@@ -242,9 +242,9 @@ def kinds_on(config: Any) -> tuple[str, ...]:
 
 def _finders(config: Any) -> tuple[list[tuple[str, Finder]], list[tuple[str, Finder]]]:
     """Return the finders (functions that each search for one kind of personal data) that the settings turn on, as two
-    lists of (kind, finder): those that search a text once, and those that search it again until they find nothing new
-    (`find.ROUNDS` times at most). In each list, the most reliable finders come first, because a value that one finder
-    has found is hidden from the later ones."""
+    lists of (kind, finder). The finders in the first list search a text once. Those in the second list are repeated
+    until they find nothing new (`find.ROUNDS` times at most). In each list, the most reliable finders come first,
+    because a value that one finder has found is hidden from the later ones."""
     single_pass: list[tuple[str, Finder]] = []
     if config.emails:
         single_pass.append(("emails", emails))

@@ -84,9 +84,8 @@ class Pseudonyms:
 
 
 def is_fake(kind: str, value: str) -> bool:
-    """Return whether `value` has the form of a fake that a search for personal data would otherwise find and replace
-    again: a mail or IP address that is reserved for examples, or Person-… or Address-…, which a model may mistake for a
-    name."""
+    """Return whether `value` looks like a fake of a kind that scrubbing would otherwise replace again. These are e-mail
+    and IP addresses that are reserved for examples, and Person-… and Address-…, which a model may take for a name."""
     if kind == "emails":
         return value.lower().endswith(("@example.com", "@example.org", "@example.net"))
     if kind == "ips":
@@ -109,8 +108,9 @@ def _hex(draws: Iterator[int], digits: int) -> str:
 
 
 def _dressed(value: str, draws: Iterator[int], start: str = "") -> str:
-    """Return `value` with other digits and letters; all other characters are kept. The first digits and letters become
-    the characters of `start`. The following ones become random: a digit becomes a digit, and a letter a letter."""
+    """Return `value` with other ASCII digits and letters; all other characters are kept. The first digits and letters
+    become the characters of `start`. The following ones become random: a digit becomes a digit, and a letter a
+    letter."""
     fixed, out = iter(start), []
     for character in value:
         if not (character.isascii() and character.isalnum()):
