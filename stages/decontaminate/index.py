@@ -186,7 +186,7 @@ class _Builder:
             raise SetError("fields", f"{place} has a question without words; name another field, or take the row out")
         whole = size < self.shortest
         if (whole and part != "question") or not words.letters.any():
-            return None                          # a short answer or passage is in many texts that hold no test
+            return None                          # a short answer or passage stands in many unrelated texts
         keys, places = keys_of(words, size if whole else self.length), np.array([0])
         if not whole:
             sums = np.concatenate([[0], np.cumsum(words.letters, dtype=np.int64)])

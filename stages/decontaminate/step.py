@@ -207,7 +207,7 @@ class Decontaminate(Stage):
         hits, all_rows = doc.meta.get("contamination", ()), doc.meta.get("contaminated_rows")
         long = [hit for hit in hits if hit["words"] >= self.config.min_words]
         deciding: dict[str, dict[str, list[int]]] = {}
-        if all_rows and len(long) == len(hits):                 # the list has the longest items: the others may decide
+        if all_rows and len(long) == len(hits):                 # items that have no room in the list may decide, too
             deciding = all_rows
         else:
             for hit in long:

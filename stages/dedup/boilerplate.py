@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     Hashes = NDArray[np.uint64]
 
-#: smallest share of a text's shingles that must be no boilerplate, for boilerplate to be left out
+#: boilerplate is left out of a comparison only if at least this share of the shingles of each text remains
 LEAST = 0.1
-#: most documents of a source that may share a text without its being boilerplate, however few documents the source has.
-#: A small share of few documents is one or two: without this limit, what a page and its copy share would be boilerplate
+#: shingles of at most this many documents of a source are no boilerplate, however few documents the source has. A small
+#: share of few documents is one or two: without this limit, what a page and its copy share would be boilerplate
 COPIES = 10
 #: memory that boilerplate takes in a task that compares texts, in MB
 MEMORY_MB = 64

@@ -85,7 +85,7 @@ VERDICT = np.dtype([("part", "<u4"), ("row", "<u4"), ("removed", "<u4"), ("simil
                     ("kept_hi", "<u8"), ("kept_lo", "<u8"), ("cluster_hi", "<u8"), ("cluster_lo", "<u8")])
 #: a kept document (its part and row within its group) and the id of another kept document that it resembles
 NEAR = np.dtype([("part", "<u4"), ("row", "<u4"), ("id_hi", "<u8"), ("id_lo", "<u8"), ("similarity", "<f8")])
-#: how many of the documents that a kept document resembles are named in a slice, the most similar ones
+#: most documents that a slice names as similar to one kept document
 _MOST_NEAR = 16
 
 

@@ -99,7 +99,7 @@ def _hashes_by_script(data):
     """Return the FNV-1a hash of each word of a text. Words end at spaces, and characters of the scripts in UNSPACED are
     a word each."""
     out = np.empty(data.shape[0], np.uint64)
-    count, start, end, hashed = 0, 0, -1, _FNV_START   # of the current word; its end is known if it is one character
+    count, start, end, hashed = 0, 0, -1, _FNV_START   # of the word; `end`: only of one that is one character
     for i in range(data.shape[0]):
         byte = data[i]
         begins_word = byte >= 0xE0 and _unspaced(_wide_code(data, i))

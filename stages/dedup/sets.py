@@ -53,7 +53,7 @@ def _sort(values, out, ends):
     if largest > _CROWDED:
         out.sort()
         return
-    for _ in range(2):                                    # puts most values in place, without branches on them
+    for _ in range(2):                                    # puts most values in place; no branch to mispredict
         for i in range(_U(1), count):
             left, right = out[i - _U(1)], out[i]
             out[i - _U(1)] = left if left < right else right
@@ -102,7 +102,7 @@ def distinct_of_texts(values: Hashes, counts: NDArray[np.int64]) -> tuple[Hashes
     out, counts = np.empty(len(values), np.uint64), counts.copy()
     most = int(counts.max(initial=0))
     sets = out[:_distinct_of_texts(values, counts, out, np.empty(2 * most + 2, np.uint32))]
-    # of a text that repeats itself, a view of a few values would keep the whole buffer in memory
+    # if few values are distinct, they are copied: a view would keep the whole buffer in memory
     return (sets.copy() if 2 * len(sets) < len(out) else sets), counts
 
 

@@ -59,7 +59,7 @@ def stretches(text: str, unit: Unit, span: int, normalise: bool) -> Iterator[Str
     if span == 1:
         yield from map(Stretch._make, units)
         return
-    between = " " if normalise else "\n"            # where a unit ends makes no difference either
+    between = " " if normalise else "\n"            # a line break at the end of a unit counts as a space, too
     for first in range(len(units) - span + 1):
         run = units[first:first + span]
         yield Stretch(between.join(compared for compared, _, _ in run), run[0][1], run[-1][2])

@@ -179,7 +179,7 @@ def covering(texts, starts, stops):
     for i in range(starts.shape[0]):
         other = kept < 0 or texts[i] != texts[kept]
         if (other or starts[i] > stops[kept]) and i - 1 > kept:
-            kept = i - 1                                          # the furthest of those that begin in the coverage
+            kept = i - 1                                          # the furthest span that begins in the coverage
             needed[kept] = True
             other = texts[i] != texts[kept]
         if other or starts[i] > stops[kept]:

@@ -154,7 +154,7 @@ class Language(Stage):
         self._model = load(self.config.model or lid176())
         for field, message in (self.problems() | self._unknown(self._model.labels())).items():
             raise ValueError(f"language: {field}: {message}")
-        self._model.predict("")            # compiles numba functions now, so that this time is no document's
+        self._model.predict("")            # compiles numba functions before the first document
 
     # -- documents -----------------------------------------------------------------------------------------------
     def process(self, doc: Document) -> str | None:
