@@ -1,6 +1,6 @@
 """Defines protocols (interfaces) for the objects that the engine passes to the `run` method of a barrier's task: its
-inputs, its cursor (by which it reports the rows that it is working on, in case of a crash) and its outputs. A barrier
-is a step that needs all documents at once.
+inputs, its outputs, and its cursor, by which the task reports the rows that it is working on. A barrier is a step that
+needs all documents at once.
 
 The tasks are defined in `stages/`, which does not import the engine. The classes in `pipeline.engine.task` satisfy
 these protocols; their docstrings say which exceptions the methods raise.

@@ -39,8 +39,8 @@ class Clusters:
 
     Arguments: `links` (references to files of EDGE records, pairs of documents), `firsts` (for each of these files the
     number to add to the part numbers in its records), `groups` (number of the first part of each group of parts; a part
-    is a file of documents). `$volatile` holds arguments that do not change the task's key; here this is `folded`, the
-    number of edges that are held in memory before they are reduced to a forest.
+    is a file of documents), and `folded` (the number of edges that are held in memory before they are reduced to a
+    forest). `folded` is under `$volatile`, which holds arguments that do not change the task's key.
 
     The task writes the exchange file `members.seg` (a MEMBER record for each document, in buckets by number of the
     group). It counts the candidates (documents that have an edge), the clusters, the documents of the largest cluster,

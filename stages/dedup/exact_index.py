@@ -58,7 +58,7 @@ def index_wave(column: str, done: Done, ranks: Sequence[int], ranges: int, bucke
 
 
 class ExactLookup:
-    """Task that looks up the hashes of new documents, those in one range of hashes, in the indexes of old documents.
+    """Task that looks up hashes of new documents in the indexes of old documents. It handles one range of hashes.
 
     Arguments: `maps` (references to the files `hashes.seg` of the new documents), `bucket` (number of the range),
     `ranges` (number of ranges of hashes), `indexes` (for each index its files of keys of the compared property),

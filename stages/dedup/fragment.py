@@ -312,7 +312,7 @@ def slices_of(all_groups: Sequence[PartGroup], results: Sequence[TaskResult],
               kind: str = "slice") -> Iterator[FileRef | None]:
     """Yield, for every part (file of documents) of the groups in order, a reference to the part's removal slice (the
     list of rows to drop), or None if the part has none. `results` holds for each group the result of the task that
-    wrote the slices of its parts. If `results` is empty, no part has a slice. With `kind: counts`, the references are
+    wrote the slices of its parts. If `results` is empty, no part has a slice. If `kind` is "counts", the references are
     to the parts' files of counts (`stages.dedup.counts`) instead."""
     for number, group in enumerate(all_groups):
         files: Mapping[str, FileRef] = results[number].files if results else {}

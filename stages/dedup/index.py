@@ -15,8 +15,8 @@ An index thus belongs to a step of a dataset, not to the dataset, and is made fr
 steps. A run never changes it; `tokenmill dedup forget` makes a copy of an index without some documents, in another
 folder.
 
-The files of an index are ordinary outputs of tasks. They are exchange files, whose buckets have checksums of their own,
-so that a task reads and checks only the buckets that its documents need:
+The files of an index are ordinary outputs of tasks. Buckets of exchange files and blocks of texts have checksums of
+their own, so that a task reads and checks only those that its documents need:
 
     keys.seg       of each range of keys: KEY records (minhash: the band keys of kept documents) or HASH records
                    (exact: hashes of a property), sorted, in buckets of about BUCKET_BYTES

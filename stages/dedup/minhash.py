@@ -1,7 +1,7 @@
 """Removes near-duplicates by MinHash-LSH with verification: the recipe step `minhash`.
 
     - {minhash: {verify: 0.75}}                          # ours: LSH finds candidates, word 5-grams decide
-    - {minhash: {recall: 0.99, containment: 0.8}}        # finds 99 % at 0.75, and shorter texts inside longer ones
+    - {minhash: {recall: 0.99, containment: 0.8}}        # finds 99 % of the pairs, and texts inside longer ones
     - {minhash: {shingles: characters, ngram: 24}}       # NeMo's shingles
     - {minhash: {dialect: datatrove, verify: null}}      # FineWeb's: of every LSH cluster only one document is kept
     - {minhash: {dialect: datatrove, hash: xxhash, words: language, verify: null}}            # FineWeb-2's
