@@ -66,8 +66,8 @@ def read_set(path: Path, fields: dict[Part, str]) -> Iterator[ItemText]:
 
 def set_files(path: Path) -> list[Path]:
     """Return the files of an evaluation set in the order in which they are read. If `path` is a file, it is the only
-    one. If it is a folder, these are all files in it, at any depth, that have one of the SUFFIXES and are not hidden or
-    in a hidden folder. Raises SetError if a folder has no such file."""
+    one. If it is a folder, these are all files in it, at any depth, that have one of the SUFFIXES. Hidden files and
+    files in hidden folders do not count. Raises SetError if a folder has no such file."""
     if not path.is_dir():
         return [path]
     files = sorted(p for p in path.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file()

@@ -43,16 +43,18 @@ class Decontaminate(Stage):
     """Drop documents that hold items of evaluation sets, or cut the items out of their text.
 
     The setting `sets` names files or folders (JSON Lines or Parquet). The setting `fields` says which fields of their
-    rows to use, for example `{piqa: {question: goal, answer: sol1}}`; for a set without an entry there, the questions
-    in the field `question` are used. Case, white space and punctuation make no difference, and all numbers are equal
+    rows to use, for example `{piqa: {question: goal, answer: sol1}}`. Sets that `fields` does not name have their
+    questions in the field `question`. Case, white space and punctuation make no difference, and all numbers are equal
     (`stages.decontaminate.scan`).
 
     In dialect `ngram`, a sequence of 13 words that a document shares with a question, answer or passage is a hit, as
-    for GPT-3 (arXiv 2005.14165, appendix C). Dialect `idf` compares sequences of 5 words (5-grams), and rare ones weigh
-    more. A stretch of text is a hit if the 5-grams that it shares with an item have 80 % of the weight of all the
-    item's 5-grams (100 % for items of up to 20 words, and between 100 and 80 % for those of 21 to 50 words). Within the
-    stretch, at most 11 words in a row may begin none of the shared 5-grams. These numbers are taken from AllenAI's tool
-    decon, but the results differ from decon's, as docs/filters.md explains.
+    for GPT-3 (arXiv 2005.14165, appendix C).
+
+    Dialect `idf` compares sequences of 5 words (5-grams). A 5-gram weighs more, the fewer items have it. A stretch of
+    text is a hit if it has enough of an item's 5-grams by weight: 100 % for items of up to 20 words, 80 % for items of
+    50 words or more, and a share in between for the others. Within the stretch, at most 11 words in a row may begin
+    none of the shared 5-grams. These numbers are taken from AllenAI's tool decon, but the results differ from decon's,
+    as docs/filters.md explains.
 
     A question too short for n-grams (fewer than 13 words; idf: fewer than 8) is a hit only if the document has all of
     it. A question of fewer than 5 words must also fill whole sentences or lines. Items of fewer than `min_words` words,
@@ -62,11 +64,12 @@ class Decontaminate(Stage):
     either.
 
     `meta.contamination` lists up to 50 hits: the set, the row's number in it (from 0), the part of the row, the item's
-    number of words, the position of the hit in bytes of the text before any cut, and the matched share. If an item that
-    was found is not in this list, `meta.contaminated_rows` has the rows of all items found, by set and part. Three
-    signals (numbers stored with the document) are written. `contaminated_items` is the number of different texts
+    number of words, the position of the hit in bytes of the text before any cut, and the matched share. If this list
+    lacks an item that was found, `meta.contaminated_rows` has the rows of all items found, by set and part.
+
+    Three signals (numbers stored with the document) are written. `contaminated_items` is the number of different texts
     (questions, answers, passages) found. `contaminated_words` is the number of words of the longest of these texts, or
-    0. `contaminated_share` is the share of the document's bytes in hits; with action `cut`, it is the share that is
+    0. `contaminated_share` is the share of the document's bytes in hits. With action `cut`, it is the share that is
     cut, or 1 if only white space would be left. Reasons: `contaminated` (action drop), `contaminated_all` (action cut,
     when nothing is left).
     """
@@ -196,14 +199,15 @@ class Decontaminate(Stage):
         return spans
 
     def counts(self, doc: Document) -> dict[str, Any] | None:
-        """Return numbers for the report about one document, by evaluation set: whether it was dropped or cut because
-        of items of the set, and 1 for each of these items, by part and row. If all items of the set in the document
-        have fewer than `min_words` words, the set counts as `noted`. The report sums these numbers over documents."""
+        """Return what the report sums over documents, by evaluation set. `dropped` or `cut` is 1 if items of the set
+        caused the drop or the cut. `noted` is 1 if all items of the set in the document have fewer than `min_words`
+        words. `items` holds a 1 for each item that caused the drop or the cut, by part and row. If `meta.contamination`
+        has no room for short items, all items count as causes."""
         outcome = "dropped" if self.config.action == "drop" or doc.signals["contaminated_share"] == 1.0 else "cut"
         hits, all_rows = doc.meta.get("contamination", ()), doc.meta.get("contaminated_rows")
         long = [hit for hit in hits if hit["words"] >= self.config.min_words]
         deciding: dict[str, dict[str, list[int]]] = {}
-        if all_rows and len(long) == len(hits):                 # the list has the longest items: the others may decide
+        if all_rows and len(long) == len(hits):                 # items that have no room in the list may decide, too
             deciding = all_rows
         else:
             for hit in long:
@@ -252,6 +256,6 @@ class Decontaminate(Stage):
 
 
 def needed(words: int) -> float:
-    """Return the smallest share of an item's weight that a document must have for a hit, in dialect idf. `words` is the
-    item's number of words."""
+    """Return the share of an item's n-grams, by weight, that a document must have for a hit in dialect idf. `words` is
+    the item's number of words."""
     return 1 - (1 - SHARE) * min(max((words - STRICT) / (EASY - STRICT), 0.0), 1.0)
