@@ -13,7 +13,8 @@ from datetime import datetime
 import pytest
 
 from pipeline.store.fs import Store
-from stages.dedup.exact import Exact, ExactHash, NoSuchMetadata, same_url
+from stages.dedup.exact import Exact, NoSuchMetadata
+from stages.dedup.exact_hash import ExactHash, same_url
 from stages.dedup.fragment import Sizes
 from stages.dedup.units import same_text
 from stages.document import Document, DuplicateId

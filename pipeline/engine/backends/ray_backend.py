@@ -36,8 +36,9 @@ from pipeline.engine.backends.fingerprint import (
     fingerprint,
     roots,
 )
-from pipeline.engine.backends.fleet import IDLE_S, NOTHING, Fleet, Host, WorkerSlot
+from pipeline.engine.backends.fleet import IDLE_S, Fleet
 from pipeline.engine.backends.head import watch_head
+from pipeline.engine.backends.nodes import NOTHING, Host, WorkerSlot
 from pipeline.engine.backends.placing import Placement
 from pipeline.engine.backends.pools import OWN_MB, ResourceShape, room_in
 from pipeline.engine.backends.ray_deaths import cause
