@@ -186,15 +186,15 @@ def test_pages_beyond_what_is_read_ahead_are_the_sorted_documents(tmp_path):
 
 def test_pages_of_random_questions_are_those_of_python(tmp_path):
     """Few documents have equal values of `c`, half of them have one value of `a`, and some parts have no `b`."""
-    rng, store, rows = random.Random(17), Store(tmp_path / "store"), documents(900, 17)
+    rng, store, rows = random.Random(17), Store(tmp_path / "store"), documents(600, 17)
     for row in rows:
         row["signals"]["a"] = rng.choice((0.0, -0.0, 1.0, 1.0, 1.0, math.nan, math.inf, -2.5))
         row["signals"]["c"] = float(rng.randrange(400))
-    publish_rows(store, tmp_path / "scratch", rows, 18, signals=("a", "c"))
+    publish_rows(store, tmp_path / "scratch", rows, 12, signals=("a", "c"))
     at = DocumentKind(store, "kept", "d")
-    for _ in range(14):
-        least, by = rng.choice((None, 3.0, 390.0)), rng.choice(("a", "b", "c", "c"))
-        sources, descending = tuple(rng.sample(SOURCES, rng.randrange(4))), rng.random() < 0.5
+    for by in ("a", "b", "c") * 4:
+        least, descending = rng.choice((None, 3.0, 390.0)), rng.random() < 0.5
+        sources = tuple(rng.sample(SOURCES, rng.randrange(4)))
         filter = Filter(source=sources, signals=() if least is None else (SignalRange("c", least),))
         taken = sorted((r for r in rows if (not sources or r["source"] in sources)
                         and (least is None or r["signals"]["c"] >= least)), key=lambda r: r["id"])
@@ -202,7 +202,7 @@ def test_pages_of_random_questions_are_those_of_python(tmp_path):
         wanted.sort(key=lambda r: (math.inf, 1) if math.isnan(v := r["signals"][by]) else (v, 0), reverse=descending)
         wanted += [r for r in taken if by not in r["signals"]]
         queries, got, after = Queries(), [], ""
-        for limit in (rng.randrange(1, 60), rng.randrange(1, 9), 200):
+        for limit in (rng.randrange(1, 30), rng.randrange(1, 9)):
             page = queries.page(at, filter, SortOrder(f"signals.{by}", descending), limit, queries.stop(), after,
                                 show=("url", "signals"))
             got += page.rows
