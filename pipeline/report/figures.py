@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from pipeline.report import course_chart, dag, distributions
 from pipeline.report.groups import cluster_cards
-from pipeline.report.shares import before_after, share_sections
+from pipeline.report.shares import PII, before_after, share_sections
 
 #: most domains that are listed of a dataset
 DOMAINS = 12
@@ -23,7 +23,7 @@ def figures(document: Mapping[str, Any], scores: list[dict[str, Any]], color: Ma
     each list are shown."""
     return {**distributions.sections(document, scores, rows), "clusters": cluster_cards(document)[:rows],
             "shares": share_sections(document)[:rows], "before_after": before_after(document)[:rows],
-            "places": places, "domains": _domains(document, rows), "course": _course(document, color),
+            "places": places, "pii": PII, "domains": _domains(document, rows), "course": _course(document, color),
             "graph": Markup(dag.draw(document["graph"]) or "") if "graph" in document else ""}
 
 

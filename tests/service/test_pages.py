@@ -409,13 +409,18 @@ def test_long_document_is_cut_with_a_note(browser, rows):
 
 
 def test_the_words_for_which_a_step_dropped_a_document_are_marked(tmp_path):
-    texts = [f"{EVIL[0]} and Lorem Ipsum of {EVIL[6]} me@home.example.com. " * 2, "A tulip here, a TULIP there."]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    rows = [{"text": f"{EVIL[0]} and Lorem Ipsum of {EVIL[6]} me@home.example.com. " * 2},
+            {"text": "A tulip here, a TULIP there."},
+            {"text": "Words.", "url": "https://a.example/<b>/porn?tulip"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "lists.json").write_text('{"en": ["tulip"]}')
     (tmp_path / "recipe.yaml").write_text(RECIPE.partition("datasets:")[0] + """datasets:
   clean:
     from: web
-    steps: [{badwords: {lists: lists.json, max_count: 0}}, {c4: {min_num_sentences: null, min_words_per_line: null}}]
+    steps:
+    - url
+    - {badwords: {lists: lists.json, max_count: 0}}
+    - {c4: {min_num_sentences: null, min_words_per_line: null}}
 """)
     run_recipe(load_recipe(tmp_path / "recipe.yaml", []), str(tmp_path / "store"), run="r",
                make_backend=make_backend("inline", 1, None))
@@ -428,10 +433,13 @@ def test_the_words_for_which_a_step_dropped_a_document_are_marked(tmp_path):
     links_of = {}
     for href in read(browser, "/stores/s/datasets/clean?kind=dropped").xpath("//ol[@class='documents']//a/@href"):
         links_of[text_of(read(browser, href).xpath("//p/b")[0])] = href
-    marks = {reason: [text_of(mark) for mark in read(browser, href).xpath("//pre/mark")]
-             for reason, href in links_of.items()}
-    assert marks == {"lorem_ipsum": ["Lorem Ipsum"] * 2,
+    pages = {reason: read(browser, href) for reason, href in links_of.items()}
+    marks = {reason: [text_of(mark) for mark in page.xpath("//pre/mark")] for reason, page in pages.items()}
+    assert marks == {"lorem_ipsum": ["Lorem Ipsum"] * 2, "hard_blacklisted": [],
                      "badwords_count": []}, "a file that a store's recipe names is not read"
+    assert [text_of(mark) for mark in pages["hard_blacklisted"].xpath("//dd//mark")] == ["porn"]
+    assert "Nothing is marked: the recipe names a file" in text_of(pages["badwords_count"])
+    assert "Nothing is marked" not in text_of(pages["lorem_ipsum"])
     for recipe in ("[", "datasets: [1]", "datasets: {clean: {steps: [1, {}, {c4: 1}, {1: 2}, {c4: {a: 1}}]}}"):
         Store(tmp_path / "store").write("runs/r/recipe.yaml", recipe.encode())
         assert not read(browser, links_of["lorem_ipsum"]).xpath("//pre/mark")
