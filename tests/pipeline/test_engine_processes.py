@@ -314,8 +314,8 @@ def test_a_file_that_its_reader_cannot_stand_is_not_read_on_and_the_next_one_is(
     backend = processes(1, record_cpu_s=0.3)
     backend.start()
     spec, log = t.spec(t.Reads, files=3, poison={"0": [1, "spin"], "1": [4, "memory"]}), t.MemoryLog()
-    spawned, spawn = [], backend.supervisor._spawn
-    backend.supervisor._spawn = lambda job: spawned.append(job.triage.mode) or spawn(job)
+    spawned, spawn = [], backend.supervisor._children.spawn
+    backend.supervisor._children.spawn = lambda job: spawned.append(job.triage.mode) or spawn(job)
     [record] = Scheduler(backend, log, max_attempts=1).run([spec])
     assert record.counters == {"kept": 5}
     assert log.rows == {spec.key: {1: (READING, "cpu_limit"), 4: (READING - 1, "memory")}}
