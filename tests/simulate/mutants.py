@@ -51,14 +51,15 @@ MUTANTS = [
     # -- commits
     Mutant("a refused creation counts as ours", REMOTE + "put_absent", "return self.read(path) == data",
            'return self.read(path) == data or path.startswith("log/0")'),
-    Mutant("another's segment counts as ours", LOG + "_put",
+    Mutant("another's segment counts as ours", "pipeline.store.segment:create",
            'return None if existing["nonce"] == body["nonce"] else existing', "return None"),
     Mutant("a fenced driver goes on behind the other's segments", LOG + "flush",
            "raise self._fenced(other)", "self.refresh(); continue"),
-    Mutant("a fresh heartbeat stands for the creation", LOG + "_put", "if self.store.put_absent(name, data):",
-           'if self._clock.now() - self._beaten < HEARTBEAT_S and body["kind"] == "records":\n'
-           '                self.store.write(name, data); return None\n'
-           '            if self.store.put_absent(name, data):'),
+    Mutant("a fresh heartbeat stands for the creation", LOG + "flush",
+           "other = segment.create(self.store, *self._sending, self._clock)",
+           "other = segment.create(self.store, *self._sending, self._clock) "
+           "if self._clock.now() - self._beaten >= HEARTBEAT_S else "
+           "self.store.write(segment_name(number), segment.encode_segment(self._sending[1]))"),
     Mutant("flush returns before it writes", LOG + "flush", "while self._uncommitted:",
            "while self._uncommitted and self._clock.now() - self._oldest >= SEGMENT_S:"),
     Mutant("a takeover does not read what came meanwhile", LOG + "_begin", "self.refresh()",
