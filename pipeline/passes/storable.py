@@ -106,9 +106,12 @@ def _check_read(doc: Any, signals: tuple[str, ...]) -> None:
 
 
 def check(doc: Document, reason: Any, before: State) -> None:
-    """Raise TypeError or ValueError if a document, as a stage left it, cannot be stored, or if the stage's verdict
-    `reason` cannot be stored. `before` is the document's state before the stage (`state_of`). Signals are converted to
-    floats. Metadata with nested values is replaced by its JSON round trip, in which keys are strings and sorted."""
+    """Raise TypeError or ValueError if a document, as a stage left it, or the stage's verdict `reason` cannot be
+    stored. `before` is the document's state before the stage (`state_of`).
+
+    Changes two things in place. Signals become floats. Metadata with nested values becomes its JSON round trip, in
+    which keys are strings and sorted.
+    """
     if reason is not None and not (isinstance(reason, str) and 0 < len(reason) <= LONGEST_REASON):
         raise TypeError(f"the stage returned {_shown(reason)}: None keeps a document, a reason (a string of at most "
                         f"{LONGEST_REASON} characters) drops it")

@@ -91,9 +91,8 @@ def _key(names: tuple[str, ...]) -> int:
 
 class Cut:
     """Decides which documents of a list are in the sample. The list is sorted by rising rank (a pseudo-random number).
-    Each stratum gets its documents before the first one with which they would exceed the stratum's share of bytes. If
-    this leaves the sample empty, it consists of the document of the lowest rank alone, among the strata with a
-    share."""
+    Each stratum gets its documents in this order, until the next one would exceed its share of bytes. If this leaves
+    the sample empty, it consists of a single document: the one of the lowest rank in the strata that have a share."""
 
     def __init__(self, shares: Mapping[int, int]) -> None:
         self._left = dict(shares)                                # bytes, of the strata that have not ended

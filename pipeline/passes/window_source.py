@@ -28,8 +28,8 @@ def source_of(inputs: TaskInputs, shards: Sequence[Mapping[str, Any]], curriculu
 
 def memory_mb(curriculum: Curriculum, stream: int) -> int:
     """Returns how many MB of memory a task needs that reads samples of a stream. For packed rows, a task holds up to
-    two blocks of tokens at a time, with 12 bytes for each token: the token itself, its flags, and copies of both in a
-    row."""
+    two blocks of tokens at a time. Each token takes 12 bytes: the token itself, its flags, and copies of both in a row.
+    """
     block = max(BLOCK_TOKENS, BLOCK_ROWS * curriculum.longest)
     return 500 if curriculum.streams[stream].packing is None else max(500, 300 + 24 * block // 10**6)
 
