@@ -54,10 +54,10 @@ LEAST_BYTES, LEAST_CPU = 1e6, 0.05
 
 @dataclass
 class Speeds:
-    """Speeds and sizes measured on finished tasks. `stages` maps the name of a step or node to its bytes of text per
-    CPU-second, and `remaining` to the bytes of text left per byte read. For a step that was not measured, `of` returns
-    the values that the step's class declares, or UNKNOWN_SPEED if it declares no speed. `compressed` is the number of
-    bytes stored per byte of text."""
+    """Speeds and sizes measured on finished tasks. `stages` maps the name of a step or node to the bytes of text that
+    it takes per CPU-second. `remaining` maps it to the bytes of text left per byte read. For a step that was not
+    measured, `of` returns the values that the step's class declares, or UNKNOWN_SPEED if it declares no speed.
+    `compressed` is the number of bytes stored per byte of text."""
 
     stages: dict[str, float] = field(default_factory=dict)
     remaining: dict[str, float] = field(default_factory=dict)
@@ -206,8 +206,8 @@ class Flow:
     def row(self, state: NodeState) -> dict[str, Any]:
         """Return the line of the plan for one node (pass, barrier …), as a dict. `partitions` is None while the number
         of the node's tasks is not known. `status` is fresh (all tasks have results), stale (no task has one), partly
-        (some tasks have one) or waits (the tasks are not known yet, or all of them wait for parts of an earlier
-        pass)."""
+        (some tasks have one) or waits. A node waits if its tasks are not known yet, or if all of them wait for parts of
+        an earlier pass."""
         node = state.node
         total = state.fresh + state.stale + state.pending
         if state.unknown or (state.pending and not state.fresh and not state.stale):

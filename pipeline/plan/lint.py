@@ -1,7 +1,7 @@
-"""Warns about a recipe that can run but looks wrong. Each warning names the place in the recipe and, unless it is about
-an entry that nothing uses, a remedy.
+"""Warns about a recipe that can run but looks wrong. Each warning names the place in the recipe and a remedy. A warning
+about an entry that nothing uses needs no remedy.
 
-A recipe that cannot run is refused by `pipeline.recipe`. A rule warns only when it is sure. There are no warnings about
+`pipeline.recipe` refuses a recipe that cannot run. A rule warns only when it is certain. There are no warnings about
 the recipes that come with Tokenmill and the demo.
 """
 
@@ -260,7 +260,8 @@ def _list(names: set[str]) -> str:
 # -- old documents ----------------------------------------------------------------------------------------------------
 def _against(recipe: Recipe) -> Iterator[Finding]:
     """Finds deduplications that compare a dataset with an old one, but not with the still older ones with which the old
-    one was compared. The old dataset lacks copies of documents of the older ones, so a further copy would be kept."""
+    one was compared. The old dataset lacks documents that are in the older ones. Copies of these would thus be kept in
+    the new dataset."""
     for name, dataset in recipe.datasets.items():
         for number, step in enumerate(dataset.steps):
             named = (step.config.get("against") or ()) if _is_barrier(step) else ()
