@@ -19,13 +19,14 @@ SEARCHED, BEFORE, SHOWN = 1 << 16, 90, 320
 
 
 def stages_of(recipe: Mapping[str, Any], dataset: str, *, files: bool = False) -> dict[str, Stage]:
-    """Return the registered steps of a dataset by name, with their settings in the recipe. Of steps with one name the
-    first counts. Steps from a file of the user's own are left out, and so are steps whose settings, libraries or models
-    this machine does not accept or have.
+    """Return the registered steps of a dataset by name, with their settings in the recipe. Of steps with one name, the
+    first is taken. Steps from a file of the user's own are left out. So are steps whose settings this machine does not
+    accept, or whose libraries or models it does not have.
 
-    Without `files`, steps are also left out for which the recipe names a file, such as a list of words. It must not be
-    set for a recipe that was read from a store: whoever can write to the store could name any file of this machine, and
-    would learn from the marks in their own documents which words it holds."""
+    `files` must not be set for a recipe that was read from a store. Without it, steps are also left out if the recipe
+    names a file for them, such as a list of words. Whoever can write to the store could name any file of this machine
+    there. The marks in their own documents would then tell them which words the file holds.
+    """
     sections = recipe.get("datasets")
     section = sections.get(dataset) if isinstance(sections, dict) else None
     listed = section.get("steps") if isinstance(section, dict) else None
@@ -62,14 +63,16 @@ def pieces(text: str, spans: list[Span]) -> list[tuple[bool, str]]:
 
 
 def match(stage: Stage | None, reason: str, row: Mapping[str, Any]) -> dict[str, list[list[str]]]:
-    """Return {"match": [[kind, text], …]}: an excerpt around the first passage that gave a document the reason for
-    which the stage dropped it. `row` has the document's text, language and meta. The kinds are "text", "mark" (such a
-    passage) and "cut" (left-out text). Returns {} if the stage cannot name a passage, if this machine lacks what it
-    needs to find one, or if the stage is a barrier that removed the document as a duplicate (`meta` then has the
-    barrier's note).
+    """Return an excerpt around the first passage that gave a document the reason for which the stage dropped it, as
+    {"match": [[kind, text], …]}. The kinds are "text", "mark" (such a passage) and "cut" (left-out text). `row` has the
+    document's text, language and meta.
+
+    Returns {} if the stage cannot name a passage, or if this machine lacks what it needs to find one. Also returns {}
+    if `meta` has a barrier's note: the stage is a barrier, and removed the document as a duplicate.
 
     Personal data is removed from the text before the search. In a finished excerpt, an address may be cut in half and
-    would not be recognised."""
+    would not be recognised.
+    """
     if stage is None or verdict(row["meta"], stage.name) is not None:
         return {}
     text = row["text"]

@@ -1,6 +1,6 @@
 """Makes the page of `tokenmill dedup explain --html`. It shows a removed document and the kept one, paragraph beside
-paragraph, with the words marked in which they differ; or the passages that were cut out of a document. The page works
-offline and holds no script."""
+paragraph, and marks the words in which they differ. For a document out of which passages were cut, it shows these
+passages. The page works offline and holds no script."""
 
 from __future__ import annotations
 

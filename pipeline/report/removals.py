@@ -109,10 +109,9 @@ def _removed(store: Store, dataset: str, step: str | None,
 
 def _pairs(db: sqlite3.Connection, store: Store, dataset: str, old: Sequence[str],
            lost: Counter[str]) -> tuple[Counter[tuple[str, str]], int, Counter[str]]:
-    """Return three counts: the removed documents by (their source, source of the document kept instead), the number of
-    documents of the dataset, and its number of documents from each domain in `lost`. `db` holds the removed documents.
-    The documents kept instead are looked up in the dataset and in the published folders `old`, with which it was
-    compared."""
+    """Return three counts: the removed documents by (their source, source of the document kept instead), the documents
+    of the dataset, and its documents from each domain in `lost`. `db` holds the removed documents. The documents kept
+    instead are looked up in the dataset, and in the published folders `old`, with which it was compared."""
     pairs: Counter[tuple[str, str]] = Counter()
     left: Counter[str] = Counter()
     docs, own = 0, f"datasets/{dataset}"

@@ -47,8 +47,8 @@ def compare_figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
 
 
 def _counts(path: Path) -> bool:
-    """Return whether a figure is a count, so that a missing figure means 0. The keys in its path tell this: a count is
-    in the section `licences`, in a mapping that is named in COUNTS, or under `dropped` in the `bins` of a signal.
+    """Return whether a figure is a count, so that a missing figure means 0. The keys in its path tell this. A count is
+    in the section `licences`, in a mapping whose name is in COUNTS, or under `dropped` in the `bins` of a signal.
     (Elsewhere, `dropped` is not a mapping of counts.)"""
     return path[0] == "licences" or not COUNTS.isdisjoint(path[2:-1]) or path[-3:-1] == ("bins", "dropped")
 
