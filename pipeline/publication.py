@@ -28,12 +28,11 @@ from tokenizer.mixture.resolve import resolve
 
 @dataclass(frozen=True)
 class NamedRecipe:
-    """A recipe and the name of its run.
+    """A recipe and the name of its run. If several recipes run together (`run_recipes`), `suffix` is appended to the
+    names under which the datasets and shards of this recipe are published. `shared` names nodes of the plan that the
+    first of the recipes has, too: this recipe does not run them, but uses their results.
 
-    The other fields are for several recipes that run together (`run_recipes`), and for indexes. `suffix` is appended to
-    the names under which the datasets and shards of this recipe are published. `shared` names nodes of the plan that
-    the first of the recipes has, too: this recipe does not run them, but uses their results. `index` names a dataset
-    whose deduplications also make indexes (`stages.dedup.index`).
+    `index` names a dataset whose deduplications also make indexes (`stages.dedup.index`).
     """
 
     run: str

@@ -222,7 +222,7 @@ def _values(number: Any, rows: np.ndarray) -> Any:
 
 class Column:
     """A column with one number for each of many documents, used in place of a single number. It supports comparison,
-    and the arithmetic in which Python's floats and numpy's agree."""
+    and those kinds of arithmetic that give the same results with numpy as with Python's floats."""
 
     def __init__(self, path: _Path, values: Callable[[np.ndarray], np.ndarray]) -> None:
         self.path, self.values = path, values
@@ -271,7 +271,7 @@ class Column:
 class CallerColumn(Column):
     """A column of numbers that the caller supplies, for example one threshold for each document. When a signal (a
     number stored for each document) is compared with the column, its values are appended to the list `compared`. So the
-    caller learns which signals were compared."""
+    caller learns what the column was compared with."""
 
     def __init__(self, path: _Path, values: Callable[[np.ndarray], np.ndarray],
                  compared: list[np.ndarray] | None) -> None:

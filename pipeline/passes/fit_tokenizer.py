@@ -1,5 +1,5 @@
-"""Makes the tokenizer of a recipe: trains it on a sample of a dataset, or takes it from a file. In both cases it
-becomes one file of the store whose name contains its sha256."""
+"""Makes the tokenizer of a recipe: trains it on a sample of a dataset, or takes it from a file. In both cases, the
+tokenizer becomes one file of the store. The name of this file contains its sha256."""
 
 from __future__ import annotations
 

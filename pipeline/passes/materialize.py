@@ -1,16 +1,17 @@
 """Implements `materialize`, which writes every training sample of a curriculum into files, in the order of training.
 
 A curriculum is the list of the phases of a training; each phase draws windows (samples of `sequence` tokens) from
-streams. The rows move between two kinds of tasks through exchange files, so that no machine ever holds all the data:
+streams. The samples move between two kinds of tasks through exchange files, so that no machine ever holds all the data:
 
 * A map task reads the shards of one stream for a range of super-windows (`longest` consecutive tokens each), in file
   order and once for each phase. `Order.samples_of` gives the samples that draw each window, over all phases and epochs.
   The task writes the window into the bucket of each output file that has such a sample.
-* A reduce task collects the rows of one output file, places them by sample number and writes the file from front to
+* A reduce task collects the samples of one output file, places them by sample number and writes the file from front to
   back.
 
-Random access thus happens only once, in the exchange. Row n equals sample n as read from the shards: tokens, document
-boundaries and loss mask. A planner calls `map_drafts`, `reduce_drafts` and `publish_rows`, in this order.
+Random access thus happens only once, in the exchange. Row n of the output equals sample n as read from the shards:
+tokens, document boundaries and loss mask. A planner calls `map_drafts`, `reduce_drafts` and `publish_rows`, in this
+order.
 """
 
 from __future__ import annotations

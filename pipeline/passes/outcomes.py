@@ -119,9 +119,9 @@ class ChangedSteps:
                 if stage is not None for name in (*stage.signals, *stage.reads())} - {"language"}
 
     def before(self, end: int, reason: str) -> Outcome:
-        """Return what became of a document in the run, seen from the place `self.end`. A document that was dropped
-        there or later counts as kept. The document was dropped by the step at place `end` for `reason`. `end` is the
-        number of steps if no step dropped it."""
+        """Return what became of a document in the run, seen from the place `self.end`: a document that was dropped
+        there or later counts as kept. The step at place `end` dropped it for `reason`; `end` is the number of steps if
+        no step dropped it."""
         return KEPT if end >= self.end else Outcome("dropped", self.links[end].name, reason)
 
     def outcome(self, doc: Any, end: int, reason: str) -> Outcome:

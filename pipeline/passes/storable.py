@@ -159,9 +159,9 @@ def _check_places(doc: Document, who: str) -> None:
 
 
 def check_spans(doc: Document, text: str, spans: list[dict[str, int]] | None) -> None:
-    """Raise ValueError if a stage changed the text of a document but not its `loss_spans`, outside which text does not
-    count for the loss. `text` and `spans` are the values before the stage. With a changed text, old spans would mark
-    wrong passages."""
+    """Raise ValueError if a stage changed the text of a document but not its `loss_spans`. Text outside of these spans
+    does not count for the loss. In a changed text, old spans would mark wrong passages. `text` and `spans` are the
+    values before the stage."""
     if spans and doc.text != text and doc.loss_spans == spans:
         raise ValueError("the stage changed a text of which only spans count for the loss, and left the spans where "
                          "they were: set doc.loss_spans, or use the stage before the text is rendered")

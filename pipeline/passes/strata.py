@@ -46,8 +46,8 @@ class Strata:
         return json.dumps(self.sizes(dict(zip(map(str, unique.tolist()), totals.tolist()))), sort_keys=True)
 
     def sizes(self, totals: Mapping[str, int]) -> dict[str, Any]:
-        """Return {key of a stratum: {"names": [its source, its language], "bytes": its bytes}}; "names" has only what
-        the strata are made by. `totals` maps the key of each stratum to its bytes."""
+        """Return {key of a stratum: {"names": [source, language], "bytes": its bytes}}. If strata are made by only one
+        of source and language, "names" has only this one. `totals` maps the key of each stratum to its bytes."""
         return {key: {"names": list(self._names[int(key)]), "bytes": total} for key, total in totals.items()}
 
     def shares(self, files: Iterable[Mapping[str, Any]], size: int) -> dict[int, int]:

@@ -42,9 +42,10 @@ BINS, LOWEST, HIGHEST = 16, -13, 40
 def score_bin(score: float) -> int | None:
     """Returns the number of the histogram bin that a score falls into; None for a score that is not finite.
 
-    Bin 0 holds scores below 2**LOWEST. From there to 2**HIGHEST, the range between two successive powers of two is
-    divided into BINS bins of equal width. The last bin also holds all larger scores. A negative score has the negative
-    number of its absolute value's bin, so that bins are in the order of the scores. The arithmetic is exact.
+    Bin 0 holds scores whose absolute value is below 2**LOWEST. From there to 2**HIGHEST, the range between two
+    successive powers of two is divided into BINS bins of equal width. The last bin also holds all larger scores. A
+    negative score has the negative number of its absolute value's bin, so that bins are in the order of the scores. The
+    arithmetic is exact.
     """
     if not math.isfinite(score):
         return None

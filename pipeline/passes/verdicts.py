@@ -48,8 +48,8 @@ def stored_verdicts(doc: Document, *stages: Stage) -> tuple[str | None, ...] | N
 
 
 def overwritten(steps: Sequence[Judge], place: int) -> int | None:
-    """Return the place of the first later stage that may overwrite a signal of the stage at `place`, or None. The
-    stage's verdict depends on this signal. After the later stage, the stored value may not be the one that decided the
+    """Return the place of the first stage after `place` that may overwrite a signal on which the verdict at `place`
+    depends; None if there is none. After that stage, the stored value of the signal may not be the one that decided the
     verdict."""
     stage = steps[place].stage
     used = {*stage.signals, *stage.reads()}

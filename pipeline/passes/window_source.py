@@ -47,8 +47,8 @@ class _Windows:
         self._ends: dict[str, np.ndarray] = {}
 
     def supers(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the tokens of the super-windows [first, stop), back to back, and one more token, the last target. A
-        super-window is `longest` consecutive tokens of the stream. The three arrays are those of `read`."""
+        """Returns the three arrays of `read` for the super-windows [first, stop) and one more token, the last target. A
+        super-window is `longest` consecutive tokens of the stream."""
         return self.read(first * self.longest, stop * self.longest + 1)
 
     def starts(self, windows: np.ndarray, first: int, length: int) -> np.ndarray:

@@ -105,9 +105,9 @@ def measured(records: Iterable[PartRecord]) -> Speeds:
 
 
 def _count_node(nodes: dict[str, list[float]], record: PartRecord, bytes_per_document: float) -> None:
-    """Add the bytes that a finished task read, and its CPU seconds, to the entry of its kind in `nodes`: {kind: [bytes,
-    CPU seconds]}. The task belongs to a barrier such as deduplication (`deduped/minhash.1/bands`), to shards
-    (`shards:web/encode`), or to the tokenizer. Other tasks are not counted."""
+    """Add the bytes that a finished task read, and its CPU seconds, to its entry in `nodes`: {kind: [bytes, CPU
+    seconds]}. Only the tasks of a barrier such as deduplication (`deduped/minhash.1/bands`), of shards
+    (`shards:web/encode`) and of the tokenizer are counted."""
     top, _, wave = record.node.partition("/")
     if top == TOKENIZER:
         if not wave:                                 # the training task, and the bytes it has read

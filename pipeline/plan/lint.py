@@ -353,8 +353,8 @@ def _unused(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _overlap(recipe: Recipe) -> Iterator[Finding]:
-    """Finds pairs of shards that are made from the same dataset and whose `where` settings do not keep them apart.
-    Training would read documents that are in both more often than the mixture says."""
+    """Finds pairs of shards that are made from the same dataset and whose `where` settings do not keep them apart. A
+    training would read documents of both more often than the mixture says."""
     entries = list(recipe.shards.items())
     for i, (name, shards) in enumerate(entries):
         for other, earlier in entries[:i]:
@@ -379,8 +379,9 @@ def _epochs(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _tokenizer(recipe: Recipe) -> Iterator[Finding]:
-    """Finds a tokenizer that is trained on a dataset none of whose sources gets into the shards that are trained on. In
-    a recipe with a curriculum, these are the shards that a phase mixes in, otherwise all."""
+    """Finds datasets that a tokenizer is trained on, but whose sources the training of the model does not read. The
+    training reads the shards that a phase of the curriculum mixes in, or all shards in a recipe without a curriculum.
+    """
     train = recipe.tokenizer.train if recipe.tokenizer else None
     if train is None or not recipe.shards:
         return

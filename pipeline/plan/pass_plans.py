@@ -6,7 +6,8 @@ How a dataset becomes passes (docs/contracts.md: Documents on disk, Tasks and bl
   drop). If two barriers follow each other without a step between them, the pass between them writes no text. It writes
   only row sets, which list the rows that the first barrier removed. The pass after the second barrier reads the files
   that the pass before the first one wrote, and drops the rows that either barrier removed.
-* A numeric stage (fastText, OCR …) ends a pass, so that its scores are committed before later steps use them.
+* A numeric stage (fastText, OCR …), whose scores may differ between machines, ends a pass. So its scores are committed
+  before later steps use them.
 * Consecutive steps that need different shares of a GPU run in separate passes, so that a step that needs none does not
   wait for one.
 * The `prepare` stage of a barrier computes signatures of texts. It runs in the pass before the barrier, before the

@@ -261,14 +261,17 @@ class PhaseSettings(RecipeModel):
     """A phase of the curriculum (the plan of a training), as written in the recipe. A field that is None is inherited
     from the phase before, except `until`, `extra`, `reset_optimizer`, and an `lr` that is a curve.
 
-    `until`: where the phase ends, as a share of the total such as '70%' or as a token count. `extra`, instead of
-    `until`: how many tokens the phase has beyond the total. `sequence`: tokens of a window. `batch`: tokens of a
-    training step; with a mapping, the number changes during the phase. `mix`: the weight of each stream in `shards:`,
-    or of a group of streams. `max_epochs`: how often each stream may have been read when the phase ends (default 1).
-    `on_exhausted`: whether reading a stream more often is an error or is allowed. `lr`: how the learning rate behaves
-    in this phase (stable, constant or decay), or a mapping that describes a curve for this phase alone.
-    `reset_optimizer`: whether the optimizer's moments start at zero. `rope_theta` and `rope_scaling`: as in
-    `train.model`, from this phase on.
+    * `until`: where the phase ends, as a share of the total such as '70%' or as a token count
+    * `extra`, instead of `until`: how many tokens the phase has beyond the total
+    * `sequence`: tokens of a window
+    * `batch`: tokens of a training step; with a mapping, the number changes during the phase
+    * `mix`: the weight of each stream in `shards:`, or of a group of streams
+    * `max_epochs`: how often each stream may have been read when the phase ends (default 1)
+    * `on_exhausted`: whether reading a stream more often is an error or is allowed
+    * `lr`: how the learning rate behaves in this phase (stable, constant or decay), or a mapping that describes a curve
+      for this phase alone
+    * `reset_optimizer`: whether the optimizer's moments start at zero
+    * `rope_theta` and `rope_scaling`: as in `train.model`, from this phase on
     """
 
     name: Name

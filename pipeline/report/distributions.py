@@ -25,8 +25,8 @@ SHOWN = 48
 
 def sections(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: int = 100) -> dict[str, Any]:
     """Return the arguments of the template `signals.html.j2`: {signals, scores}. `signals` holds, by dataset, charts of
-    the signals (numbers per document) whose histograms the report has. `scores` is the given list of charts, without
-    those of these signals.
+    the signals (numbers per document) whose histograms the report has. `scores` holds the given charts of all other
+    signals.
 
     At most SHOWN signals of a dataset are drawn, and 2 · `rows` in all; signals with thresholds are chosen first.
     """

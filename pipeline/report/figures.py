@@ -49,6 +49,6 @@ def _domains(document: Mapping[str, Any], rows: int) -> list[dict[str, Any]]:
 
 
 def places(match: list[list[str]]) -> Markup:
-    """Return an excerpt as HTML, with the passages marked that made a rule drop the document."""
+    """Return an excerpt as HTML. The passages that made a rule drop the document are marked."""
     templates = {"mark": Markup("<mark>{}</mark>"), "text": Markup("{}"), "cut": Markup("…{}")}
     return Markup("").join(templates[kind].format(text) for kind, text in match)

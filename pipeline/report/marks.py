@@ -1,4 +1,4 @@
-"""Makes an excerpt of a dropped document in which the passages that made a rule drop it are marked."""
+"""Makes an excerpt of a dropped document, and marks the passages in it that made a rule drop the document."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def stages_of(recipe: Mapping[str, Any], dataset: str, *, files: bool = False) -
     first is taken. Steps from a file of the user's own are left out. So are steps whose settings this machine does not
     accept, or whose libraries or models it does not have.
 
-    `files` must not be set for a recipe that was read from a store. Without it, steps are also left out if the recipe
-    names a file for them, such as a list of words. Whoever can write to the store could name any file of this machine
-    there. The marks in their own documents would then tell them which words the file holds.
+    Without `files`, steps are also left out for which the recipe names a file, such as a list of words. `files` must
+    not be set for a recipe that was read from a store. Whoever can write to the store could name any file of this
+    machine in the recipe. The marks in their own documents would then tell them which words the file holds.
     """
     sections = recipe.get("datasets")
     section = sections.get(dataset) if isinstance(sections, dict) else None
@@ -52,7 +52,8 @@ def passages(stage: Stage, reason: str, text: str, language: str) -> list[Span]:
 
 
 def pieces(text: str, spans: list[Span]) -> list[tuple[bool, str]]:
-    """Cut a text into pieces, each with whether it is in one of the spans, which are in order."""
+    """Cut a text into pieces, at the ends of `spans`, which are in order. Each piece comes with whether it is in a
+    span."""
     out: list[tuple[bool, str]] = []
     at = 0
     for first, last in spans:
@@ -95,9 +96,9 @@ def verdict(meta: str | None, barrier: str) -> dict[str, Any] | None:
 
 
 def excerpt(text: str, spans: list[tuple[int, int]]) -> list[list[str]]:
-    """Return an excerpt around the first of the `spans` (start, end) of a text, on one line, with all spans in the
-    excerpt marked: [[kind, text], …] with the kinds "text", "mark" and "cut". If the first span is near the beginning
-    of the text, the excerpt starts at the beginning."""
+    """Return an excerpt around the first of the `spans` (start, end) of a text, on one line: [[kind, text], …]. The
+    kinds are "text", "mark" (a span) and "cut" (left-out text). If the first span is near the beginning of the text,
+    the excerpt starts at the beginning."""
     begin = max(0, spans[0][0] - BEFORE) if spans[0][0] > SHOWN - BEFORE else 0
     if begin and (space := re.search(r"\s", text[begin:spans[0][0]])):
         begin += space.end()

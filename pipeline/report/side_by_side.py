@@ -62,8 +62,8 @@ def _row(path: Path, before: Any, after: Any) -> dict[str, Any]:
 
 
 def other_tokenizer(rows: list[dict[str, Any]]) -> bool:
-    """Return whether two runs made their tokens with different tokenizers, from the figures of their reports. A run
-    without a tokenizer has none that differs."""
+    """Return whether two runs made their tokens with different tokenizers, from the figures of their reports. False if
+    one of the runs has no tokenizer."""
     return any(row["path"][0] == "lineage" and row["path"][1].startswith("tokenizer:") and row["path"][-1] == "content"
                and None not in (row["before"], row["after"]) and row["before"] != row["after"] for row in rows)
 

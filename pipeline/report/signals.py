@@ -46,9 +46,9 @@ def measured(name: str, stage: Stage) -> dict[str, Any]:
 
 
 def tried(bound: Bound, config: StageConfig) -> list[float]:
-    """Return the threshold of a bound and other thresholds around it, in ascending order. For a threshold that is a
-    whole number, only whole numbers are returned, except for -1, 0 and 1, which are too small for this. Thresholds that
-    a recipe would refuse beside the other settings in `config` are left out."""
+    """Return the threshold of a bound and other thresholds around it, in ascending order. If the threshold is a whole
+    number of at least 2 (or at most -2), the others are whole numbers, too. Thresholds that a recipe would refuse
+    beside the other settings in `config` are left out."""
     value = bound.value
     is_whole = value.is_integer() and abs(value) >= 2
     around = {float(round(value * f)) if is_whole else round(value * f, 12) for f in FACTORS}
