@@ -195,9 +195,10 @@ class Cache:
         return True
 
     def put(self, key: str, size: int, target: str, make: Callable[[str], None]) -> None:
-        """Provide at the path `target` the file that the cache holds, or will hold, under `key`, and that takes `size`
-        bytes of disk. If the cache does not hold the file, `make(path)` downloads it. When several tasks need the file
-        at the same time, one task downloads it and the others wait."""
+        """Make `target` a hard link to the file that the cache holds under `key`. If the cache lacks the file,
+        `make(path)` downloads it into the cache first; `size` is the disk space that this takes. When several tasks
+        need the file at the same time, one task downloads it and the others wait. A file that does not fit into the
+        cache is downloaded to `target` alone."""
         part = self.folder / f"{key}.{size}.part"
         full = False
         while not self.take(key, target):

@@ -16,12 +16,14 @@ written first, then the manifest, and then old parts are removed. On object stor
 is always right. A reader that uses the glob is right unless a publication is in progress or was interrupted; the next
 run completes an interrupted one.
 
-The commit log refuses the commits of a driver (the process that schedules a run) that has lost the store to another
-driver, but nothing refuses its publications. So a driver checks again and again that it still has the lease (the right
-to use the store). On a disk, it checks before it begins to publish, before it exchanges the folders, and after the
-exchange. If it has lost the lease by the last check, it undoes the exchange. Each publication is built in a folder of
-its own, so two drivers never mix their files. On object storage, it checks before it begins, after every VERIFY_PARTS
-parts, and before it writes the manifest.
+A driver (the process that schedules a run) may lose the store to another driver. The commit log then refuses its
+commits, but nothing refuses its publications. So a driver checks several times that it still has the lease (the right
+to use the store):
+
+- on a disk, before it begins to publish, before it exchanges the folders, and after the exchange. If it has lost the
+  lease by the last check, it undoes the exchange. Each publication is built in a folder of its own, so two drivers
+  never mix their files
+- on object storage, before it begins, after every VERIFY_PARTS parts, and before it writes the manifest
 """
 
 from __future__ import annotations
@@ -69,8 +71,7 @@ VERIFY_PARTS = 1000
 
 class PartToPublish(NamedTuple):
     """A part (a Parquet file of documents) to publish: its file in `objects/`, and its columns in the manifest (the
-    table of the folder's parts). Its file name in the published folder is not here, because it depends on the parts
-    before it."""
+    table of the folder's parts). `ManifestWriter.add` chooses the name that the part gets in the published folder."""
 
     path: str
     key: str
@@ -84,11 +85,13 @@ class PartToPublish(NamedTuple):
 
 
 class PassParts:
-    """The parts (files of documents) that a dataset publishes from the tasks of one pass (a group of steps that run
-    together). These are all `dropped.parquet` and `quarantine.parquet` and, if the pass is the `last` of its dataset,
-    all `kept.parquet`. The list of the parts is kept on disk, in the order in which the commit records of the tasks
-    were added. A driver adds each record while it adds up the counters of all records, so that millions of records are
-    decoded only once."""
+    """The parts (files of documents) that a dataset gets from one of its passes (groups of steps that run together).
+    These are the files `dropped.parquet` and `quarantine.parquet` of all tasks of the pass. If the pass is the `last`
+    of the dataset, the files `kept.parquet` are parts, too.
+
+    The list of the parts is on disk, in the order in which the records of the tasks were added. A driver calls `add`
+    while it sums up the counters of the records, so that each of millions of records is decoded only once.
+    """
 
     def __init__(self, records: Iterable[PartRecord] = (), last: bool = True) -> None:
         files = (QUARANTINE, "dropped.parquet", *(("kept.parquet",) if last else ()))

@@ -256,9 +256,11 @@ class Store:
 
     def link(self, path: str, to: str, *, anew: bool = False) -> bool:
         """Give the file `path` a second name `to`: a hard link, or on object storage a copy that the server makes.
-        Returns False when `to` exists already. With `anew`, an existing `to` that is another file is replaced in one
-        step; on object storage, `to` counts as another file when its size differs. The new name is durable only after
-        the folder of `to` is synced."""
+        Returns whether this was done; it is not done when `to` exists already.
+
+        With `anew`, an existing `to` is replaced in one step unless it is the same file; on object storage, a file of
+        the same size counts as the same. The new name is durable only after the folder of `to` is synced.
+        """
         if self.local is None:
             if self.exists(to) and not (anew and self.size(to) != self.size(path)):
                 return False
@@ -274,15 +276,15 @@ class Store:
         return True
 
     def relative(self, full: str) -> str:
-        """Turn a full path, which `at` has returned or an error names, into a path relative to the root. A path outside
-        the root is returned unchanged."""
+        """Return a full path, such as `at` returns, as a path relative to the root. A path outside the root is returned
+        unchanged."""
         root = str(self.local) if self.local is not None else self.remote.at("").rstrip("/")
         return full.removeprefix(root).lstrip("/") if full == root or full.startswith(f"{root}/") else full
 
     def copy_all(self, pairs: Iterable[tuple[str, str]]) -> int:
-        """Let the server of an object storage copy files, many at a time, from `path` to `to` for each pair (path, to).
-        Existing files are replaced. `pairs` is read lazily. Returns the number of copies. Raises FileNotFoundError,
-        with the file's URL, for a missing file, after the copies that have begun are finished."""
+        """Copy files of an object storage, many at a time: for each pair (path, to), the server copies `path` to `to`.
+        Existing files are replaced. `pairs` is read lazily. Returns the number of copies. If a file is missing,
+        FileNotFoundError names its URL; copies that have begun are finished first."""
         return sum(1 for _ in in_parallel(lambda pair: self.remote.copy(*pair), pairs, REQUESTS))
 
     def remove(self, path: str) -> None:

@@ -49,15 +49,18 @@ class Swept(NamedTuple):
 
 def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
     """Remove garbage from the store, and retire (withdraw) records whose files are missing or have another size than
-    recorded. Garbage is: files that no record names and that attempts of older epochs wrote, argument lists of tasks
-    (`pipeline.store.lists`; written again when needed), heartbeats of older epochs, and temporary files whose writers
-    are dead. An epoch is the term of one driver, the process that schedules tasks. Call this before tasks run, because
-    it may remove an empty folder that a task is about to upload into.
+    recorded. Call this before tasks run, because it may remove an empty folder that a task is about to upload into.
 
-    If an attempt of an older epoch is not in the log, its files can be removed safely: the driver that made the attempt
-    has lost the log to this driver, so the attempt can no longer be committed. Files that attempts of this epoch or a
-    later one wrote are not touched. A driver that has itself lost the log stops, at the latest after `verify_every`
-    further files. Memory grows with the number of files to remove, not with the number that exist.
+    An epoch is the term of one driver, the process that schedules tasks. Garbage is:
+
+    - files that attempts of earlier epochs wrote and that no record names. Such an attempt can no longer be committed,
+      because its driver has lost the log to this driver
+    - argument lists of tasks (`pipeline.store.lists`), which are written again when needed
+    - heartbeats of earlier epochs
+    - temporary files whose writers are dead
+
+    If this driver has itself lost the log, it stops after at most `verify_every` further files. Memory grows with the
+    number of files to remove, not with the number that exist.
     """
     store = log.store
     log.flush()
@@ -136,11 +139,12 @@ def _differing(named: Mapping[str, int], existing: Mapping[str, int]) -> dict[st
 
 # -- segments that a snapshot holds -----------------------------------------------------------------------------------
 def packed_segments(store: Store, before: int) -> list[str]:
-    """Return the names of the segments (files of the log) that may be removed. The number of such a segment is below
-    `before`, and a pack (a file of compacted segments) contains it. Each pack is read and verified first.
+    """Return the names of the segments (files of the log) that may be removed: those with a number below `before` that
+    an undamaged pack (a file of compacted segments) holds. Each pack is read and verified first.
 
-    The first segment of each epoch (the time in which one driver owns the log) is kept. If another driver takes the log
-    over, the earlier driver finds that segment at its next append, and so learns that it no longer owns the log."""
+    The first segment of each epoch (the term of one driver) is kept. A driver that has lost the log to another driver
+    finds the first segment of that driver at its next append, and so learns that it no longer owns the log.
+    """
     there = set(store.list("log"))
     names: dict[str, None] = {}
     for pack in snapshot.listed(store):

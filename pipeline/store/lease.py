@@ -98,11 +98,13 @@ def heartbeat(store: Store, epoch: int) -> dict[str, Any]:
 
 
 def wait_until_free(store: Store, holder: Holder, epoch: int, clock: Clock) -> None:
-    """Return once the driver (process that schedules a run) whose term in the log is `epoch` has closed the log or is
-    dead. Raises LeaseHeld when that driver is alive. If this process cannot check that driver, which may run on another
-    machine or in another container, it watches the driver's heartbeat for up to PATIENCE_S seconds. If the heartbeat
-    does not change in this time, the driver is considered dead. If it changes, other than by closing the log,
-    LeaseHeld is raised at once."""
+    """Wait until the lease is free: until the driver (process that schedules a run) whose term in the log is `epoch`
+    has closed the log or is dead. Raises LeaseHeld when that driver is alive.
+
+    A driver on another machine or in another container cannot be checked. In this case its heartbeat is watched for up
+    to PATIENCE_S seconds. If the heartbeat stays the same, the driver counts as dead. If it says that the log is
+    closed, the lease is free. If it changes in another way, the driver is alive.
+    """
     first = heartbeat(store, epoch)
     if first.get("closed") or alive(holder) is False:
         return

@@ -33,10 +33,9 @@ def version_of(info: dict[str, Any]) -> str:
 
 
 def start_of(begin: str, deep: bool, after: str, top: str) -> str | None:
-    """Return the key from which a listing of the objects below `begin` must start so that it contains all objects that
-    come after the path `after`. Returns None if it must start at its beginning. A listing with `deep` False names
-    folders in place of the objects in them. The key is then the name of the folder that holds `after`. `top` is put
-    before the key."""
+    """Return the key from which to list the objects below `begin`, so that no object after the path `after` is missed.
+    The key is `top` and `after` joined. A listing with `deep` False names folders in place of the objects in them; the
+    key then ends with the folder that holds `after`. Returns None if the listing must start at its beginning."""
     if not after or after < begin:
         return None
     folder = -1 if deep or not after.startswith(begin) else after.find("/", len(begin))

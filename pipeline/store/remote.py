@@ -156,9 +156,9 @@ class Remote:
         return self._ask("read", path, get)
 
     def scan(self, begin: str, *, deep: bool = True, after: str = "") -> Iterator[RemoteObject | str]:
-        """Yield the objects whose paths begin with `begin`, in the order of their paths. With `deep` False, the objects
-        in a folder are not yielded one by one; instead the folder is yielded, as a path that ends with a slash. Objects
-        and folders that come before the path `after` are left out, except a folder that holds `after`."""
+        """Yield the objects whose paths begin with `begin`, in the order of their paths. With `deep` False, a folder is
+        yielded in place of the objects in it, as a path that ends with a slash. Objects and folders that come before
+        the path `after` are left out; the folder that holds `after` is yielded."""
         raise NotImplementedError
 
     def list(self, prefix: str, after: str = "") -> Iterator[RemoteObject]:

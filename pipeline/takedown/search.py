@@ -161,13 +161,14 @@ def _match(batch: pa.RecordBatch, wanted: Tombstones, matches: Matches) -> None:
 
 def _add_twins(batch: pa.RecordBatch, matches: Matches) -> None:
     """Add to `matches` the documents that deduplication found similar to a document that is to be removed. `batch`
-    holds dropped documents; the metadata of a dropped document names the document that was kept in its place. These two
+    holds dropped documents. The metadata of a dropped document names the document that was kept in its place; these two
     are a pair.
 
     If one of a pair is to be removed, and deduplication found the two texts similar, the other is added to `ids` and
-    `twins`. If it did not find them similar, the two may have nothing in common, and the other is only added to
-    `unverified`. This includes pairs of `exact` by a key of `meta`, for which a similarity of 1 is noted although no
-    texts were compared."""
+    `twins`. Otherwise the two may have nothing in common, and the other is only added to `unverified`. The pairs that
+    `exact` found by a key of `meta` count as not similar: a similarity of 1 is noted for them, but no texts were
+    compared.
+    """
     columns = (batch.column(name).to_pylist() for name in ("id", "meta", "stage", "reason"))
     for id, meta, stage, reason in zip(*columns, strict=True):
         verdict = json.loads(meta).get(stage) if meta and '"kept"' in meta else None

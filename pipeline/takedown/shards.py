@@ -197,7 +197,8 @@ def _publish(store: Store, folder: str, old: Manifest, rewritten: dict[int, Shar
 
 
 def _make_current(store: Store, folder: str, old: Manifest, new: Manifest) -> None:
-    """Make the shard set `new`, which replaces `old`, the current one of its folder if `old` was the current one."""
+    """Make the shard set `new` the current one of its folder, in place of `old`. If another set is current, nothing
+    changes."""
     if json.loads(store.read(f"{folder}/{MANIFEST}"))["sha256"] == old.sha256:
         store.write(f"{folder}/{MANIFEST}", new.dumps().encode(), durable=True)
 
