@@ -214,9 +214,9 @@ async def document_page(request: Request, store: str, at: StoreOf, dataset: str,
 
 def _marked(at: Store, dataset: str, row: Mapping[str, Any],
             verdict: Mapping[str, Any] | None) -> list[tuple[bool, str]]:
-    """Return the text of a document in pieces, each with whether it is a passage for which a step dropped the document.
-    The settings of the step are those in the latest run. If the recipe names a file for it, nothing is marked
-    (`stages_of`)."""
+    """Return the text of a document in pieces, each as (whether a step dropped the document for this passage, piece).
+    The step's settings are those in the latest run that made the dataset. Nothing is marked if these settings name a
+    file, such as a list of words; `stages_of` says why."""
     text = row.get("text") or ""
     run = next(runs_with(at, dataset), None) if text and verdict and not verdict["kept"] else None
     stage = stages_of(run_recipe_of(at, run), dataset).get(verdict["stage"]) if run and verdict else None
