@@ -69,8 +69,8 @@ class RunSummary:
 
 def run_name(recipe: Recipe) -> str:
     """Return the name of a recipe's run. The name depends only on the recipe, so running the same recipe again
-    continues or reuses the same run. Characters other than letters, digits, '_', '.' and '-' are replaced, so that the
-    name is safe as a file name and as a word in a shell."""
+    continues or reuses the same run. Only letters, digits, '_', '.' and '-' are kept; other characters are replaced. So
+    the name is safe as a file name and as a word in a shell."""
     stem = re.sub(r"[^\w.-]+", "-", recipe.name)[:64].strip("-.")
     return f"{stem or 'recipe'}-{recipe.digest()[:8]}"
 
@@ -153,9 +153,9 @@ def run_recipes(recipes: Sequence[NamedRecipe], store_root: str, *, make_backend
 
 def _run(recipes: Sequence[NamedRecipe], store: Store, attempt: int, log: Log, scheduler: Scheduler,
          verify_inputs: bool, report: bool) -> list[RunSummary]:
-    """Remove files that the store does not need any more, keep each recipe, its code and its tokenizer in the folder of
-    its run, and then plan and run the recipes. When a file of the store turns out to be damaged, the recipes are
-    planned and run again. Returns a summary of each run.
+    """Run the recipes in three steps: remove files that the store does not need any more; keep each recipe, its code
+    and its tokenizer in the folder of its run; plan the recipes and run the tasks. When a file of the store turns out
+    to be damaged, the recipes are planned and run again. Returns a summary of each run.
 
     Before files outside the commit log are written, `log.check_lease` is called, which raises when another process has
     taken over the store.
@@ -259,8 +259,8 @@ class _RunPlan:
     def finished(self, bad_files: BadFiles, plans: Sequence[_RunPlan], node: Node, results: Results,
                  node_sums: NodeSums) -> None:
         """Publish the results of a node of the plan (such as a pass over a dataset) that has just finished. Raises an
-        error if too many of its documents failed. If other recipes, with their `plans`, share the node, its results are
-        handed to them."""
+        error if too many of its documents failed. `plans` are the plans of all recipes; those that share the node get
+        its results."""
         self.sums[node.name] = node_sums
         for other in plans:
             if other is not self and self is plans[0] and node.name in other.one.shared:
@@ -295,7 +295,7 @@ def _without_document(sums: NodeSums) -> list[str]:
 
 def _first_detail(store: Store, records: Iterable[PartRecord], source: str) -> str:
     """Return an error message that explains why a document of `source` was quarantined. It is the first one in the
-    quarantine files that the task records `records` name; of each file, only the first row group is read. Returns ""
+    quarantine files that the task records `records` name. Only the first row group of each file is read. Returns ""
     when no message is found."""
     for record in records:
         if record.files["quarantine.parquet"].rows:

@@ -20,9 +20,13 @@ def trimmed(document: Mapping[str, Any], rows: int) -> tuple[dict[str, Any], dic
     """Return the report with at most `rows` rows in every table, and the number of rows that each table lost: {table:
     rows}.
 
-    The rows that stay are the sources, datasets and drop reasons with the most documents, the token streams with the
-    most tokens, and the nodes of the plan and passes that cost most. The order of the rows does not change. Sums over a
-    table that was cut must be computed from the whole report.
+    These rows stay:
+
+    - sources, datasets and drop reasons with the most documents
+    - token streams with the most tokens
+    - nodes of the plan and passes that cost most
+
+    The order of the rows does not change. Sums over a table that was cut must be computed from the whole report.
     """
     cut: dict[str, int] = {}
 

@@ -147,9 +147,9 @@ def _published(name: str) -> str:
 
 
 def _sums_of(store: Store, folder: str) -> list[str]:
-    """Compute two checksums of a published folder as it is now: the hash of its manifest (the list of its parts), and a
-    sum over the names and sizes of the parts. If the folder is unchanged, they equal the values that `_publish`
-    returned."""
+    """Compute two checksums of a published folder as it is now. The first is the hash of its manifest (the list of its
+    parts), the second a sum over the names and sizes of the parts. If the folder is unchanged, they equal the values
+    that `_publish` returned."""
     total = 0
     if store.local is None:
         for entry in store.entries(folder):
@@ -228,8 +228,8 @@ def part_name(order: int, key: str) -> str:
 
 
 def _replace(store: Store, folder: str, parts: Iterable[PartToPublish], check_lease: Callable[[], None]) -> list[str]:
-    """Publish a folder on a local disk: build it below `.publish/`, where no glob over datasets finds it, and then
-    exchange it for the old folder.
+    """Publish a folder on a local disk. The folder is built below `.publish/`, where no glob over datasets finds it,
+    and then exchanged for the old folder.
 
     The old folder is kept below `.publish/` until the next publication. A reader that is listing it at the moment of
     the exchange would otherwise see files vanish. The old folder takes no disk space, since its files are hard links to
@@ -286,9 +286,9 @@ def _put_in_place(aside: Path, target: Path, check_lease: Callable[[], None]) ->
 
 
 def _update(store: Store, folder: str, parts: Iterable[PartToPublish], check_lease: Callable[[], None]) -> list[str]:
-    """Publish a folder on object storage: let the server copy the missing parts, many at a time, then write the
-    manifest, then remove parts that the manifest does not list. Memory holds the names and sizes of the parts that the
-    folder had before."""
+    """Publish a folder on object storage. First the server copies the missing parts, many at a time. Then the manifest
+    is written, and then parts that the manifest does not list are removed. Memory holds the names and sizes of the
+    parts that the folder had before."""
     present = {entry.path.removeprefix(f"{folder}/"): entry.size for entry in store.entries(folder)}
     with Scratch() as scratch:
         local = Path(scratch.path, MANIFEST)

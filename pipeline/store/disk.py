@@ -44,7 +44,8 @@ def put_absent(target: Path, data: bytes) -> bool:
 
 
 def replace(target: Path, data: bytes, durable: bool = False) -> None:
-    """Create or replace a file in one step, so that readers see the old file or the new one."""
+    """Create or replace a file in one step, so that readers see the old file or the new one. With `durable`, the new
+    file survives a power cut."""
     _replace(target, lambda part: part.write_bytes(data), durable)
 
 

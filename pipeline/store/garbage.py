@@ -1,6 +1,8 @@
-"""Garbage collection in a store. It removes three things: files that no commit record (the log entry of a finished
-task) names, commit records that no run names, and segments (files) of the commit log that a snapshot (a compacted copy)
-holds.
+"""Garbage collection in a store. It removes three things:
+
+- files that no commit record (the log entry of a finished task) names
+- commit records that no run names
+- segments (files) of the commit log that are also in a snapshot (a compacted copy)
 
 A record that no run names comes from a recipe that was changed or from a run that was deleted. A finished run names its
 tasks in `runs/RUN/tasks.parquet`. If a run has not finished, or has no such file, all records that its drivers
@@ -39,8 +41,8 @@ VERIFY_EVERY = 1000      # files removed between two checks of the lease
 
 # -- files that no record names ---------------------------------------------------------------------------------------
 class Swept(NamedTuple):
-    """Result of `collect_garbage`: the number of removed files (without heartbeats), the number of removed empty
-    folders, and the recorded files that are missing or have the wrong size (path → description of the damage)."""
+    """Result of `collect_garbage`: the numbers of removed files (heartbeats not counted) and of removed empty folders.
+    Also the recorded files that are missing or have the wrong size (path → description of the damage)."""
 
     files: int
     folders: int
@@ -103,8 +105,8 @@ def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
 
 def _while_lease_holds(log: Log, names: Iterable[str], verify_every: int) -> Iterator[str]:
     """Yield the names of files and folders to remove, as long as this process holds the lease of the log (the right to
-    change the store). The lease is checked before the first name and then every `verify_every` names, because another
-    process that has taken over the store may use these files."""
+    change the store). Another process that has taken over the store may use these files. So the lease is checked before
+    the first name and then every `verify_every` names."""
     for n, name in enumerate(names):
         if n % verify_every == 0:
             log.check_lease()
@@ -142,8 +144,8 @@ def packed_segments(store: Store, before: int) -> list[str]:
     """Return the names of the segments (files of the log) that may be removed: those with a number below `before` that
     an undamaged pack (a file of compacted segments) holds. Each pack is read and verified first.
 
-    The first segment of each epoch (the term of one driver) is kept. A driver that has lost the log to another driver
-    finds the first segment of that driver at its next append, and so learns that it no longer owns the log.
+    The first segment of each epoch (the term of one driver) is kept. By finding this segment, a driver notices at its
+    next append that another driver has taken the log over.
     """
     there = set(store.list("log"))
     names: dict[str, None] = {}
@@ -221,8 +223,8 @@ def remove_unnamed(store: Store, log: Log) -> Unnamed:
 
 
 def _done(store: Store, run: str) -> bool:
-    """Whether a run had finished when it last reported progress. The task list of an unfinished run may come from an
-    earlier start with another recipe, and may lack tasks that have been committed since."""
+    """Whether a run had finished when it last reported progress. The task list of an unfinished run cannot be used. It
+    may come from an earlier start with another recipe, and may lack tasks that have been committed since."""
     try:
         return bool(json.loads(store.read(f"runs/{run}/progress.json"))["state"] == "done")
     except (OSError, ValueError, KeyError, TypeError):

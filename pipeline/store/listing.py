@@ -11,8 +11,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RemoteObject:
-    """An object of remote storage: its path relative to the root, its size in bytes, and a version, a string that
-    changes whenever the object's content does ("" if the storage tells none)."""
+    """An object of remote storage: its path relative to the root, its size in bytes, and its version. The version is a
+    string that changes whenever the object's content does; "" if the storage has none."""
 
     path: str
     size: int
@@ -21,8 +21,8 @@ class RemoteObject:
 
 def version_of(info: dict[str, Any]) -> str:
     """Return a string that identifies the content of an object: the hash that the Hugging Face hub gives, an etag, or a
-    time. The version id of S3 is not used, because listings lack it: an object must have the same version whether it
-    was found by a listing or by a request for this object."""
+    time. An object must have the same version whether it was found by a listing or by a request for this object. So the
+    version id of S3 is not used, because listings lack it."""
     lfs = info.get("lfs")
     hub = lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
     for candidate in (hub, info.get("blob_id"), info.get("ETag"), info.get("etag"), info.get("generation"),

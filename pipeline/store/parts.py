@@ -26,8 +26,8 @@ The *row digest* is the sha256 of an encoding of a row. The encoding has, in thi
 The `content` of a part is the sha256 of its row digests, sorted by the ids of the rows. It does not depend on row
 order, row groups, compression or library versions. It changes when any field changes.
 
-The same documents in the same order give the same bytes, as long as the library versions are the same: writer options
-are fixed, row groups depend only on the sizes of the rows, and no time is written to the file.
+With the same library versions, the same documents in the same order give the same bytes. Writer options are fixed, row
+groups depend only on the sizes of the rows, and no time is written to the file.
 """
 
 from __future__ import annotations
@@ -390,8 +390,8 @@ def _floats(values: Any) -> pa.Array:
 
 
 def _offsets(array: pa.Array) -> np.ndarray:
-    """Return the offsets at which the n strings of a large_string array begin and end in the buffer that `_data`
-    returns: n + 1 numbers of type int64."""
+    """Return where the n strings of a large_string array begin and end in the buffer that `_data` returns, as n + 1
+    offsets of type int64."""
     return np.frombuffer(array.buffers()[1], "<i8")[array.offset:array.offset + len(array) + 1]
 
 

@@ -1,10 +1,10 @@
 """Reads a whole store, compares every file with its recorded size and hash, and repairs damage where possible.
 
-`verify_store` reads each of these files once: the files of the commit log, the files that the log names (`objects/`),
-argument lists of tasks, published folders, and shard sets with their manifests. A published part that is a hard link to
-a file in `objects/` is not read again. If a verification is interrupted, the next one skips the files named by the log
-that were already read, unless the records of the log have changed since. `verify.json` in the store records the
-progress.
+`verify_store` reads these files once each: the commit log, the files that it names (`objects/`), argument lists of
+tasks, published folders, and shard sets with their manifests. A published part that is a hard link to a file in
+`objects/` is not read again. If a verification is interrupted, the next one continues it: it skips the files named by
+the log that were already read. If the records of the log have changed since, it begins anew. `verify.json` in the store
+records the progress.
 
 `repair`, which needs the lease of the log, makes the next run write damaged files again. It retires (withdraws) the
 records of these files, and removes damaged copies and argument lists. It never removes:
@@ -117,7 +117,7 @@ def verify_store(store: Store, log: LogView,
 
 class Repaired(NamedTuple):
     """Result of `repair`: the number of commit records that were retired (withdrawn), of damaged copies removed, and of
-    log files restored. `lost` lists the paths of the log files that cannot be restored, and `imported` those of damaged
+    log files restored. `lost` lists the paths of the log files that cannot be restored. `imported` lists the damaged
     files in imported shard sets (sets of token files), which no run can write again."""
 
     retired: int

@@ -54,8 +54,8 @@ CACHE_MB = 64
 
 class LogView:
     """The state of the commit log, for reading. Records are kept on disk, and each is decoded only when it is asked
-    for, so that a log of millions of records needs little memory. Records from packs (files that compact many segments
-    of the log) are in a temporary file (`PackedRecords`), and all later records in a temporary database."""
+    for. So a log of millions of records needs little memory. Records from packs (files that compact many segments of
+    the log) are in a temporary file (`PackedRecords`), and all later records in a temporary database."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -160,8 +160,8 @@ class LogView:
                 yield _record(row[0])
 
     def retired_contents(self, key: str) -> dict[str, str]:
-        """Return {name of a file: content hash} of the last record of the task `key` that was retired (withdrawn)
-        because its files were damaged; {} when there is none."""
+        """Return {name of a file: content hash} for the files of a retired record of the task `key`: the last record
+        that was withdrawn because its files were damaged. {} when there is none."""
         if not self.retired_at:                               # the usual case, which a driver asks for at every commit
             return {}
         row = self._db.execute("SELECT contents FROM retired WHERE key = ?", (key,)).fetchone()
@@ -280,9 +280,9 @@ class LogView:
                              f"there; restore it from a copy, or start a new --store") from e
 
     def _replay_segments(self, last_packed: int) -> None:
-        """Replay all segments (files of the log) that have not been replayed. The segments up to number `last_packed`
-        must exist, even if the listing of the store lacks them, because the name of a pack (file of compacted segments)
-        covers them."""
+        """Replay all segments (files of the log) that have not been replayed. All segments up to number `last_packed`
+        must exist, because the name of a pack (file of compacted segments) covers them. They are read even if the
+        listing of the store lacks them."""
         last = last_packed
         for path in self.store.list("log", after=segment_name(self.segments)):
             if path.count("/") > 1:
