@@ -86,8 +86,8 @@ def sorted_hits(reader: PartReader, filter: Filter, order: SortOrder, most: int,
     in the results.
 
     If the documents are not sorted by id, two queries are run. The first one reads only the sorted column, and finds a
-    value that none of the returned documents lies behind. With this bound, the second query decodes the ids of few
-    rows. To decode all ids would take most of the time. For the first page, the second query also reads only the parts
+    bound: no returned document has a value beyond it. Thanks to this bound, the second query decodes the ids of few
+    rows. Decoding all ids would take most of the time. For the first page, the second query also reads only the parts
     in which the first one has seen values within the bound, if it has seen all of these.
     """
     turn, behind, until = ("DESC", "<", ">=") if order.descending else ("ASC", ">", "<=")
