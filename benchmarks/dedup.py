@@ -193,7 +193,7 @@ def waves(documents: int) -> None:
                 stage.process(Document(doc.id, doc.text))
             signing = time.process_time() - begun
             parts = write_parts(barrier, docs, store, part_rows=20_000, row_group=500)
-            del docs                    # the garbage collector would go through them, in the time of the waves
+            del docs                    # else the garbage collector would visit them while the waves are measured
             cost, done = run_waves(barrier.waves(parts), store)
             costs.append({"signatures": signing, **cost})
             candidates.append(sum(r.counters["candidates"] for r in done["clusters"]))

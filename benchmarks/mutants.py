@@ -126,7 +126,7 @@ class Trial:
         groups = measured.order(executing - unsound, self.limit)
         mutant.tests, mutant.by, mutant.status = len(executing), "", "too slow" if executing else "uncovered"
         path = self.copy / mutant.file
-        for tests in ([*chain(*groups[:4])], [*chain(*groups[4:])]):        # most die early: collect few files
+        for tests in ([*chain(*groups[:4])], [*chain(*groups[4:])]):        # most die in the first files
             if not tests or mutant.status in ("killed", "timeout"):
                 break
             path.write_text(place[0].mutated(mutant, place[1]), encoding="utf-8")

@@ -40,7 +40,7 @@ from trainer.parallel.world import world  # noqa: E402
 
 #: steps of a block
 BLOCK = 20
-#: steps of the two blocks without a checkpoint, of three blocks that are two pairs, and of one that need not be full
+#: fewest steps: two blocks without a checkpoint, three blocks that make two pairs, and a last one, which may be partial
 LEAST_STEPS = 6 * BLOCK
 MODEL = {"layers": 3, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 384}
 #: (number of the block, did the process run?, seconds, CPU seconds since the step before) of every step

@@ -103,7 +103,7 @@ def main() -> int:
                                 "formula": FORMULA, "peak_flops": peak(device), "smoke": not cuda}
     results = former(options.out, document)
     document["results"] = results
-    if options.out:                               # finds out before measuring that nothing can be written
+    if options.out:                               # fails before the measurements if the file cannot be written
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(document, indent=1) + "\n")
     print(f"{document['device']}, torch {torch.__version__}, peak "

@@ -98,9 +98,9 @@ def to_tokenizer_json(ranks: dict[bytes, int], pattern: str, eos: str, eos_id: i
     """Return a tokenizer.json with the tokens and ids of `ranks`, and with the end-of-text token `eos`."""
     chars = alphabet()
     spelled = {token: "".join(chars[byte] for byte in token) for token in ranks}
-    # Two parts may merge if together they are a token. tiktoken merges the pair of lowest rank first, of equal ones the
-    # first in the text. A list of merges has no equal ranks: the pair with the longer first part goes first, which is
-    # the order in which runs of one character merge from left to right
+    # Two parts may merge if together they are a token. tiktoken merges the pair whose token has the lowest rank first.
+    # Of pairs with the same token, it merges the first one in the text. A list of merges has an order for such pairs,
+    # too: the one with the longer first part comes first. Runs of one character then merge from left to right
     merges = [(rank, -cut, token) for token, rank in ranks.items() for cut in range(1, len(token))
               if token[:cut] in ranks and token[cut:] in ranks]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -108,7 +108,7 @@ def to_tokenizer_json(ranks: dict[bytes, int], pattern: str, eos: str, eos_id: i
     special: dict[str, Any] = {"id": eos_id, "content": eos, "single_word": False, "lstrip": False,
                                "rstrip": False, "normalized": False, "special": True}
     vocab = {spelled[token]: rank for token, rank in ranks.items()}
-    if eos_id != len(ranks):         # `tokenizers` gives a token that is only in added_tokens the number after the last
+    if eos_id != len(ranks):         # if it were only in added_tokens, `tokenizers` would give it the id len(ranks)
         vocab[eos] = eos_id
     model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
              "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": True,

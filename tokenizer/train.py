@@ -70,7 +70,7 @@ def train_bpe(texts: Iterable[str], vocab: int, path: str | os.PathLike[str], *,
         pre_tokenizers.Split(Regex(split_pattern(digits)), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     native.decoder = decoders.ByteLevel()
-    if runs:                       # these tokens cut texts when they are encoded, so also when the merges are learned
+    if runs:                       # encoding cuts texts at these tokens, so merges are learned from cut texts
         texts = (part for text in texts for part in re.split(" {2,}", text) if part)
     native.train_from_iterator(_runs(texts), trainers.BpeTrainer(
         vocab_size=vocab - len(runs), show_progress=False,

@@ -48,7 +48,7 @@ class RowPart(NamedTuple):
     packed rows were imported."""
 
     file: int                     # number of the file
-    begin: int                    # rows [begin, stop): of the file, or of the whole set if they are its packed rows
+    begin: int                    # rows [begin, stop) of the file, or, for packed rows, of the whole set
     stop: int
 
 

@@ -28,7 +28,7 @@ class FirstTexts:
     have few such places."""
 
     DOCUMENTS = 64                # number of documents that are checked
-    SHARE, FEWEST = 0.1, 1000     # largest share of unreadable characters or tokens, checked once there are so many
+    SHARE, FEWEST = 0.1, 1000     # largest unreadable share of characters or tokens; fewest that are judged
 
     def __init__(self, unknown: int | None) -> None:
         self.unknown, self.documents = unknown, 0
@@ -36,8 +36,10 @@ class FirstTexts:
 
     def add(self, place: object, tokens: np.ndarray, text: str) -> None:
         """Count a document: its tokens and the text decoded from them. Does nothing after the first DOCUMENTS
-        documents. Raises WrongTokenizer if more than the share SHARE of all counted characters are U+FFFD, or of all
-        counted tokens the unknown token. The error names `place`, the file of the document."""
+        documents. The error names `place`, the file of the document.
+
+        Raises WrongTokenizer if more than the share SHARE of the counted characters are U+FFFD, or of the counted
+        tokens the unknown token. At least FEWEST characters or tokens must have been counted."""
         if self.documents >= self.DOCUMENTS:
             return
         self.documents += 1

@@ -58,7 +58,7 @@ class ParquetReader:
                                                  f"count in the loss")
                         rows = batches(table, columns, source.limits)
                         while True:
-                            with limited_memory(source.limits.memory):     # not for the code that uses the documents
+                            with limited_memory(source.limits.memory):     # ends before the caller gets the documents
                                 if (batch := next(rows, None)) is None:
                                     break
                                 documents = (rows_in if source.sequence else documents_of)(source, file, name, row,

@@ -20,8 +20,8 @@ from tokenizer.shards.layout import ShardError, token_dtype
 AGAIN = "copy the file again, or write it anew"
 OTHER = "give the tokenizer with which the files were written, as --tokenizer or in the recipe"
 SEQUENCE = "give their sequence length: `shards import --sequence`, or `sequence:` of a source in the recipe"
-#: from this share of tokens outside the vocabulary on, and this number of them, the tokenizer is wrong. Fewer may be a
-#: damaged page of a file
+#: the tokenizer is wrong if more than this share of the tokens, and more than this number of them, are outside the
+#: vocabulary. Fewer may come from a damaged page of a file
 MOST_OUTSIDE, FEWEST_OUTSIDE = 0.05, 50
 #: fewest documents of which a majority without EOS shows that the tokenizer is wrong
 FEWEST_ENDS = 4

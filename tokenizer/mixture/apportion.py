@@ -142,11 +142,11 @@ class Apportionment:
         Python's integers (dtype object)."""
         weights, totals = self._weights[:, nodes], self._totals[nodes]
         if len(weights) == 2:
-            first = (2 * samples * weights[0] + totals) // (2 * totals)       # rounded, a half to the first child
+            first = (2 * samples * weights[0] + totals) // (2 * totals)       # rounded; a half goes to the first child
             return np.stack([first, samples - first])
         counts: np.ndarray = (2 * samples * weights + totals) // (2 * totals)         # all draws due by 2n/total
         off = counts.sum(0) - samples
-        while off.any():                             # the draws before and after that time, one by one
+        while off.any():                             # take away the latest draws, or add the next ones, one by one
             columns = np.arange(nodes.size)
             last = _extreme(2 * counts - 1, weights, latest=True)
             counts[last, columns] -= off > 0

@@ -94,7 +94,7 @@ def draw(counts: np.ndarray, weights: np.ndarray, children: np.ndarray, streams:
         while node >= 0:                             # sample `number` of the node
             first, both = 2 * weights[0, node], 2 * (weights[0, node] + weights[1, node])
             due = number * first + both // 2
-            drawn = due // both                      # of the first `number` samples, the first child has so many
+            drawn = due // both                      # how many of the first `number` samples the first child has
             if due - drawn * both + first >= both:   # the next sample is the first child's
                 number, node = drawn, children[0, node]
             else:

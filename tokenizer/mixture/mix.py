@@ -76,7 +76,8 @@ def read_mix(mix: Mapping[str, Any], key: str, sizes: Mapping[str, float], token
             if stream in shares:
                 raise CurriculumError(f"{key}: the phase has stream '{stream}' twice; give it one place")
             shares[stream] = share * part
-    shares = {stream: shares[stream] for stream in sizes if stream in shares}     # the order of lines decides nothing
+    # sorted, so that the order of the lines in the recipe does not matter
+    shares = {stream: shares[stream] for stream in sizes if stream in shares}
     weights = _integers(shares, [*groups.values()], key, optional)
     if small := sorted(stream for stream in optional if shares[stream] and not weights[stream]):
         warnings.append(f"{key}: not read, as their weights are below one in {WEIGHT_SUM:,}: {', '.join(small)}")

@@ -77,7 +77,7 @@ class Phase:
     rope_scaling: dict[str, Any] | None = None
     ramp: list[list[int]] | None = None     # [[stop, batch], …]: smaller batches, each up to sample `stop` of the phase
     groups: dict[str, list[str]] | None = None    # group → its streams, which together get the sum of their weights
-    made: dict[str, Any] | None = None      # split shards → {labels, their entry of the mix}: where weights come from
+    made: dict[str, Any] | None = None      # split shards → their labels, and their entry of the mix
 
     @property
     def stop(self) -> int:

@@ -35,7 +35,7 @@ def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
             if not weight:
                 continue
             reserved_before = order.used[p - 1][s] if p else 0
-            # later draws are later samples, so the first second reading is the earliest
+            # later draws are later samples, so the first extent of a second epoch has the earliest sample that repeats
             repeated = next((extent.start for extent in order.extents[p][s] if extent.piece.epoch > 0), None)
             rows.append({
                 "phase": phase.name, "stream": name, "weight": weight, "share": weight / sum(streams_of.weights),

@@ -148,7 +148,7 @@ def resolve_phases(entries: Sequence[Mapping[str, Any]], total: int, sizes: Mapp
         partial = grown % batch
         full_batches = round((target - end - partial * sequence) / (batch * sequence))
         samples = partial + max(grown // batch + 1, full_batches) * batch
-        if isinstance(entry["batch"], Mapping):     # a batch size grows only once: the next phase inherits the largest
+        if isinstance(entry["batch"], Mapping):     # the next phase does not grow again: it inherits the largest size
             entry["batch"] = max(parse_count(size, f"{key}.batch") for size in entry["batch"].values())
         weights, groups, made = (previous.weights, previous.groups, previous.made) \
             if previous is not None and entry["mix"] is previous.weights \

@@ -34,7 +34,7 @@ from tokenizer.shards.lookup import (
 from tokenizer.shards.origin import OpenPart
 from tokenizer.shards.urls import documents, paths_of
 
-#: entries that are sorted in memory, and that the merge of all runs holds
+#: number of entries that are sorted in memory at a time, and that merging all runs holds in memory
 RUN = 1 << 21
 _DIGITS = np.full(256, 255, np.uint8)
 _DIGITS[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
@@ -156,7 +156,7 @@ class EntrySorter:
         size = max(1, self._run // len(self._ends))
         runs = [_IndexRun(self._file.fileno(), first, stop, size) for first, stop in zip(self._ends, self._ends[1:])]
         while runs := [run for run in runs if len(run.block)]:
-            # the last key that is in memory of every run: smaller keys are complete
+            # all entries with keys below this one are in memory, because every run is in memory up to it
             bound = min(run.block[-1, 0] for run in runs)
             yield _by_key([run.below(bound) for run in runs])
             for run in runs:                      # one key may have more entries than the memory holds

@@ -125,7 +125,7 @@ def gather(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: n
             sound &= known[block] != 0
         for number in range(begin + 1, stop):
             sound &= ends[number - 1] < ends[number]
-        # the ends next to the range prove it right
+        # the range is right if its ends, and the two next to it, lie where they should
         sound &= (low == 0 or ends[low - 1] <= first) and (low == ends.size or ends[low] > first)
         sound &= (high == low or ends[high - 1] < first + width) and (high == ends.size or ends[high] >= first + width)
         ranges[i, 0], ranges[i, 1] = (low, high) if sound else (-1, -1)

@@ -22,9 +22,8 @@ import numpy as np
 
 from tokenizer.shards.packed import NUMBERS
 
-#: a block of documents that are packed together has at most BLOCK_TOKENS tokens, or those of BLOCK_ROWS full rows if
-#: these are more; a longer document is a block of its own. The last rows of a block are partly empty, which is
-#: noticeable only if a block makes few rows
+#: documents are packed in blocks of at most BLOCK_TOKENS tokens, or of at most BLOCK_ROWS full rows if that is more. A
+#: longer document is a block of its own. The last rows of a block are partly empty, so a block must make many rows
 BLOCK_TOKENS, BLOCK_ROWS = 1 << 22, 256
 #: largest number of documents that are packed together; it bounds memory where documents are very short
 BLOCK_DOCUMENTS = 1 << 20

@@ -27,8 +27,8 @@ from tokenizer.shards.set_files import SetFiles
 TOGETHER = 8
 #: seconds for which `ShardSet.unchecked` does not return a shard again
 CHECKED = 0.1
-#: the addresses of this process, from its second page on (no processor gives a process more than 2^56 bytes). One call
-#: of `gather` reads any number of mapped files through it, while numba takes one array for each
+#: the memory of this process as one array of bytes, from its second page on. No processor gives a process more than
+#: 2^56 bytes. With it, one call of `gather` can read any number of mapped files; numba takes no list of arrays
 MEMORY = np.ctypeslib.as_array((ctypes.c_ubyte * (1 << 56)).from_address(mmap.PAGESIZE))
 
 
@@ -115,7 +115,8 @@ class ShardSet(SetFiles):
         starts = windows * length
         shards = np.searchsorted(self._starts[1:], starts, side="right")
         last = np.searchsorted(self._starts[1:], starts + length, side="right")
-        is_alone = (shards != last) | (starts < 0) | (last == len(self.offsets) - 1)      # several shards, or no window
+        # windows that are in several shards, or not in the set
+        is_alone = (shards != last) | (starts < 0) | (last == len(self.offsets) - 1)
         parts = []
         if is_alone.any():
             alone = np.flatnonzero(is_alone)
@@ -133,7 +134,8 @@ class ShardSet(SetFiles):
         for row, w in zip(rows.tolist(), windows):
             start = w * length
             shard = bisect.bisect_right(offsets, start) - 1
-            if not 0 <= w <= last or start + length >= offsets[shard + 1] or is_remote:    # of no shard, or of several
+            # a window that is not in the set, or in several shards
+            if not 0 <= w <= last or start + length >= offsets[shard + 1] or is_remote:
                 tokens[row], ends = self.window(w, length), self.bounds(w, length).tolist()
             else:
                 first = start - offsets[shard]

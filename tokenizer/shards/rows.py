@@ -155,7 +155,7 @@ def read_manifest(data: bytes, where: object) -> RowManifest:
         if wrong or doc["dtype"] not in ("uint8", "uint16", "uint32"):
             raise ValueError(wrong or f"dtype is {doc['dtype']!r}")
         for name in (name for file in doc["files"] for name in file["files"].values()):
-            # a reader of object storage writes these files: a path would lead it out of its folder
+            # a copy of a set in object storage is written to a folder by these names, so no name may lead out of it
             if not FILE_NAME.fullmatch(name) or name == MANIFEST:
                 raise ValueError(f"{name!r} is no name of a file of rows")
         return RowManifest(**{**doc, "streams": tuple(doc["streams"]),

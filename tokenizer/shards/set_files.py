@@ -107,7 +107,7 @@ class SetFiles(ShardIndex):
         offsets, willneed = self.offsets, getattr(mmap, "MADV_WILLNEED", 0)
         for start, stop in ranges:
             shard = bisect.bisect_right(offsets, start) - 1
-            # in one shard, as nearly all: `_pieces` would take as long as the request
+            # nearly every range is in one shard; calling `_pieces` for it would take as long as the request itself
             pieces = ((shard, start - offsets[shard], stop - offsets[shard], 0),) \
                 if start < stop <= offsets[shard + 1] else self._pieces(start, stop)
             for number, begin, end, _ in pieces:
