@@ -109,8 +109,8 @@ def secret_files(env: Mapping[str, str]) -> list[str]:
 
 
 def all_but(denied: Collection[str]) -> list[str]:
-    """Return paths that together cover all files of this machine except `denied`. Landlock's rules can only allow
-    access, so whatever is not denied must be listed."""
+    """Return paths that together cover all files of this machine except `denied`. Landlock needs such a list, because
+    its rules can only allow access."""
     open_: list[str] = []
     folders = ["/"]
     while folders:
@@ -148,8 +148,8 @@ def enter(secrets: Collection[str]) -> None:
 def seal(programs: Iterable[str], writable: Iterable[str]) -> None:
     """Seal this process: deny it, for good, everything that parsing does not need, as far as the kernel can
     (`support`). The process may then start only `programs` (names or paths), and write only below the folders
-    `writable`, to /dev/shm, to devices and to files of its own in /proc. If the process was sealed before, nothing
-    changes; FreshProcess is then raised if the earlier seal denies one of `programs`."""
+    `writable`, to /dev/shm, to devices and to files of its own in /proc. If the process is sealed already, this only
+    checks `programs`, and raises FreshProcess if the seal denies one of them."""
     global _sealed
     named = frozenset(programs)
     if _sealed is not None:

@@ -82,9 +82,10 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def link(source: Path, target: Path) -> bool:
-    """Make `target` a hard link to `source`. Returns False when `target` exists already. An NFS server may create the
-    link, lose its reply and refuse the repeated request (open(2)). A refused request therefore counts as a success if
-    the link count of `source` has grown and `target` is not another file."""
+    """Make `target` a hard link to `source`. Returns False when `target` exists already.
+
+    An NFS server may create the link, lose its reply, and refuse the repeated request (open(2)). A refused request
+    therefore counts as a success if it has raised the link count of `source`, unless `target` is another file."""
     before = os.stat(source).st_nlink
     try:
         os.link(source, target)

@@ -116,9 +116,9 @@ def job_options(workers: int | None, takeover: bool, verify_inputs: bool, allow_
 
 def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str], ship_code: bool, python: str,
          insecure_local: bool, json_lines: bool) -> None:
-    """Start a Ray job for the next attempt (execution) of the run `run`, on the job server `address`. If the latest
-    attempt is running or stopping (unless `options` has --takeover), or its job on this server has not ended, no job is
-    started, and a message says so."""
+    """Start a Ray job for the next attempt (execution) of the run `run`, on the job server `address`. Starts no job,
+    and says so, in two cases: the latest attempt is running or stopping, and `options` lacks --takeover; or the
+    attempt's job on this server has not ended."""
     from pipeline.base import auth
     from pipeline.cluster.attempts import facts_of, keep_code, keep_recipe, note_attempt, note_refusal, standing
     from pipeline.plan.changes import run_before

@@ -145,9 +145,9 @@ def exported(out: str, option: str, note: Callable[[], None] = lambda: None) -> 
     option `option`. It yields the path of the folder or, if `out` is a URL, a function that opens the folder of object
     storage for writing.
 
-    `note` is called as soon as `out` may hold exported tokens. A local folder appears only at the end of the export; in
-    object storage, objects stay even if the process is killed.
-    """
+    `note` is called as soon as `out` may hold exported tokens. A local folder appears only at the end of the export, so
+    `note` is called then. In object storage, objects stay even if the process is killed, so `note` is called before the
+    first object is written."""
     if is_url(out):
         yield partial(noted, note, out, option)
         return
@@ -322,9 +322,9 @@ def decode(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt,
 @contextlib.contextmanager
 def new_stream(store: Store, name: str, tokenizer: Tokenizer, val: float, contents: str) -> Iterator[Target]:
     """A context manager for writing the shard sets of the new stream `name`. The sets become visible at the end, after
-    the file of their tokenizer, so a killed import leaves no set without its tokenizer. `contents` and `val`, the share
-    of held-out documents, identify the sets: in object storage, a command with the same values completes a killed
-    import."""
+    the file of their tokenizer, so a killed import leaves no set without its tokenizer. In object storage, the objects
+    of a killed import stay. A later import with the same `contents` and `val` (share of held-out documents) completes
+    them."""
     from pipeline.cli.streamed import streamed
     from tokenizer.export.target import FolderTarget, appearing
 

@@ -177,9 +177,9 @@ def evaluate(paths: Annotated[list[Path], typer.Argument(
 
 
 def _tokenizers(paths: list[Path]) -> tuple[list[tuple[str, Tokenizer]], list[Path]]:
-    """Load the tokenizers at the beginning of the list `paths`; the other paths are texts. The first path is always
-    taken for a tokenizer. Returns (names and tokenizers, the other paths). Raises BadUsage when no other path is left,
-    or a tokenizer is named twice."""
+    """Load the tokenizers at the beginning of `paths`, and return (names and tokenizers, the other paths). The first
+    path always counts as a tokenizer. The other paths, from the first that is no tokenizer on, name texts. Raises
+    BadUsage when there are none, or when a tokenizer is named twice."""
     from tokenizer.load import byte_tokenizer, load_tokenizer
 
     first = next((i for i, path in enumerate(paths) if i and not _is_tokenizer(path)), len(paths))

@@ -166,8 +166,8 @@ def progress_of(store: Store, run: str) -> dict[str, Any]:
 
 def _json(store: Store, path: str, kinds: Mapping[str, type] | None = None) -> dict[str, Any] | None:
     """Read a JSON object from the store. Returns None when there is no such file. Returns {} when the file cannot be
-    read, or when a field has another type than `kinds` requires for it. Fields of other types than int may also be
-    null."""
+    read, or when a field does not have the type that `kinds` names for it. A field may also be null, unless its type is
+    int."""
     try:
         document = json.loads(store.read(path))
     except FileNotFoundError:
@@ -301,8 +301,9 @@ class LogReader:
 def keep_recipe(store: Store, run: str, recipe: bytes, text: str | None) -> None:
     """Write two files to the folder of a run. recipe.yaml gets `recipe`, the complete recipe in canonical form.
     recipe.text.yaml gets `text`, the recipe as its author wrote it, with secrets masked, or `recipe` if `text` is None.
-    If recipe.yaml holds `recipe` already, an existing recipe.text.yaml is not changed: a run that is resumed from
-    recipe.yaml keeps the author's text."""
+
+    An existing recipe.text.yaml stays as it is if recipe.yaml already holds `recipe`. A run that is resumed from
+    recipe.yaml thus keeps the author's text."""
     written = f"runs/{run}/{RECIPE_TEXT}"
     path = f"runs/{run}/recipe.yaml"
     if not (store.exists(written) and store.exists(path) and store.read(path) == recipe):
