@@ -109,9 +109,9 @@ def indexes_in(root: str) -> list[DedupIndex]:
 
 
 def forget(root: str, gone: Tombstones) -> dict[str, int]:
-    """Cut documents that were taken down out of the indexes in the folder `root`: those whose id is in `gone`, and in
-    an index of `minhash` also those whose text is. Returns the number of removed records by step: records of documents
-    (minhash), or of hashes (exact).
+    """Cut documents that were taken down out of the indexes in the folder `root`. They are found by their ids in
+    `gone`, and in an index of `minhash` also by their texts. Returns the number of removed records by step: records of
+    documents (minhash), or of hashes (exact).
 
     Files with such a document are written again under new names, then index.json, and then the old files are removed.
     If the function is interrupted, call it again. Raises NoIndex if the folder has no index, or a damaged one."""
@@ -222,8 +222,8 @@ def _texts_without(ref: dict[str, Any], records: NDArray[Any], live: NDArray[np.
 def _keys_without(ref: dict[str, Any], buckets: int, documents: NDArray[np.uint64], ids: NDArray[np.bytes_], step: str,
                   folder: Store, names: _FileNames) -> tuple[dict[str, Any], int]:
     """Write a file of an index's keys again, without the records of removed documents. In an index of `exact`, these
-    are the records with one of `ids`; in one of `minhash`, those with one of the numbers `documents`. If the file has
-    no such record, nothing is written. Returns (the reference to the file, the number of records removed)."""
+    records have one of `ids`. In an index of `minhash`, they have one of the document numbers `documents`. If the file
+    has no such record, nothing is written. Returns (the reference to the file, the number of records removed)."""
     kept = []
     for bucket in range(buckets):
         records = _records(ref, bucket, HASH if step == "exact" else KEY)

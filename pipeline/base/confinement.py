@@ -134,9 +134,10 @@ def not_dumpable() -> None:
 
 
 def enter(secrets: Collection[str]) -> None:
-    """Confine this process as far as is possible before its stages are set up: no core dumps, no new privileges, no
-    capabilities except those for files, and (where the kernel has Landlock) no access to the files and folders
-    `secrets`. It must run before this process has a second thread. `seal` completes the confinement."""
+    """Confine this process as far as is possible before its stages are set up. It then makes no core dumps, gains no
+    new privileges, and keeps no capabilities except those for files. Where the kernel has Landlock, it has no access to
+    the files and folders `secrets`. This must run before the process has a second thread. `seal` completes the
+    confinement."""
     process.no_core()
     kernel.no_new_privileges()
     kernel.keep_capabilities(_FILES)
@@ -168,12 +169,11 @@ def seal(programs: Iterable[str], writable: Iterable[str]) -> None:
 
 
 def isolate(memory: int, cpu_s: int) -> None:
-    """Restrict this process, for good, to pure computation, before it runs code that may be hostile. The process may
-    then use up to `memory` bytes of address space and `cpu_s` seconds of CPU time, read the libraries of Python and of
-    the system, and use the pipes that are open already. It must not have a second thread when this is called.
+    """Restrict this process, for good, to pure computation, before it runs code that may be hostile. It may then use up
+    to `memory` bytes of address space and `cpu_s` seconds of CPU time. It may read the libraries of Python and of the
+    system, and use the pipes that are open already. It must not have a second thread when this is called.
 
-    Raises OSError where the kernel lacks seccomp or Landlock (`support`).
-    """
+    Raises OSError where the kernel lacks seccomp or Landlock (`support`)."""
     process.no_core()
     for limit, value in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, cpu_s), (resource.RLIMIT_FSIZE, 0),
                          (resource.RLIMIT_NOFILE, 64)):

@@ -50,8 +50,8 @@ def sync(path: Path) -> None:
 
 
 def beside(target: Path) -> Path:
-    """Returns a new hidden path in the folder of `target`. It ends in UNFINISHED and not in the suffix of `target`, so
-    that a search by suffix finds neither a file that is being written nor a file that a killed writer left behind."""
+    """Returns a new hidden path in the folder of `target`. It ends in UNFINISHED and not in the suffix of `target`. A
+    search by suffix thus skips files that are being written, and files that a killed writer left behind."""
     return target.with_name(f".{target.name}.{SYSTEM.new_id()}{UNFINISHED}")
 
 

@@ -1,5 +1,6 @@
-"""Limits that a process sets for itself. They are used by processes that run tasks, by brokers (processes that access
-object storage for a confined process), and by programs that stages start. This module needs Linux."""
+"""Limits that a process sets for itself, on Linux. Processes that run tasks use them, and so do brokers (processes that
+access object storage for a confined process) and programs that stages start.
+"""
 
 from __future__ import annotations
 

@@ -208,9 +208,9 @@ def rows_of(run: str, root: str) -> Iterator[tuple[RowSet, Curriculum]]:
 
 
 def chosen(curriculum: Curriculum, phase: str | None, samples: str | None) -> tuple[int, int]:
-    """Return the range [first, stop) of the training samples that the values of --phase and --samples choose: the
-    samples that are in both, or all samples if both are None. A range that ends after the last sample is cut there.
-    Raises BadUsage for an unknown phase, for a text that is no range, and when no sample is left."""
+    """Return the range [first, stop) of the training samples that are in both --phase and --samples. An option that is
+    None does not limit the range. A range that ends after the last sample is cut there. Raises BadUsage for an unknown
+    phase, for a text that is no range, and when no sample is left."""
     first, stop = 0, curriculum.samples
     if phase is not None:
         names = {spec.name: spec for spec in curriculum.phases}

@@ -36,9 +36,9 @@ def claim(store: Store, option: str, own: bytes) -> set[str]:
     """Mark a folder of object storage as incomplete by creating the object MARK with the contents `own`, whose first
     word identifies what is being written. Returns the other objects in the folder; a new folder has none.
 
-    If the folder has a MARK with the same first word, it is taken over, with the objects that are there: an earlier
-    command with the same contents was killed. Raises BadUsage when the folder has a MARK with another first word, or
-    objects without a MARK."""
+    A MARK with the same first word means that an earlier command with the same contents was killed. This command then
+    takes the folder over, and the objects that are there are returned. Raises BadUsage when the folder has a MARK with
+    another first word, or objects without a MARK."""
     if store.put_absent(MARK, own):
         if all(path == MARK for path in store.list("")):
             return set()

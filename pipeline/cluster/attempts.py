@@ -151,9 +151,10 @@ def driver_of(store: Store) -> dict[str, Any]:
 
 def latest_heartbeat(store: Store) -> tuple[str, dict[str, Any]]:
     """Return the path and the content of the heartbeat file of the store's latest driver (the process that schedules a
-    run). The content is {counter, closed (whether the driver has ended its work), holder (the driver's host, pid, run,
-    …), at (seconds since 1970)}, or {} when the file cannot be read. Returns ("", {}) when the store has had no
-    driver."""
+    run). Returns ("", {}) when the store has had no driver.
+
+    The content has `counter`, `closed` (whether the driver has ended its work), `holder` (the driver's host, pid, run,
+    …) and `at` (seconds since 1970). It is {} when the file cannot be read."""
     names = sorted(store.list("log/heartbeat"))
     return (names[-1], _json(store, names[-1]) or {}) if names else ("", {})
 

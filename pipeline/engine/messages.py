@@ -9,9 +9,9 @@ watches the children, which are the confined processes that run tasks.
   `Ready`, which is meant for the backend; the scheduler ignores it.
 * A `Work` order goes from a supervisor to a child, which answers with `Finished`, `Raised` or `NeedsFreshProcess`.
 
-Inside a process the objects themselves are passed. At a process boundary, which is a child's pipe or a call of a Ray
-actor, `encode` turns a message into JSON, and the `Channel` of that direction turns it back into an object. On the way
-of an assignment, the spec of its task is thus serialised once for another node, and once for each child that gets it.
+Inside a process the objects themselves are passed. A process boundary is a child's pipe or a call of a Ray actor. There
+`encode` turns a message into JSON, and the `Channel` of that direction turns it back into an object. The spec of a task
+is thus serialised once to reach a supervisor on another node, and once for each child that gets the task.
 
 A child parses hostile documents and may have been taken over by one. Its answers are therefore never unpickled. They
 are read as JSON, and only expected messages with fields of the declared types are accepted (the contents of nested
@@ -42,8 +42,8 @@ FailureKind = Literal["exception", "permanent", "environment", "lost", "damaged"
 
 
 class ProtocolError(ValueError):
-    """Raised for bytes or a dict that are not a message, for a message that this channel does not accept because of its
-    class or the types of its fields, and for a message of more than MAX_BYTES bytes."""
+    """Raised for a message that a channel does not accept: it is not decodable, its class is not expected, a field has
+    another type than declared, or it has more than MAX_BYTES bytes."""
 
 
 @dataclass(frozen=True)

@@ -194,10 +194,10 @@ class Extrapolation:
         return Range(cpu * max(1.0, 0.7 * more), cpu, cpu * max(1.0, more))
 
     def _deduplicated(self, name: str, records: Sequence[PartRecord]) -> None:
-        """Estimate how many documents of each source a deduplication removes from the whole input. `name` is the pass
-        that drops these documents, and `records` are the commit records of its tasks on the sample. The estimates are
-        added to `duplicates`. The factor `through[name]`, which corrects for documents that are removed from the whole
-        input but not from the sample, is lowered."""
+        """Estimate how many documents of each source a deduplication removes from the whole input, and add the
+        estimates to `duplicates`. `name` is the pass that drops these documents, and `records` are the commit records
+        of its tasks on the sample. Also lowers `through[name]`, the factor that corrects for documents that are removed
+        from the whole input but not from the sample."""
         docs: Counter[str] = Counter()
         dropped: Counter[str] = Counter()
         for record in records:

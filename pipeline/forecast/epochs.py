@@ -1,5 +1,6 @@
-"""Computes how often the training of a recipe would read each stream (the token files of one source, language or
-bucket) if each stream had a given number of tokens. The tokens need not exist yet, and no input is read."""
+"""Computes how often the training of a recipe would read each stream if the streams had given numbers of tokens. A
+stream is the token files of one source, language or bucket. The tokens need not exist yet, and no input is read.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +51,9 @@ class PhaseUse:
 
 
 def worth(epochs: float) -> float:
-    """Return how much the tokens of a stream are worth if a training reads the stream `epochs` times, as a fraction of
-    the worth of equally many tokens without repetition. U unique tokens that are repeated R = epochs − 1 times are
-    worth U + U·R*·(1 − exp(−R/R*)) tokens (arXiv 2305.16264, equation 5); R* is HALF_LIFE."""
+    """Return how much the tokens of a stream are worth if a training reads the stream `epochs` times. The worth is a
+    fraction of that of equally many tokens without repetition. U unique tokens that are repeated R = epochs − 1 times
+    are worth U + U·R*·(1 − exp(−R/R*)) tokens (arXiv 2305.16264, equation 5); R* is HALF_LIFE."""
     return 1.0 if epochs <= 1 else (1 + HALF_LIFE * (1 - math.exp((1 - epochs) / HALF_LIFE))) / epochs
 
 

@@ -61,9 +61,10 @@ class SampleError(TokenmillError):
 
 @dataclass(frozen=True)
 class SampleLimits:
-    """The limits of a sample. Three apply to each source: `least` records are drawn (or all, if it has fewer), at most
-    `drawn_bytes` uncompressed bytes are drawn, and files of at most `read_bytes` stored bytes are read, but at least
-    one file. Two apply to this machine: the sample may take `seconds` seconds and `disk` bytes of disk."""
+    """The limits of a sample. Three apply to each source. At least `least` records are drawn, or all if the source has
+    fewer. At most `drawn_bytes` uncompressed bytes are drawn. Files of at most `read_bytes` stored bytes are read, but
+    at least one file. Two limits apply to this machine: the sample may take `seconds` seconds and `disk` bytes of
+    disk."""
 
     least: int = 200
     drawn_bytes: int = 1 << 30
@@ -117,12 +118,11 @@ class SampleRun:
 def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet", verify_inputs: bool = False,
                limits: SampleLimits | None = None, backend: Callable[[Store], Backend] | None = None) -> SampleRun:
     """Draw about `share` (0 … 1) of every source and run the recipe on this sample. The tasks run on the workers of
-    `backend`; without `backend`, in child processes of this machine, or in this process if the machine does not run
+    `backend`. Without `backend` they run in child processes of this machine, or in this process where there is no
     Linux.
 
     Raises InputError for missing inputs, CurriculumError when the phases of the training do not fit into its total, and
-    SampleError when the sample is too small for the recipe or exceeds `limits`.
-    """
+    SampleError when the sample is too small for the recipe or exceeds `limits`."""
     limits = limits or SampleLimits()
     imported = [name for name, shards in recipe.shards.items() if token_sources(recipe, shards.inputs)]
     texts = recipe.model_copy(update={"shards": {n: s for n, s in recipe.shards.items() if n not in imported}})

@@ -148,8 +148,8 @@ def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
 def best_first(workers: Sequence[WorkerT], kind: ResourceRequest) -> Iterator[WorkerT]:
     """Yields, for one assignment (an attempt at a task) after the other, the worker that should take it. All
     assignments declare the resources `kind`. The caller must add the assignment to this worker before it takes the next
-    worker from the iterator. The choice is the first of `most_room`, but it takes O(log n) time per assignment with n
-    workers, and not O(n)."""
+    worker from the iterator. The worker is the one that `most_room` puts first. With n workers it is found in O(log n)
+    time, while a call of `most_room` takes O(n)."""
     rooms = [(-room, place) for place, b in enumerate(workers) if b.has_slot and (room := b.room(kind))]
     heapq.heapify(rooms)
     while rooms:

@@ -52,10 +52,9 @@ class BadFiles:
                 files_of_source[file] = dict(reasons)          # not added up: two datasets may read the same source
 
     def quarantined(self, spec: TaskSpec, stage: int, reason: str) -> None:
-        """Count the input file that `stage` encodes, if it does. Callers report every quarantined row of a task. A row
-        that killed its process while it was read has a `stage` that encodes the number of its input file
-        (`store.records.READING`). Any other row is a document that failed in stage number `stage`, and is not
-        counted."""
+        """Take note of a quarantined row of a task. If the row killed its process while it was read, `stage` encodes
+        the number of its input file (`store.records.READING`), and this file is counted. Any other row is a document
+        that failed in stage number `stage`, and no file is counted."""
         if stage <= READING:
             self._dying[spec.key, READING - stage] = f"{spec.label} ({reason})"
 
@@ -104,8 +103,8 @@ def _first(names: list[str]) -> list[str]:
 
 
 def _of_the_reader(reason: str) -> bool:
-    """Whether the recorded `reason` for which an input file could not be read points to its reader, because the reader
-    raised an exception, died, exceeded a limit, or could not begin. Other reasons mean that the reader has found the
-    file to be damaged."""
+    """Whether the fault is the reader's when an input file could not be read. `reason` is the recorded reason. The
+    reader is at fault if it raised an exception, died, exceeded a limit, or could not begin. Other reasons mean that
+    the reader has found the file to be damaged."""
     return reason.startswith(("error:", "crash:")) or reason in (
         "memory", "cpu_limit", "wrong_schema", "no_permission")

@@ -169,9 +169,9 @@ class History:
     losses: TaskLosses | None = None
 
     def failed(self, failure: Failure, max_attempts: int) -> bool:
-        """Note a failed attempt. Returns True if the task gets no further attempt: the error is permanent, or two
-        successive attempts raised the same error at the same row, or `max_attempts` attempts failed with the kind
-        "exception"."""
+        """Note a failed attempt. Returns True if the task gets no further attempt. This is so if the error is
+        permanent, if two successive attempts raised the same error at the same row, or if `max_attempts` attempts
+        failed with the kind "exception"."""
         self.reasons.append(failure.message)
         if failure.traceback:
             self.tracebacks.append(failure.traceback.rstrip())

@@ -268,8 +268,8 @@ class Progress:
 
     # -- output --------------------------------------------------------------------------------------------------
     def snapshot(self) -> dict[str, Any]:
-        """Returns the progress of the run as a dict that can be written as JSON: totals, remaining seconds (None:
-        unknown), and a dict for each plan node (a group of tasks, such as a pass)."""
+        """Returns the progress of the run as a dict that can be written as JSON. It has totals, the remaining seconds
+        (None: unknown), and a dict for each plan node (a group of tasks, such as a pass)."""
         now = self._clock.now()
         nodes = {name: node.snapshot(now) for name, node in self.nodes.items()}
         remaining = sum(n.weight - n.weight_done for n in self.nodes.values())

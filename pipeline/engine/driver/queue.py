@@ -32,10 +32,9 @@ Row = tuple[str, str, int]
 class TaskRecords(OnDisk[PartRecord]):
     """The commit records of a batch of tasks, in the order of the tasks. They are read from the commit log on demand.
 
-    `rows(first, stop)` returns the tasks number `first` to `stop` - 1 of the batch. `node` is the name of the plan node
-    (a group of tasks, such as a pass) of the batch. If the batch is one wave of the node (tasks that may run at the
-    same time), it is the name of the wave. `origins` are the sources or datasets that the tasks read
-    (`TaskSpec.origin`)."""
+    `rows(first, stop)` returns the tasks number `first` to `stop` - 1 of the batch. `node` names the batch's plan node
+    (a group of tasks, such as a pass), or one wave of it (tasks that may run at the same time). `origins` are the
+    sources or datasets that the tasks read (`TaskSpec.origin`)."""
 
     def __init__(self, rows: Callable[[int, int], Sequence[Row]], size: int, get: Get, node: str = "") -> None:
         self._rows, self._size, self._get, self.node = rows, size, get, node

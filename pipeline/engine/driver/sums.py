@@ -80,9 +80,8 @@ class Summing:
         self._contents.execute("CREATE TABLE content (sum TEXT)")
 
     def begin(self, node: str) -> None:
-        """Begin a batch of tasks. `node` is the name of the plan node (a group of tasks, such as a pass), or of a wave
-        of the node (a group of tasks that may run at the same time). Records that are added after this call belong to
-        the batch."""
+        """Begin a batch of tasks. `node` names the plan node (a group of tasks, such as a pass), or one wave of it
+        (tasks that may run at the same time). Records that are added after this call belong to the batch."""
         self.sums.batches.append(BatchSums(node))
         self._results.update(b"batch\n")
 

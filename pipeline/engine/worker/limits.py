@@ -88,8 +88,8 @@ def working_seconds(pid: int) -> float:
 
 
 def doing(pid: int) -> str:
-    """Returns the state of a process according to the kernel: "stopped", "waiting" (for a disk or a network share,
-    where no signal reaches the process), "computing", or "sleeping"; "" when the process has ended."""
+    """Returns the state of a process according to the kernel: "stopped", "computing", "sleeping", or "waiting" (for a
+    disk or a network share; no signal reaches the process then). Returns "" when the process has ended."""
     with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as f:
         return _STATES.get(f.read().rpartition(b")")[2].split()[0], "")
     return ""
