@@ -60,9 +60,9 @@ def njit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the compiled version of a kernel (a function to be compiled by numba). All kernels of the kernel's module
-    are given to numba, and before them the kernels of the modules that it imports kernels from. The compiled versions
-    replace them in the module. Calls between kernels thus use the compiled versions."""
+    """Return the compiled version of a kernel (a function that numba compiles). The first call for a module replaces
+    all its kernels by their compiled versions, so that calls between kernels use these, too. The modules from which it
+    imports kernels come first."""
     with _lock:
         _compile_module(function.__module__, function.__globals__)
         return _compiled[function]

@@ -24,9 +24,8 @@ log = logging.getLogger("tokenmill")
 
 def connect(**options: Any) -> None:
     """Call `ray.init` while the current folder is `/`. Ray puts the current folder first on the import path of all
-    workers of this driver. If that folder held a folder named like one of our packages, it would be imported in place
-    of the package. Others may write to the folder in which the driver of a submitted recipe runs, so it must not be on
-    the path."""
+    workers of this driver. The driver of a submitted recipe may run in a folder to which others can write. If they put
+    a folder there that is named like one of our packages, the workers would import it in place of the package."""
     with contextlib.chdir(os.sep):
         ray.init(**options)
 
@@ -67,7 +66,7 @@ def start_local(cpus: int, object_store_mb: int, temp: str) -> None:
                         include_dashboard=False, _node_ip_address="127.0.0.1", _temp_dir=temp, **QUIET)
             return
         except Exception as e:
-            _end_what_began(e)
+            _kill_partial_cluster(e)
             ray.shutdown()
             why = " ".join(str(e).split())[:200]
             if not remaining:
@@ -76,7 +75,7 @@ def start_local(cpus: int, object_store_mb: int, temp: str) -> None:
             log.warning("Ray did not start here (%s): once more", why)
 
 
-def _end_what_began(error: BaseException) -> None:
+def _kill_partial_cluster(error: BaseException) -> None:
     """Kill the processes of a Ray cluster that failed to start. `error` is the exception that `ray.init` raised.
     `ray.shutdown` would not kill them, because it ends only a cluster that has started."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
