@@ -123,7 +123,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "bytes": 1} for i, evil in enumerate(EVIL)]
     publish_rows(store, top / "scratch", kept, 1, name="clean", dropped=dropped, quarantined=bad)
     nodes: dict[str, Any] = {evil: {"parts": 2, "done": 1, "documents_run": {"in": evil}} for evil in EVIL}
-    write_run(store, "evil", "failed", error=EVIL[0] + EVIL[6], nodes=nodes | {"odd": "no object"}, docs=EVIL[1],
+    write_run(store, "evil", "failed", error=EVIL[0] + EVIL[6], nodes=nodes | {"odd": "no object"},
+              docs_read=EVIL[1],
               failures=[{"node": evil, "label": evil, "kind": evil, "message": evil, "times": evil} for evil in EVIL],
               facts={"begun": EVIL[2]})
     write_log(store, "evil", "\n".join(EVIL))
@@ -266,6 +267,16 @@ def test_a_run_is_shown_beside_the_run_before_it(store):
     assert kept()[1] == ["a", "1,200", "10 B"]
     store.write("runs/first/report.json", b"[")
     assert kept() == []
+
+
+def test_pages_count_the_documents_of_a_run_once(store):
+    """A document that goes through several passes counts once."""
+    write_run(store, "first", docs=32_900, docs_read=9253)
+    browser = client_of({"s": store.local})
+    facts = read(browser, "/stores/s/runs/first").xpath("//dl/div")
+    assert "Documents read 9,253" in [text_of(fact) for fact in facts]
+    [count] = read(browser, "/stores/s").xpath("//table[caption='Runs of s']//tr[th='first']/td[3]")
+    assert text_of(count) == "9,253"
 
 
 def test_run_links_to_the_log_if_there_is_one(store):
