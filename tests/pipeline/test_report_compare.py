@@ -245,12 +245,21 @@ def test_tokens_that_only_another_tokenizer_changed_stand_apart(site):
     assert [note for note in document["notes"] if "tokenizers differ" in note]
     rows, apart = compare_html.without_retokenised(document, compare_html.by_difference(
         compare_html.overview(document))[0])
-    assert [(row["name"], row["what"]) for row in apart] == [("shards web", "tokens")]
-    assert ("shards code", "tokens") in {(row["name"], row["what"]) for row in rows}
+    assert [(row["name"], row["what"]) for row in apart] == [("shards web", "training tokens")]
+    assert ("shards code", "training tokens") in {(row["name"], row["what"]) for row in rows}
     assert "1 token count of as many documents" in compare_html.render(document)
     document = compare_runs(with_tokens(first, "a" * 64, 3, 100), with_tokens(second, "a" * 64, 3, 200), 0)
     rows = compare_html.by_difference(compare_html.overview(document))[0]
     assert compare_html.without_retokenised(document, rows) == (rows, []) and not document["notes"]
+
+
+def test_figures_of_shards_say_what_they_count():
+    """A stream is counted without its held-out documents, and a source of the stream with them."""
+    figures = [{"path": ["tokens", "web", *path], "before": 1, "after": 2} for path in (
+        ["docs"], ["tokens"], ["val_tokens"], ["sources", "web", "docs"], ["sources", "web", "tokens"])]
+    assert [f"{row['name']}: {row['what']}" for row in compare_html.overview({"figures": figures})] == [
+        "shards web: training documents", "shards web: training tokens", "shards web: held-out tokens",
+        "shards web · web: training and held-out documents", "shards web · web: training and held-out tokens"]
 
 
 def test_runs_without_a_common_dataset(site, tmp_path):

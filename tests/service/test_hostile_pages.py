@@ -36,7 +36,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "bytes": 1} for i, evil in enumerate(EVIL)]
     publish_rows(store, top / "scratch", kept, 1, name="clean", dropped=dropped, quarantined=bad)
     nodes: dict[str, Any] = {evil: {"parts": 2, "done": 1, "documents_run": {"in": evil}} for evil in EVIL}
-    write_run(store, "evil", "failed", error=EVIL[0] + EVIL[6], nodes=nodes | {"odd": "no object"}, docs=EVIL[1],
+    write_run(store, "evil", "failed", error=EVIL[0] + EVIL[6], nodes=nodes | {"odd": "no object"},
+              docs_read=EVIL[1],
               failures=[{"node": evil, "label": evil, "kind": evil, "message": evil, "times": evil} for evil in EVIL],
               facts={"begun": EVIL[2]})
     write_log(store, "evil", "\n".join(EVIL))

@@ -241,6 +241,16 @@ def test_a_run_is_shown_beside_the_run_before_it(store):
     assert kept() == []
 
 
+def test_pages_count_the_documents_of_a_run_once(store):
+    """A document that goes through several passes counts once."""
+    write_run(store, "first", docs=32_900, docs_read=9253)
+    browser = client_of({"s": store.local})
+    facts = read(browser, "/stores/s/runs/first").xpath("//dl/div")
+    assert "Documents read 9,253" in [text_of(fact) for fact in facts]
+    [count] = read(browser, "/stores/s").xpath("//table[caption='Runs of s']//tr[th='first']/td[3]")
+    assert text_of(count) == "9,253"
+
+
 def test_run_links_to_the_log_if_there_is_one(store):
     """A run that a server has started is a local one, and has a log. A run of a terminal has none."""
     write_run(store, "mine", how="local")
