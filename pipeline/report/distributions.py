@@ -49,12 +49,20 @@ def sections(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: in
 def _card(row: Mapping[str, Any], reached: list[tuple[float, float]]) -> dict[str, Any]:
     """Return a signal (a number per document) as the page shows it: its entry in the report, with the histogram as SVG
     and the formatted thresholds. `reached` lists pairs (share of the documents, value that this share at least has),
-    and is added unchanged. `only` is the approximate value of the signal if all documents fall into one bin of the
-    histogram, else None."""
+    and is added unchanged. `only` says about which value the signal has if all documents fall into one bin of the
+    histogram, else it is None."""
     bins = {*row["bins"]["kept"], *row["bins"]["dropped"]}
-    only = _number_text(_least(int(min(bins)))) if len(bins) == 1 else None
     return {**row, "svg": Markup(histogram(row)), "bounds": [_bound(row, b) for b in row["bounds"]], "reached": reached,
-            "only": "0" if bins == {"0"} else only and f"about {only}"}
+            "only": _only(int(min(bins))) if len(bins) == 1 else None}
+
+
+def _only(number: int) -> str:
+    """Return the values of a bin in words. If a bin holds several whole numbers, its lowest one alone would mislead."""
+    if not number:
+        return "0"
+    low, high = _least(number), _most(number)
+    text = _number_text(low)
+    return f"{text} to {_number_text(high)}" if high - low > 1 else f"about {text}"
 
 
 def _bound(row: Mapping[str, Any], bound: Mapping[str, Any]) -> dict[str, Any]:
