@@ -30,9 +30,9 @@ Draw = Literal["random", "edge", "runs"]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A document that was selected for people to label: its id, the file that the run wrote it to, the number of its
-    row in this file, whether the run kept or dropped it (`side`), and, if the document was dropped, by which step and
-    why."""
+    """A document that was selected for people to label. Holds its id, the file of the run that has it, and the number
+    of its row in this file. `side` says whether the run kept or dropped it. For a dropped document, the step and the
+    reason are given, too."""
 
     id: str
     info: FileInfo
@@ -82,9 +82,9 @@ def _rows(game: Playground, draw: Draw, threshold: str, other: Playground | None
 
 
 def _otherwise(game: Playground, other: Playground) -> tuple[list[int], list[str]]:
-    """Return the documents that one of two runs kept and the other dropped, at most MOST_DRAWN, as a list of rows and a
-    list of ids. `game` and `other` are the playgrounds of the two runs, objects that hold the runs' documents; the rows
-    are those in `game`."""
+    """Return the documents that one of two runs kept and the other dropped, at most MOST_DRAWN. `game` and `other` are
+    the playgrounds of the two runs, objects that hold the runs' documents. The result is a list of their rows in
+    `game`, and a list of their ids."""
     there = {id: kept for id, _, kept in _compared(other)}
     differ = [(id, row) for id, row, kept in _compared(game) if there.get(id, kept) != kept]
     chosen = heapq.nsmallest(MOST_DRAWN, differ, key=lambda pair: _number(pair[0]))

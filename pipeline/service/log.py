@@ -16,8 +16,8 @@ from pipeline.store.fs import Store
 
 @dataclass(frozen=True)
 class LogPlace:
-    """A place in the logs of a run: the number of the attempt (one execution of the run), the number of a piece (file)
-    of this attempt's log, and a byte offset in the piece. As text, it is `attempt-piece-offset`."""
+    """A place in the logs of a run. It has the number of the attempt (one execution of the run), the number of a piece
+    (file) of this attempt's log, and a byte offset in the piece. As text, it is `attempt-piece-offset`."""
 
     attempt: int
     piece: int = 1

@@ -44,7 +44,7 @@ LARGEST = 1e300
 @dataclass(frozen=True)
 class Changes:
     """Changes to the steps of a dataset that a user tries. `thresholds` maps the number of a step in the recipe to
-    {decision key: new value}; a decision key is a setting that affects only which documents are kept. `off` holds the
+    {decision key: new value}. A decision key is a setting that affects only which documents are kept. `off` holds the
     numbers of steps that are left out."""
 
     thresholds: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
@@ -225,16 +225,17 @@ def _number(value: Any) -> int | float | None:
 
 
 def _dropped_side(extra: Any) -> str:
-    """Return on which side of a threshold (a setting of a step) documents are dropped: "less" if those with a smaller
-    signal (number computed for each document) are dropped, "more" if those with a larger one are. Returns "" if the
-    setting does not say, or names both sides. `extra` is what the setting declares (`stages.stage.decision`)."""
+    """Return on which side of a threshold (a setting of a step) documents are dropped. The result is "less" if
+    documents with a smaller signal (number computed for each document) are dropped, and "more" for a larger one.
+    Returns "" if the setting does not say, or names both sides. `extra` is what the setting declares
+    (`stages.stage.decision`)."""
     low, high = (bool(extra.get(name)) if isinstance(extra, dict) else False for name in ("at_least", "at_most"))
     return "" if low == high else "less" if low else "more"
 
 
 def _key(config: type[StageConfig], name: str, value: Any) -> dict[str, Any]:
-    """Return a setting of a step that a user may change as JSON: its name, value, description, type and bounds, in the
-    form in which `Playground.steps` lists it."""
+    """Return a setting of a step as `Playground.steps` lists it: its name, value, description, type and bounds, as
+    JSON."""
     field = config.model_fields[name]
     types = {field.annotation} if get_origin(field.annotation) not in (Union, UnionType) else {
         *get_args(field.annotation)}

@@ -61,9 +61,9 @@ class PartReader:
                 raise DamagedFile(named[0], "cannot be read") from e
 
     def _allow(self, files: Sequence[str]) -> None:
-        """Make sure that there is a DuckDB database that may read these files. On a local disk, one database may read
-        the files of all parts (data files), because DuckDB's permissions hold for the targets of links, and these are
-        known in advance. Parts in object storage are fetched to new files, so each call makes a new database."""
+        """Make sure that there is a DuckDB database that may read these files. DuckDB's permissions hold for the
+        targets of links. On a local disk, these targets are known in advance, so one database may read all parts (data
+        files). Parts in object storage are fetched to new files, so each call makes a new database."""
         if self._store.local is None:
             self._open.close()
         elif self._database is not None:

@@ -108,8 +108,8 @@ class ServiceSettings:
 
 def read_token(variable: str, path: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
     """Read a token from the file `path` or, if `path` is None, from the environment variable `variable`. Returns None
-    when neither is given. Raises BadSettings when the token is not one word of ASCII characters or is too short to be
-    safe; the message does not quote it."""
+    when neither is given. Raises BadSettings when the token is not one word of ASCII characters, or is too short to be
+    safe. The message does not quote the token."""
     where = path or variable
     text = environment.get(variable, "")
     if path is not None:

@@ -199,9 +199,9 @@ def _places(shards: CheckedSet, id: str) -> Iterator[dict[str, Any]]:
 
 
 def _windows(start: int, stop: int, tokens: int, lengths: list[int]) -> dict[str, list[int]]:
-    """Return which windows (training samples) of a stream contain one of its tokens `start` to `stop` - 1: {length:
-    [first, last]}, the numbers of the first and the last such window for each sequence length. The lengths are strings.
-    The stream has `tokens` tokens, and window w of length L has the tokens wL to wL + L, both included.
+    """Return which windows (training samples) of a stream contain one of its tokens `start` to `stop` - 1. The result
+    is {length: [first, last]}: the numbers of the first and the last such window for each sequence length (as a
+    string). The stream has `tokens` tokens, and window w of length L has the tokens wL to wL + L, both included.
 
     A length without such a window is left out: the tokens after the last whole window are in none.
     """

@@ -131,8 +131,8 @@ def _source(store: Store, run: str, row: dict[str, Any]) -> dict[str, Any]:
 
 def _confine(source: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
     """Raise HttpProblem unless the file of a source lies below one of the `allowed` folders or URLs, with all links
-    resolved. For a source in object storage, all addresses in the recipe must lie there; the URL of the object itself
-    is not known yet and is checked when it is fetched. Raises NoSource when a local file does not exist."""
+    resolved. For a source in object storage, all addresses in the recipe must lie there. The URL of the object itself
+    is not known yet; it is checked when the object is fetched. Raises NoSource when a local file does not exist."""
     remote = "path" not in source
     places = [*source["patterns"], *filter(None, [source["root"]])] if remote else [source["path"]]
     if any(refusal(str(place), os.sep, allowed) is not None for place in places):

@@ -93,8 +93,9 @@ async def show_entry(request: Request, store: str, at: StoreOf, number: Number) 
 @router.post("/queue", summary="Submit a recipe", status_code=202)
 async def submit(request: Request, store: str, at: StoreOf, role: Operator, given: RecipeRequest,
                  key: RequestId = None) -> dict[str, Any]:
-    """Check a recipe and put it into the queue. A client should send a header `Idempotency-Key`: if the answer is lost,
-    a second request with the same key returns the existing entry of the queue and starts no second run."""
+    """Check a recipe and put it into the queue. A client should send a header `Idempotency-Key`. If the answer is lost,
+    the client repeats the request with the same key: this returns the existing entry of the queue and starts no second
+    run."""
     return await enqueue(request, store, at, submission_of(request, given, key, str(role)))
 
 
@@ -222,7 +223,7 @@ async def check_submission(request: Request, submission: Submission, plan_in: St
                            causes: int = 0, find_files: bool = False, before: str = "") -> dict[str, Any]:
     """Check a submission (a recipe to run) in a separate process. With `plan_in`, also plan the recipe in that store,
     and say why up to `causes` nodes of the plan are stale. If the planned recipe was made by changing another one,
-    `before` is the text of that other recipe, and warnings that it gets, too, are left out. With `find_files`, also
+    `before` is the text of that other recipe. Warnings that both recipes get are then left out. With `find_files`, also
     check whether the sources of the recipe have files. Returns the result of `pipeline.service.checks.check`."""
     options = driver_options(request.app.state.settings)
     result: dict[str, Any] = await request.app.state.checks.check(request, {
@@ -243,8 +244,9 @@ def refuse_errors(result: dict[str, Any]) -> None:
 
 
 async def _refuse_taken(at: Store, run: str, entries: list[QueueEntry]) -> None:
-    """Raise HttpProblem when a run with the name `run`, which a client has chosen, exists in the store or has an entry
-    in the queue that has not ended. An empty `run` means that the client has chosen none."""
+    """Raise HttpProblem when the name `run`, which a client has chosen, is taken. It is taken if the store has a run of
+    this name, or the queue has an entry of this name that has not ended. An empty `run` means that the client has
+    chosen none."""
     if not run:
         return
     there: bool = await run_in_threadpool(has_run, at, run)

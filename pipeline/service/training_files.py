@@ -327,8 +327,8 @@ class MetricsFile:
 
     @property
     def phases(self) -> list[dict[str, Any]]:
-        """The phases of the training, as named when it was last started, each with the number of tokens at which the
-        phase begins and ends."""
+        """The phases of the training, each with the numbers of tokens at which the phase begins and ends. The names are
+        those of the training's last start."""
         given = self.starts[-1].get("phases") if self.starts else None
         result, at = [], 0
         for phase in given if isinstance(given, list) else ():

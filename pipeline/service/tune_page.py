@@ -160,8 +160,8 @@ def _written(asked: tune.RequestedChanges) -> str:
 
 def _shown(step: Mapping[str, Any], asked: tune.RequestedChanges, typed: Mapping[str, str],
            move: str) -> dict[str, Any]:
-    """Return the values from which the template shows a step: for each of its settings the text of the form's field,
-    and whether it differs from the run's value. `open` says that the page shows the step's settings unfolded."""
+    """Return the values from which the template shows a step. For each setting, they have the text of the form's field,
+    and whether this text differs from the run's value. `open` says that the page shows the step's settings unfolded."""
     keys = []
     for key in step["keys"]:
         name = f"{KEYS}{step['step']}.{key['key']}"

@@ -1,5 +1,5 @@
-"""Reads the states of runs for many clients at once: however many clients follow a run, its files are read at most once
-a second.
+"""Reads the states of runs for many clients at once. A run's files are read at most once a second, however many clients
+follow the run.
 
 Only the latest reading is kept. A restarted server reads the files anew, and its events have the same ids as before.
 """
