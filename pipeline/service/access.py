@@ -179,8 +179,8 @@ class Guard:
                               "open the server under its own address; tokenmill serve --name NAME adds a name")
 
     def _check_origin(self, request: Request) -> None:
-        """Raise HttpProblem for a request that a page of another site has caused. Only following a link to a page of
-        this server is allowed."""
+        """Raise HttpProblem for a request that a page of another site has caused. A user may still follow a link from
+        another site to a page of this server."""
         origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "none")
         if origin is not None:
             place = origin.lower().partition("://")[2]

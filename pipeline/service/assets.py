@@ -49,10 +49,19 @@ NODE = ("name", "kind", "steps", "tasks")
 @router.get("/{store}/runs/{run}/assets", summary="Show the assets of a run")
 async def show_assets(request: Request, store: str, run: RunOf, at: StoreOf, role: Viewer,
                       queries: QueriesOf) -> dict[str, Any]:
-    """Show the nodes of a run's plan, and which node hands documents to which. `state` says whether the store has the
-    results that the run's recipe would make now: fresh (all), partly, stale (none), waits (known when other nodes are
-    done) or unknown. To find out the states, the recipe must be planned. This is done for operators only; others get
-    the state unknown. `problems` says why a part of the answer is missing."""
+    """Show the nodes of a run's plan, and which node hands documents to which. `problems` says why a part of the answer
+    is missing.
+
+    `state` says whether the store has the results that the run's recipe would make now:
+
+    - fresh: all of them
+    - partly: some of them
+    - stale: none of them
+    - waits: this is known only when other nodes are done
+    - unknown
+
+    To find out the states, the recipe must be planned. This is done for operators only; others get the state unknown.
+    """
     problems: list[dict[str, Any]] = []
     stop = queries.stop()
 

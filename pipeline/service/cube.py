@@ -70,9 +70,9 @@ class Cube:
 
     def at(self, value: float) -> dict[str, Any]:
         """Return the numbers of kept and unknown documents, bytes and tokens when the threshold is `value`, each as
-        {estimate, low, high}. `low` and `high` are the smaller and the larger of the counts at the two edges (limits of
-        a bin) around the value, and `estimate` is their mean. Tokens are themselves estimated, so for them `low` and
-        `high` also include the range of that estimate. Raises PlaygroundError for a value outside the edges."""
+        {estimate, low, high}. `low` and `high` are the smaller and the larger of the two counts at the edges (limits of
+        a bin) around the value. `estimate` is their mean. Tokens are themselves estimated, so their `low` and `high`
+        also include the range of that estimate. Raises PlaygroundError for a value outside the edges."""
         if not self.edges[0] <= value <= self.edges[-1]:
             raise PlaygroundError(f"{value} lies outside the cube, from {self.edges[0]:g} to {self.edges[-1]:g}",
                                   self.key)

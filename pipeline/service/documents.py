@@ -91,7 +91,7 @@ def _parsed(meta: str) -> Any:
 
 def document(queries: Queries, store: Store, dataset: str, id: str, masked: bool, chars: int,
              stop: Stop) -> dict[str, Any]:
-    """Return everything that the service shows about the document whose id is or begins with `id`. Raises QueryError
+    """Return everything that the service shows about the document whose id is `id` or begins with it. Raises QueryError
     when there is no such document, or more than one."""
     if not id:
         raise QueryError("no id", "id", "give the id of a document, or its beginning")

@@ -1,8 +1,8 @@
 """Answers which documents a dataset of a finished run would have if a threshold had another value or a filter were left
 out.
 
-No document is processed again. The stages (the code of the steps) judge the signals that the run stored, see
-`pipeline.passes.outcomes`; a signal is a number computed for each document. A fixed random sample is judged first,
+No document is processed again. The run has stored signals, which are numbers computed for each document. The stages
+(the code of the steps) judge these signals anew (`pipeline.passes.outcomes`). A fixed random sample is judged first,
 which gives counts with intervals, and then all documents. `pipeline.service.signal_table` holds the signals in columns.
 While a user drags one threshold, the page reads counts from the table that `pipeline.service.cube` makes.
 

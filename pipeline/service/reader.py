@@ -1,5 +1,5 @@
-"""Runs all SELECTs of one query about a dataset in one DuckDB database. Making a database takes DuckDB 25 ms of CPU
-time, as long as it needs to filter some 500,000 documents by a signal.
+"""Runs all SELECTs of one query about a dataset in one DuckDB database. Making a database costs DuckDB 25 ms of CPU
+time. In this time, it could filter some 500,000 documents by a signal.
 """
 
 from __future__ import annotations

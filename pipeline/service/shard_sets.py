@@ -130,8 +130,8 @@ def facts(store: Store, name: SetName) -> dict[str, Any]:
 
 
 def curriculum_of(store: Store, run: str = "") -> tuple[str, Curriculum] | None:
-    """Return (name of a run, its curriculum). If `run` is empty, it is the latest run; the result is None when that run
-    has made no curriculum. Raises NoShards when `run` is given and has made no curriculum."""
+    """Return (name of a run, its curriculum) for `run` or, if `run` is empty, for the latest run. If the run has made
+    no curriculum, the result is None for the latest run, and NoShards is raised for a given one."""
     name = run or latest_run(store)
     path = f"runs/{name}/curriculum.json"
     try:

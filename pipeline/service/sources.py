@@ -63,8 +63,13 @@ async def show_source(
         unmasked: Unmasked = False) -> dict[str, Any]:
     """Return the bytes from which a document's text was made, decoded as text. They must lie in the store, or below a
     folder or bucket that the server allows (`--allow-root`). The source file is read as it is at present, and may have
-    changed since the run. `what` says what is returned: `file` (a whole file), `line` (a line of a file), `record` (a
-    record of a WARC file or archive), or `read` (the text that the reader passed to the first step)."""
+    changed since the run. `what` says what is returned:
+
+    - `file`: a whole file
+    - `line`: a line of a file
+    - `record`: a record of a WARC file or archive
+    - `read`: the text that the reader passed to the first step
+    """
     await allow_unmasked(request, at, unmasked, {"dataset": dataset, "id": id[:100], "source": True})
     stop, roots = queries.stop(), request.app.state.settings.allowed_roots
 
@@ -147,9 +152,9 @@ def _not_allowed() -> HttpProblem:
 
 
 def _fetched(source: dict[str, Any], folder: str, stop: Stop) -> dict[str, Any]:
-    """Fetch the part of a document's source file that is needed from object storage to a local file in `folder`.
-    Returns the description of the source with the `path` of this local file added. Raises HttpProblem unless the object
-    lies below one of the allowed URLs."""
+    """Fetch a document's source file, or the part of it that is needed, from object storage into a local file in
+    `folder`. Returns the description of the source with the `path` of this local file added. Raises HttpProblem unless
+    the object lies below one of the allowed URLs."""
     path = os.path.join(folder, "source")
     environment = {k: v for k, v in os.environ.items() if k not in (OPERATOR_TOKEN, VIEWER_TOKEN)} | {DIRECT: "1"}
     result = _run_module("fetch_source", {**source, "target": path}, environment, stop,

@@ -201,8 +201,8 @@ def base_of(request: Request) -> str:
 def kept_submission(request: Request, at: Store, run: str, by: str, entries: list[QueueEntry],
                     key: str | None = None) -> Submission:
     """Return the submission (recipe with its options) that resumes a run. `entries` are the entries of the queue. If
-    this run was submitted through the queue, its latest submission is used; otherwise it is recipe.yaml in the run's
-    folder. Raises HttpProblem when the run keeps no recipe."""
+    this run was submitted through the queue, its latest submission is used. Otherwise the submission is made from
+    recipe.yaml in the run's folder. Raises HttpProblem when the run keeps no recipe."""
     earlier = next((e for e in reversed(entries) if e.run == run), None)
     key = request_id(key)
     if earlier is not None:

@@ -110,10 +110,10 @@ class StreamedSet(RequestedSet):
 
 
 class StreamedRows(RowSet):
-    """The materialised rows (training samples written as files) in the folder `store` of object storage. The files that
-    hold one range of rows are copied to the folder `scratch` of this machine, one range at a time. Whole files are
-    copied because a recorded sha256 covers a whole file; it is compared before a row is used. Raises ShardError when
-    there are no rows."""
+    """The materialised rows (training samples written as files) in the folder `store` of object storage. The rows are
+    read range by range. The files that hold a range are copied to the folder `scratch` of this machine, and removed
+    when the next range is read. Whole files are copied, because a recorded sha256 covers a whole file, and is compared
+    before a row is used. Raises ShardError when there are no rows."""
 
     def __init__(self, store: Store, scratch: Path) -> None:
         try:
