@@ -90,7 +90,7 @@ class Guard:
         request.state.nonce = secrets.token_urlsafe(16)
         request.state.role, request.state.wrong_token = None, False
         began, status, sent = self._clock.now(), 0, 0
-        limit = asyncio.timeout(self._settings.request_s)         # until the answer begins: a stream may take any time
+        limit = asyncio.timeout(self._settings.request_s)         # ends when the answer begins: a stream may take long
 
         async def send_safely(message: Message) -> None:
             nonlocal status, sent
@@ -114,7 +114,7 @@ class Guard:
                 status = status or 499
             except Exception as e:
                 e = self._too_slow() if limit.expired() else e
-                if status:                                        # too late for another answer: cut it off
+                if status:                                        # the answer has begun, so it is cut off
                     problem_of(e)
                     raise
                 await respond(request, e)(scope, receive, send_safely)

@@ -31,8 +31,8 @@ from pipeline.service.playground import Changes, Playground
 from pipeline.service.replayed import SIDES, OwnThreshold
 from stages.stage import StageConfig, is_accepted
 
-#: BINS: about how many bins a threshold has. CHECKED: of all documents, and of those that change sides, this many to
-#: twice as many each (or all, if there are fewer) are checked to change sides at most once
+#: BINS: about how many bins a threshold has. CHECKED: least size of the two samples, of all documents and of those that
+#: change sides, on which `_once` checks that documents change sides at most once
 BINS, CHECKED = 64, 500
 #: what a cube counts, and on which sides; all documents on neither of these sides are dropped
 WEIGHTS = ("documents", "bytes", "tokens", "tokens low", "tokens high")

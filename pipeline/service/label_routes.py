@@ -211,7 +211,7 @@ def labelled_rows(queries: Queries, store: Store, dataset: str, of: dict[str, di
     for first in range(0, len(wanted), AT_A_TIME):
         batch = dict(wanted[first:first + AT_A_TIME])
         for row in published_rows(queries, store, dataset, list(batch), WRITTEN + MARGIN, stop):
-            if row["id"] not in batch:                             # listed twice, as only in a damaged store
+            if row["id"] not in batch:                             # listed twice: happens only in a damaged store
                 continue
             label = batch.pop(row["id"])
             read = {by_person.text for by_person in of[row["id"]].values() if by_person.label == label}

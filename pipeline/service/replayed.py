@@ -124,7 +124,7 @@ class _Counts:
 
     def __init__(self, table: DocumentTable, rows: np.ndarray, total: int) -> None:
         self._sampled, self._total = len(rows), total
-        #: the values that are summed up: estimate, low and high of each document, which are often the same
+        #: (estimate, low, high) of what is summed up, with a value for each document; for bytes, all three are the same
         self._sums = {"bytes": (table.bytes[rows],) * 3}
         self._of = {"documents": np.ones(len(rows), bool)}
         if table.tokens is not None:

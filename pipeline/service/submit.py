@@ -157,12 +157,12 @@ async def enqueue(request: Request, store: str, at: Store, submission: Submissio
     HttpProblem when the recipe has errors or the name of the run is taken."""
     entries = await run_in_threadpool(queue_of(request, store).entries)
     known = next((e for e in entries if e.request == submission.request), None)
-    if known is not None:                                         # its inputs may be gone by now, so it is not checked
+    if known is not None:                    # a repeated request is not checked: its inputs may be gone by now
         return {**await put_submission(request, store, submission, submission.run or known.run), "problems": []}
     await _refuse_taken(at, submission.run, entries)
     result = await check_submission(request, submission, None)
     refuse_errors(result)
-    entries = await run_in_threadpool(queue_of(request, store).entries)             # others came during the check
+    entries = await run_in_threadpool(queue_of(request, store).entries)       # the check took time, so read again
     if all(e.request != submission.request for e in entries):
         await _refuse_taken(at, submission.run, entries)
     entry = await put_submission(request, store, submission, result["run"])

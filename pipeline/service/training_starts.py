@@ -146,7 +146,7 @@ def all_trainings(store: Store, folders: tuple[str, ...]) -> list[tuple[Training
     for name in sorted(on_disk.keys() | numbers.keys())[:MOST]:
         latest = _start(store, name, numbers.get(name, 0))
         training = _recorded(store, folders, name, latest) or on_disk.get(name)
-        if training is not None:                      # else its record cannot be used
+        if training is not None:                      # None: its record names a folder that must not be used
             result.append((training, latest))
     return result
 
@@ -172,10 +172,10 @@ def state_of(start: Start, folder: Path, clock: Clock = SYSTEM) -> str:
     if not start.number:
         return ""
     if start.process is not None:
-        if "error" in start.process:                  # there was never a process
+        if "error" in start.process:                  # the process could not be started
             return "ended"
         living = alive(start.process.get("holder") or {})
-        if living is None:                            # another machine: it runs as long as its metrics grow
+        if living is None:                            # on another machine: counts as running while its metrics grow
             path = folder / METRICS
             changed = path.stat().st_mtime if path.is_file() else _wall(start.record.get("at"))
             living = clock.wall() - changed < QUIET_S

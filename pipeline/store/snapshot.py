@@ -257,7 +257,7 @@ def read(store: Store, pack: Pack) -> PackData:
     except FileNotFoundError as e:
         raise CorruptLog(f"{store.at(pack.path)} is gone") from e
     except OSError as e:
-        if e.errno != errno.EIO:                              # a bad sector is damage
+        if e.errno != errno.EIO:                              # EIO (a bad sector) counts as damage
             raise
         raise CorruptLog(f"{store.at(pack.path)} cannot be read ({e.strerror})") from e
 
