@@ -88,8 +88,10 @@ async def show_assets(request: Request, store: str, run: RunOf, at: StoreOf, rol
 async def _planned(request: Request, store: str, at: Store, run: str, role: Role) -> dict[str, Any]:
     """Plan the recipe that the store keeps for a run, like the route `recipes/plan`, and return the plan. If the recipe
     and the log of finished tasks have not changed, a plan that is less than KEPT_S seconds old is returned instead.
-    Raises HttpProblem when the sender is no operator, or when the recipe cannot be planned. Also raises it when
-    planning takes more than half of the time limit of a request."""
+
+    Raises HttpProblem when the sender is no operator, when the recipe cannot be planned, or when this takes too long.
+    Planning may take half of the time limit of a request.
+    """
     if role is not Role.operator:
         raise HttpProblem(403, "Operators only",
                           "to find out what is fresh, the recipe is planned, which reads its inputs", "Authorization",

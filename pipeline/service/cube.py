@@ -7,8 +7,10 @@ needs the bin in which this happens, for each document.
 
 A binary search over the edges finds these bins for all documents at once. In each round, the step with the threshold
 judges every document, at the middle of the edges that are left for this document. So the code need not know the rule of
-the step. It only assumes that a document changes sides at most once, and checks this on a sample of documents. If the
-check fails, the threshold has no cube.
+the step.
+
+The search assumes that a document changes sides at most once. This is checked on a sample of documents. If the check
+fails, the threshold has no cube.
 
 At an edge the counts are exact. But if the playground has only a sample of the run's documents, counts are scaled to
 all documents. Between two edges the true counts lie between the counts at these edges.
@@ -70,9 +72,11 @@ class Cube:
 
     def at(self, value: float) -> dict[str, Any]:
         """Return the numbers of kept and unknown documents, bytes and tokens when the threshold is `value`, each as
-        {estimate, low, high}. `low` and `high` are the smaller and the larger of the two counts at the edges (limits of
-        a bin) around the value. `estimate` is their mean. Tokens are themselves estimated, so their `low` and `high`
-        also include the range of that estimate. Raises PlaygroundError for a value outside the edges."""
+        {estimate, low, high}. Raises PlaygroundError for a value outside the edges (limits of the bins).
+
+        `low` and `high` are the smaller and the larger of the two counts at the edges around the value. `estimate` is
+        their mean. Tokens are themselves estimated, so their `low` and `high` also include the range of that estimate.
+        """
         if not self.edges[0] <= value <= self.edges[-1]:
             raise PlaygroundError(f"{value} lies outside the cube, from {self.edges[0]:g} to {self.edges[-1]:g}",
                                   self.key)

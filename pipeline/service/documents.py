@@ -177,10 +177,14 @@ def _twin(queries: Queries, store: Store, dataset: str, row: dict[str, Any], id:
 
 
 def difference(removed: str, kept: str) -> dict[str, Any]:
-    """Return how the text of a removed document differs from the text that was kept, as a list of rows. A row
-    {left_out} is a number of paragraphs that are equal in both texts. A row {removed, kept, pieces} is a paragraph of
-    each text. A piece is [what, from, to, from, to]. `what` is equal, delete, insert or replace. The numbers are two
-    ranges of characters, first in the removed paragraph and then in the kept one."""
+    """Return how the text of a removed document differs from the text that was kept, as a list of rows:
+
+    - {left_out}: a number of paragraphs that are equal in both texts
+    - {removed, kept, pieces}: a paragraph of each text, and how they differ
+
+    A piece is [what, from, to, from, to]. `what` is equal, delete, insert or replace. The numbers are two ranges of
+    characters, first in the removed paragraph and then in the kept one.
+    """
     pairs = rows(removed, kept)
     lost, new = only(pairs)
     return {"only_removed": lost, "only_kept": new, "characters": COMPARED, "rows": [

@@ -44,9 +44,14 @@ class Drawn:
 
 def drawn(game: Playground, draw: Draw, threshold: str, other: Playground | None) -> list[Drawn]:
     """Select documents of a finished run for people to label, and return them in order, at most MOST_DRAWN. `game` is
-    the playground of the run, an object that holds the run's documents. The draw 'random' selects documents at random,
-    and 'edge' those nearest to `threshold` (STEP.KEY). The draw 'runs' selects those that this run kept and the run of
-    the playground `other` dropped, or the reverse. Raises PlaygroundError when the draw is not possible."""
+    the playground of the run, an object that holds the run's documents. `draw` says which are selected:
+
+    - 'random': documents at random
+    - 'edge': those nearest to `threshold` (STEP.KEY)
+    - 'runs': those that one run kept and the other dropped; `other` is the playground of the other run
+
+    Raises PlaygroundError when the draw is not possible.
+    """
     parts = tuple(file.info.sha256 for file in other.files) if draw == "runs" and other else ()
     key = (draw, threshold if draw == "edge" else "", other.run if other and parts else "", hash(parts))
     if key not in game.drawn:

@@ -4,8 +4,10 @@
 
 Each label is a separate file, created under the first free number and never changed. If a person labels a document
 again, another file is added, and only this person's last label of the document counts. So no label is lost when two
-people label at the same time, and all servers of a store count the same labels. A file holds only a hash of the text
-that was read. So no copy of a document stays when the document is removed from the store.
+people label at the same time, and all servers of a store count the same labels.
+
+A file holds only a hash of the text that was read. So no copy of a document stays when the document is removed from the
+store.
 """
 
 from __future__ import annotations

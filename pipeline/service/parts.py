@@ -3,9 +3,10 @@ reads it.
 
 DuckDB 2.0 ignores the checksums of Parquet pages: from a file with one flipped bit it returns wrong rows without an
 error. So the bytes of a part are compared with the sha256 in the dataset's manifest before DuckDB opens it. (For other
-readers, `Store.checked` does this.) A hash is remembered for as long as the file's size and times stay the same, so a
-server hashes each part once (2 GB/s on one core). A query in stored order reads, and hence hashes, only the parts that
-it needs.
+readers, `Store.checked` does this.)
+
+A hash is remembered for as long as the file's size and times stay the same. So a server hashes each part once, at 2
+GB/s on one core. A query in stored order reads, and hence hashes, only the parts that it needs.
 """
 
 from __future__ import annotations

@@ -109,10 +109,14 @@ class Playground:
     # -- questions -----------------------------------------------------------------------------------------------
     def steps(self) -> list[dict[str, Any]]:
         """Return the steps of the dataset as JSON, each with the keys (settings) that a user may change. A key has its
-        name, value, description and bounds. `type` is the type of its value: number, integer, boolean, or json for
-        anything else. `number` says whether the present value is a number, and `optional` whether null is valid.
-        `drops` says on which side of the value documents are dropped: `less` (below it), `more` (above it), or "" if
-        this is not known."""
+        name, value, description and bounds, and:
+
+        - `type`: the type of its value: number, integer, boolean, or json for anything else
+        - `number`: whether the present value is a number
+        - `optional`: whether null is valid
+        - `drops`: on which side of the value documents are dropped: `less` (below it), `more` (above it), or "" if this
+          is not known
+        """
         steps: list[dict[str, Any]] = []
         for link in self.links:
             config = type(link.stage.config)

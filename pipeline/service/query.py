@@ -4,11 +4,12 @@ A dataset is stored in parts (Parquet files), and every query reads the list of 
 with a cursor, `next`, from which the next page continues. The cursor is a position, not a number of documents to skip.
 So documents that are published between two pages do not shift others onto a page that was already read.
 
-There are two kinds of order. In *stored* order (that of the parts and of the rows in them), a page reads only the parts
-that it needs. Its cursor is a part and a row. If this part is not published any more, the client must start again at
-the first page. If documents are sorted by id or by another column, a page reads this column of all parts. Its cursor is
-a value of the column and an id. A document that stays published while a client reads all pages is then seen exactly
-once.
+There are two kinds of order:
+
+- *stored* order, that of the parts and of the rows in them. A page reads only the parts that it needs. Its cursor is a
+  part and a row. If this part is not published any more, the client must start again at the first page
+- sorted by id or by another column. A page reads this column of all parts. Its cursor is a value of the column and an
+  id. A document that stays published while a client reads all pages is seen exactly once
 """
 
 from __future__ import annotations

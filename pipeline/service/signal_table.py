@@ -2,9 +2,10 @@
 source, language and bytes, and its signals (numbers that the steps computed).
 
 A pass is a group of consecutive steps that run together. Each pass has written the documents that it dropped, and the
-last pass also those that it kept. So every document is in one file. Texts are not read. The column of a signal is read
-when a step needs it to judge documents again. The most recently used columns stay in memory. Memory: about 40 bytes a
-document, and 8 bytes more for each signal in memory.
+last pass also those that it kept. So every document is in one file.
+
+Texts are not read. The column of a signal is read when a step needs it to judge documents again. The most recently used
+columns stay in memory. A document takes about 40 bytes of memory, and 8 bytes more for each signal in memory.
 """
 
 from __future__ import annotations

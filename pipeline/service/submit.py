@@ -221,10 +221,15 @@ def kept_submission(request: Request, at: Store, run: str, by: str, entries: lis
 
 async def check_submission(request: Request, submission: Submission, plan_in: Store | None,
                            causes: int = 0, find_files: bool = False, before: str = "") -> dict[str, Any]:
-    """Check a submission (a recipe to run) in a separate process. With `plan_in`, also plan the recipe in that store,
-    and say why up to `causes` nodes of the plan are stale. If the planned recipe was made by changing another one,
-    `before` is the text of that other recipe. Warnings that both recipes get are then left out. With `find_files`, also
-    check whether the sources of the recipe have files. Returns the result of `pipeline.service.checks.check`."""
+    """Check a submission (a recipe to run) in a separate process. Returns the result of
+    `pipeline.service.checks.check`.
+
+    - `plan_in`: also plan the recipe in this store
+    - `causes`: say why up to this many nodes of the plan are stale
+    - `find_files`: also check whether the sources of the recipe have files
+    - `before`: the text of another recipe, if the planned recipe was made by changing that one; warnings that both get
+      are left out
+    """
     options = driver_options(request.app.state.settings)
     result: dict[str, Any] = await request.app.state.checks.check(request, {
         "text": submission.text, "name": submission.name, "base": submission.base, "run": submission.run,

@@ -38,8 +38,10 @@ def with_estimates(tokens: np.ndarray, sizes: np.ndarray, sources: np.ndarray) -
 
     The estimate for a document is its bytes times a rate, the tokens per byte of all documents of its source that are
     in shards. `low` and `high` are its bytes times the lowest and the highest rate of a single document, without the
-    2.5 % most extreme documents at each end. For a source without documents in shards, the rate and the range of all
-    sources are used. For a source with fewer than FEW, the range of all sources is used.
+    2.5 % most extreme documents at each end.
+
+    If a source has fewer than FEW documents in shards, the range of all sources is used. If it has none, the rate of
+    all sources is used, too.
 
     The range covers the differences between single documents, not only the error of a mean. Dropped documents are no
     random sample, so their mean may differ, too.

@@ -6,9 +6,10 @@
 
 The files are created by put-if-absent. If two servers start a training at the same time, one creates the file of the
 next start, and the other is refused. A training runs as a process in a separate session, so it continues when the
-server ends. On SIGTERM it writes a checkpoint and ends, like a training that was started by a command. A server may die
-after it has written the first file and before the second. The start then counts as lost once the server is known to be
-dead.
+server ends. On SIGTERM it writes a checkpoint and ends, like a training that was started by a command.
+
+A server may die after it has written the first file and before the second. The start then counts as lost once the
+server is known to be dead.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 
 A part is a hard link to a file that a task wrote, or, on object storage, a copy of that file. The manifest is Parquet,
 too, with one row per part. Its name begins with a dot and has no suffix. Pandas, pyarrow, Hugging Face datasets and
-Spark skip such a name, and a glob over `*.parquet` never matches it, so all of them find only parts in the folder.
+Spark skip such a name, and a glob over `*.parquet` never matches it. So all of them find only parts in the folder.
 
 On a local disk the new folder is built elsewhere and exchanged for the old one in one step. (Where the file system
 cannot do this, the folder is missing for a moment.) So at any moment, even after a crash, the parts that match

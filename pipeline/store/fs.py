@@ -146,8 +146,10 @@ class Store:
               needs: Needs | None = None) -> str:
         """Return the path, on local disk, of a file with the content of `path`. For a local file this is its own path.
         A remote file is downloaded, through this machine's cache, to the folder `scratch`. The caller must not write to
-        the returned file. If the function `needs` is given, only the byte ranges that it chooses are sure to be
-        present, and other ranges may be holes.
+        the returned file.
+
+        If the function `needs` is given, only the byte ranges that it chooses are sure to be present, and other ranges
+        may be holes.
 
         `size` and `version` (from `entries`) are those that the file is expected to have. Raises ChangedFile when a
         downloaded file is shorter than `size`. If `version` is given, a downloaded file must have exactly this size and
