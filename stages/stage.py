@@ -289,6 +289,11 @@ class Stage:
         empty if no single place in the text is the reason."""
         return []
 
+    def url_matches(self, url: str, reason: str) -> list[tuple[int, int]]:
+        """Return the places in the URL of a dropped document that show why it was dropped, as `matches` does for the
+        text. Personal data has been removed from `url`."""
+        return []
+
     def reads(self) -> dict[str, str]:
         """Return the signals (numbers per document) of earlier steps that this stage needs, as {signal: config field
         that names it}. The result also has the key "language" if the verdict uses `doc.language`. A recipe is refused

@@ -91,5 +91,10 @@ class PartReader:
     def rows(self, sql: str, values: Sequence[Any]) -> list[dict[str, Any]]:
         """Run one SELECT, with `values` bound to its placeholders, and return its rows. Works only in the context of
         `files` or `source`."""
+        return self.rows_of_each([(sql, values)])[0]
+
+    def rows_of_each(self, selects: Sequence[tuple[str, Sequence[Any]]]) -> list[list[dict[str, Any]]]:
+        """Run several SELECTs, each with the values to bind to its placeholders, and return the rows of each. Works
+        only in the context of `files` or `source`."""
         assert self._database is not None
-        return self._database.rows(sql, values)
+        return self._database.rows_of_each(selects)

@@ -24,6 +24,7 @@ import math
 import unicodedata
 from array import array
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +44,7 @@ SHORT = 8
 #: an n-gram is common if more entries than this have it, or at least this many documents of the sample
 COMMON = 10
 #: increased when `build` gives another result, so that files that older code made are not used
-_VERSION = 6
+_VERSION = 7
 #: unit in which weights (inverse document frequencies) are stored, so that their sums are exact
 _WEIGHT = 1000
 #: ranges of keys, a power of two, that are sorted one after the other
@@ -162,11 +163,12 @@ class _Builder:
         for number, (name, path) in enumerate(sorted(sets.items())):
             about[name] = {"rows": 0, "common": 0}
             questions.append(array("q"))
-            for text in read_set(Path(path), dict(fields[name])):
-                about[name]["rows"] = text.row + 1
-                entry = self._enter(number, text.row, text.part, text.text, f"{path}: row {text.row}")
-                if text.part == "question" and entry is not None:
-                    questions[-1].append(entry)
+            for row in read_set(Path(path), dict(fields[name])):
+                about[name]["rows"] += 1
+                for text in row:
+                    entry = self._enter(number, text.row, text.part, text.text, f"{path}: row {text.row}")
+                    if text.part == "question" and entry is not None:
+                        questions[-1].append(entry)
         if not self.sizes:
             raise SetError("sets", f"the sets have no question, and no answer or passage of {self.shortest} words; "
                                    f"name other fields under `fields`")
@@ -212,7 +214,7 @@ class _Builder:
         counts = np.zeros(len(keys), np.int64)
         lengths, table = self._lengths(), key_table(keys)
         try:
-            for sample in read_set(Path(common), {"passage": "text"}):
+            for sample in chain.from_iterable(read_set(Path(common), {"passage": "text"})):
                 hits = find(words_of(sample.text.encode("utf-8", "surrogatepass")), lengths, table)
                 counts[np.unique(hits[:, 2])] += 1
         except SetError as error:

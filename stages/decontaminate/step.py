@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from heapq import nlargest
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -65,7 +65,8 @@ class Decontaminate(Stage):
 
     `meta.contamination` lists up to 50 hits: the set, the row's number in it (from 0), the part of the row, the item's
     number of words, the position of the hit in bytes of the text before any cut, and the matched share. If this list
-    lacks an item that was found, `meta.contaminated_rows` has the rows of all items found, by set and part.
+    lacks an item that was found, `meta.contaminated_rows` has the rows of all items found, by set, part and number of
+    words of the item.
 
     Three signals (numbers stored with the document) are written. `contaminated_items` is the number of different texts
     (questions, answers, passages) found. `contaminated_words` is the number of words of the longest of these texts, or
@@ -75,7 +76,7 @@ class Decontaminate(Stage):
     """
 
     name = "decontaminate"
-    version = 3
+    version = 4
     cost_ms = 0.1
     drops = True
     edits = True
@@ -128,8 +129,8 @@ class Decontaminate(Stage):
         common = [f"{name} {about['common']:,} of {about['rows']:,}" for name, about in sets.items() if about["common"]]
         return [f"questions of fewer than {least} words are noted in meta.contamination, and the document stays whole "
                 f"({', '.join(short)}); with min_words: 1 they count as all others"] * bool(short) + \
-               [f"questions that consist of common n-grams alone are not looked for ({', '.join(common)}); the other "
-                f"dialect may find them"] * bool(common)
+               [f"questions that consist of numbers or common n-grams alone are not looked for ({', '.join(common)}); "
+                f"the other dialect may find them"] * bool(common)
 
     def setup(self) -> None:
         self._loaded = self._index()
@@ -166,11 +167,14 @@ class Decontaminate(Stage):
             for hit in nlargest(NOTED, hits, key=lambda hit: hit.words)
             for member in members[hit.entry][:NOTED]][:NOTED]
         doc.meta["contamination"] = sorted(noted, key=lambda hit: (hit["start"], hit["end"]))
-        items = {member for each in members.values() for member in each}
-        if items - {ItemPart(hit["set"], hit["row"], hit["part"]) for hit in noted}:
-            rows: dict[str, dict[str, list[int]]] = {}
-            for name, row, part in sorted(items):
-                rows.setdefault(name, {}).setdefault(part, []).append(row)
+        items: dict[ItemPart, int] = {}                # words of the longest text, if a part of a row has several
+        for entry, each in members.items():
+            for member in each:
+                items[member] = max(items.get(member, 0), int(self._loaded.words[entry]))
+        if items.keys() - {ItemPart(hit["set"], hit["row"], hit["part"]) for hit in noted}:
+            rows: dict[str, dict[str, dict[str, list[int]]]] = {}
+            for (name, row, part), words in sorted(items.items()):
+                rows.setdefault(name, {}).setdefault(part, {}).setdefault(str(words), []).append(row)
             doc.meta["contaminated_rows"] = rows
 
     def verdict(self, doc: Document) -> str | None:
@@ -201,21 +205,20 @@ class Decontaminate(Stage):
     def counts(self, doc: Document) -> dict[str, Any] | None:
         """Return what the report sums over documents, by evaluation set. `dropped` or `cut` is 1 if items of the set
         caused the drop or the cut. `noted` is 1 if all items of the set in the document have fewer than `min_words`
-        words. `items` holds a 1 for each item that caused the drop or the cut, by part and row. If `meta.contamination`
-        has no room for short items, all items count as causes."""
+        words. `items` holds a 1 for each item that caused the drop or the cut, by part and row."""
         outcome = "dropped" if self.config.action == "drop" or doc.signals["contaminated_share"] == 1.0 else "cut"
-        hits, all_rows = doc.meta.get("contamination", ()), doc.meta.get("contaminated_rows")
-        long = [hit for hit in hits if hit["words"] >= self.config.min_words]
-        deciding: dict[str, dict[str, list[int]]] = {}
-        if all_rows and len(long) == len(hits):                 # items that have no room in the list may decide, too
-            deciding = all_rows
-        else:
-            for hit in long:
-                deciding.setdefault(hit["set"], {}).setdefault(hit["part"], []).append(hit["row"])
-        names = {hit["set"] for hit in hits} | set(all_rows or ())
-        return {name: {"dropped": 0, "cut": 0, "noted": 0, outcome if name in deciding else "noted": 1,
-                       "items": {part: {str(row): 1 for row in rows} for part, rows in deciding.get(name, {}).items()}}
-                for name in sorted(names)} or None
+        items: Iterable[tuple[str, str, int, int]] = (
+            ((name, part, row, int(words)) for name, parts in doc.meta["contaminated_rows"].items()
+             for part, by_words in parts.items() for words, rows in by_words.items() for row in rows)
+            if "contaminated_rows" in doc.meta else
+            ((hit["set"], hit["part"], hit["row"], hit["words"]) for hit in doc.meta.get("contamination", ())))
+        deciding: dict[str, dict[str, dict[str, int]]] = {}
+        for name, part, row, words in items:
+            parts = deciding.setdefault(name, {})
+            if words >= self.config.min_words:
+                parts.setdefault(part, {})[str(row)] = 1
+        return {name: {"dropped": 0, "cut": 0, "noted": 0, outcome if parts else "noted": 1, "items": parts}
+                for name, parts in sorted(deciding.items())} or None
 
     def find(self, data: bytes) -> list[Hit]:
         """Return all hits in a text (UTF-8), that is, the items of evaluation sets that it holds, in the order of the

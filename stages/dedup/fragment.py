@@ -73,9 +73,9 @@ class Sizes:
 SIZES = Sizes()
 
 ID = [("id_hi", "<u8"), ("id_lo", "<u8")]
-#: the value of each byte as a hexadecimal digit, or 255
+#: the value of each byte as a hexadecimal digit in lower case, or 255
 _DIGITS = np.full(256, 255, np.uint8)
-for _digit in "0123456789abcdefABCDEF":
+for _digit in "0123456789abcdef":
     _DIGITS[ord(_digit)] = int(_digit, 16)
 #: why a document is removed: it resembles the kept document, or the kept document contains it
 SIMILAR, CONTAINED = 1, 2
@@ -192,7 +192,7 @@ def ids_to_ints(ids: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint64], ND
     digits = _DIGITS[np.frombuffer(column.buffers()[2] or b"", np.uint8)[ends[0]:ends[-1]]]
     if column.null_count or (np.diff(ends) != 32).any() or (digits > 15).any():
         strange = next((id_text for id_text in column.to_pylist() if not _is_id(id_text)), None)
-        raise ValueError(f"document id {strange!r} is not 32 hex digits (see stages.document.document_id)")
+        raise ValueError(f"document id {strange!r} is not 32 lower-case hex digits (see stages.document.document_id)")
     both = (digits[::2] << 4 | digits[1::2]).view(">u8").reshape(-1, 2).astype(np.uint64)
     return both[:, 0].copy(), both[:, 1].copy()
 

@@ -12,7 +12,8 @@ from pydantic import field_validator
 from stages.scoring.models import default_lid176, labels_of, lid176, load
 from stages.stage import Bound, Stage, StageConfig, decision, resource, signal
 from stages.text.language_codes import names, scripts_of, tag
-from stages.text.scripts import CODES, NUMBERS, fits, main_script
+from stages.text.marks import MOST, Span
+from stages.text.scripts import CODES, NUMBERS, fits, main_script, other_letters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -178,14 +179,12 @@ class Language(Stage):
         sizes: dict[str, int] = {}
         foreign, identified = [], 0
         for number, line in enumerate(lines):
-            if len(line) < self.config.paragraph_chars:
-                continue
-            predictions = self._model.predict(line)
-            if not predictions or not self.round(predictions[0][1]) > self.config.paragraph_min:
+            language = self._language_of(line)
+            if language is None:
                 continue
             identified += 1
-            sizes[predictions[0][0]] = sizes.get(predictions[0][0], 0) + len(line)
-            if predictions[0][0] != doc.language:
+            sizes[language] = sizes.get(language, 0) + len(line)
+            if language != doc.language:
                 foreign.append(number)
         doc.signals["language_paragraphs"] = identified
         doc.signals["languages"] = len(sizes)
@@ -207,6 +206,28 @@ class Language(Stage):
         while gap and kept and not kept[-1]:
             kept.pop()
         return "\n".join(kept)
+
+    def _language_of(self, line: str) -> str | None:
+        """Return the language of a line, or None if the line is too short or its language is not probable enough."""
+        predictions = self._model.predict(line) if len(line) >= self.config.paragraph_chars else []
+        if predictions and self.round(predictions[0][1]) > self.config.paragraph_min:
+            return predictions[0][0]
+        return None
+
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        if reason == "script_share":
+            return other_letters(doc.text)
+        if reason not in ("language_share", "languages"):
+            return []
+        if not hasattr(self, "_model"):
+            self.setup()
+        spans: list[Span] = []
+        begin = 0
+        for line in doc.text.split("\n"):
+            if self._language_of(line) not in (None, doc.language):
+                spans.append((begin, begin + len(line)))
+            begin += len(line) + 1
+        return spans[:MOST]
 
     def verdict(self, doc: Document) -> str | None:
         config, signals, language = self.config, doc.signals, doc.language

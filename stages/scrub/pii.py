@@ -8,6 +8,7 @@ limit. docs/pii.md explains how to choose kinds and replacements.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ from stages.scrub.find import Finder, Match, find, merged
 from stages.scrub.network import emails, ipv4, ipv6
 from stages.scrub.pseudonyms import Pseudonyms, is_fake
 from stages.stage import Stage, StageConfig, decision, resource, signal
+from stages.text.marks import Span, pattern_spans
 
 if TYPE_CHECKING:
     from stages.document import Document
@@ -174,6 +176,14 @@ class Pii(Stage):
 
     def verdict(self, doc: Document) -> str | None:
         return next((f"pii_{kind}" for kind in self.config.drop if doc.signals[f"pii_{kind}"]), None)
+
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        """Return the placeholders of the kind of data for which the document was dropped: the values themselves have
+        been removed."""
+        kind = reason.removeprefix("pii_")
+        rules = {"emails": ("email",), "ips": ("ipv4", "ipv6")}.get(kind, (kind,))
+        names = [name for rule in rules for name in PLACEHOLDERS.get(rule, ())]
+        return pattern_spans(re.compile("|".join(map(re.escape, names))), doc.text) if names else []
 
     def _find(self, text: str) -> list[Match]:
         matches = find(text, self._single_pass, self._repeated)
