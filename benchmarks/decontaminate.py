@@ -91,7 +91,8 @@ def peer_of(questions: Iterable[str], folder: Path) -> Callable[[str], bool]:
 def questions_of(data: Path) -> dict[str, list[Any]]:
     from stages.decontaminate.sets import read_set
 
-    return {name: list(read_set(data / "evals" / f"{name}_500.jsonl.gz", {"question": f["question"]}))
+    return {name: [text for row in read_set(data / "evals" / f"{name}_500.jsonl.gz", {"question": f["question"]})
+                   for text in row]
             for name, f in FIELDS.items()}
 
 

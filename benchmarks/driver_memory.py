@@ -32,7 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.engine.backends.fleet import WorkerSlot
+from pipeline.engine.backends.nodes import WorkerSlot
 from pipeline.engine.backends.placing import Placement
 from pipeline.engine.backends.pools import room_in
 from pipeline.engine.messages import ASSIGNMENTS, EVENTS, Assignment, Done, Event, encode

@@ -141,7 +141,7 @@ def trained(out: Path, base: Curriculum, name: str, phases: list[dict[str, Any]]
     folder = out / "runs" / f"{name}-{hashlib.blake2b(said, digest_size=4).hexdigest()}"
     if not (folder / "train" / "summary.json").is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        placed = resolve_phases(phases, tokens, [s.name for s in base.streams], [])
+        placed = resolve_phases(phases, tokens, {s.name: s.tokens for s in base.streams}, [])
         made = replace(base, seed=seed, phases=tuple(placed), order="")
         made.validate()
         replace(made, order=Order(made).hash()).save(folder / "curriculum.json")

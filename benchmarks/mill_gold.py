@@ -20,6 +20,7 @@ from stages.document import Document
 from stages.extract.html.mill import columns
 from stages.extract.html.mill import features as f
 from stages.extract.html.mill.page import serialised, table, walk
+from stages.extract.html.mill.second_pass import SECOND, second_features, structures
 from stages.extract.html.mill.tags import IN_TITLE, fnv
 from stages.read.reader import Slice
 from stages.read.warc import Warc
@@ -218,7 +219,7 @@ def features_digest() -> bytes:
     must be trained again."""
     weights = table(np.array([fnv(w) for w in (b"post", b"main", b"menu", b"side")], np.uint32),
                     np.array([90, 40, -120, -60], np.int32))
-    digest = hashlib.sha256("\n".join((*f.NAMES, *f.SECOND)).encode())
+    digest = hashlib.sha256("\n".join((*f.NAMES, *SECOND)).encode())
     for n in range(40):
         rng = random.Random(n)
         body = "".join(rng.choices(PIECES, k=20 + 4 * n))
@@ -227,9 +228,9 @@ def features_digest() -> bytes:
         first = np.empty((len(page.blocks), f.FEATURES), np.int32)
         f.describe(page.elements, len(page.elements), page.blocks, len(page.blocks), page.text, first)
         chances = (np.arange(len(page.blocks)) * 389 % 1001).astype(np.int32)
-        second = np.empty((len(page.blocks), len(f.SECOND)), np.int32)
-        f.second_features(page.elements, len(page.elements), page.blocks, len(page.blocks),
-                          f.structures(page.elements, page.blocks), chances, second)
+        second = np.empty((len(page.blocks), len(SECOND)), np.int32)
+        second_features(page.elements, len(page.elements), page.blocks, len(page.blocks),
+                        structures(page.elements, page.blocks), chances, second)
         digest.update(first.astype("<i4").tobytes() + second.astype("<i4").tobytes())
     return digest.digest()
 

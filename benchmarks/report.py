@@ -83,6 +83,8 @@ def counters(sources: list[str], tasks: int, rows: int, stage: str) -> dict[str,
         "kept": {s: {"docs": 2 * each, "bytes": 2000 * each} for s in sources}, "quarantined": {}, "dropped_bytes": {},
         "languages": {s: dict.fromkeys(LANGUAGES, each // 6) for s in sources},
         "lengths": dict.fromkeys(sources, bins), "dropped_lengths": dict.fromkeys(sources, bins),
+        "licences": {s: {"mit": each} for s in sources},
+        "dropped_licences": {s: {"": each // 20 * 20} for s in sources},
         "dropped_languages": {"gopher_quality": {name: each * len(sources) // 11 for name in LANGUAGES}},
         "stages": {stage: {"in": 3 * each * len(sources), "bytes_in": 0, "bytes_out": 0, "cpu_s": 10.0 * tasks,
                            "dropped": {f"reason_{i}": dict.fromkeys(sources, each // 20) for i in range(20)}}}}

@@ -42,6 +42,7 @@ from stages.extract.html.mill import choice, forest
 from stages.extract.html.mill import features as f
 from stages.extract.html.mill.engine import MillWeights, render
 from stages.extract.html.mill.page import table, walk
+from stages.extract.html.mill.second_pass import SECOND, second_features, structures
 
 #: fewest sites on which a class word must occur
 SITES = 5
@@ -149,9 +150,9 @@ def look(trees: dict[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
 
 
 def again(arrays: Any, first: np.ndarray) -> np.ndarray:
-    out = np.empty((len(first), len(f.SECOND)), np.int32)
-    f.second_features(arrays.elements, len(arrays.elements), arrays.blocks, len(arrays.blocks),
-                      f.structures(arrays.elements, arrays.blocks), first, out)
+    out = np.empty((len(first), len(SECOND)), np.int32)
+    second_features(arrays.elements, len(arrays.elements), arrays.blocks, len(arrays.blocks),
+                    structures(arrays.elements, arrays.blocks), first, out)
     return out
 
 
