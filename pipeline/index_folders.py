@@ -55,7 +55,7 @@ def new_folder(root: str) -> Store:
     """Return the folder at `root`, into which indexes are to be written. Raises FolderTaken if it is not empty."""
     folder = Store(root)
     if next(iter(folder.list("")), None) is not None:
-        raise FolderTaken(f"{root} holds files already, and an index is never changed; name another folder")
+        raise FolderTaken(f"{root} holds files already; name a new folder")
     return folder
 
 

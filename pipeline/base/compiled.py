@@ -58,8 +58,9 @@ def njit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the compiled version of a kernel (a function that numba compiles). The first call for a module replaces
-    all kernels of the module by their compiled versions, so that calls between kernels use these, too."""
+    """Return the compiled version of a kernel (a function to be compiled by numba). All kernels of the kernel's module
+    are given to numba, and the compiled versions replace them in the module. Calls between kernels thus use the
+    compiled versions."""
     with _lock:
         if waiting := _waiting.pop(function.__module__, []):
             kernels = {kernel: _with_unique_files(_with_shipped_variants(_given_to_numba(kernel, options)))

@@ -133,7 +133,8 @@ def plan(recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="
       tokenmill plan recipe.yaml --why clean
       tokenmill plan recipe.yaml --sample 0.1% --cores 64 --price 0.04
       tokenmill plan recipe.yaml --tokens web=8T,code=1T
-      tokenmill plan --mixture gpt3"""
+      tokenmill plan --mixture gpt3
+    """
     from pipeline.forecast import epochs
     from pipeline.plan import why as explanation
     from pipeline.plan.estimate import survey_recipe

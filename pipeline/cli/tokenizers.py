@@ -145,7 +145,8 @@ def evaluate(paths: Annotated[list[Path], typer.Argument(
     \b
     Examples:
       tokenmill tokenizer eval tokenizer.json store/datasets/clean store/datasets/reference
-      tokenmill tokenizer eval a.json b.model bytes store/datasets/clean --by language --html tokenizers.html"""
+      tokenmill tokenizer eval a.json b.model bytes store/datasets/clean --by language --html tokenizers.html
+    """
     from pipeline.report.tokenizer_page import render
     from tokenizer.evaluate import evaluate as judge
     from tokenizer.evaluate import rows_of

@@ -6,9 +6,9 @@ tasks.
             progress.json    the driver's latest report of its progress (`pipeline.engine.driver.progress`), with the
                              number of its attempt
             cancel.json      {"attempt"}: the attempt that is asked to stop
-            log/0001-000001.txt …    output of the driver of a submitted attempt, in pieces of `PIECE` bytes
-            code/            copies of the user's Python files (`code:` in the recipe), so that the run can be resumed
-                             from any machine
+            log/0001-000001.txt …    output of the driver of a submitted attempt, in pieces of at most `PIECE` bytes
+            recipe.yaml, recipe.text.yaml, code/    the recipe, and copies of the user's Python files (`code:` in the
+                             recipe), so that the run can be resumed from any machine
 
 A machine needs only access to the store to use these functions. The files do not decide which driver may commit; only
 the commit log does. This module does not use the state that Ray reports of a job, since that state may be wrong after a
@@ -64,8 +64,7 @@ class Standing:
     `facts` is the content of run.json. `progress` is the content of progress.json, or {} when this attempt has not
     written it yet or it cannot be read. `error` says why the run failed; None when no error was recorded. `silent_s` is
     the number of seconds since the driver's last sign of life; None unless the run is running or stopping. `age_s` is
-    the number of seconds since the driver wrote `progress`; None when `progress` is {}.
-    """
+    the number of seconds since the driver wrote `progress`; None when that is not known."""
 
     run: str
     state: str
