@@ -121,7 +121,7 @@ def plan(recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="
     """Show what a run would do, and what it will cost.
 
     Shows the nodes of the plan in order. For each node it says how many partitions are fresh (the store has the result)
-    or stale (to be computed), how many bytes they read, and how much CPU time and disk space they will take. Nothing is
+    or stale (to be computed), and how many bytes they read. It also estimates their CPU time and disk space. Nothing is
     run and nothing is written. With --sample the recipe is run on a part of its inputs, in a temporary store. A cost
     forecast then says what the whole input would yield and need. With --tokens no input is read: the curriculum is
     planned for streams of these sizes.
@@ -281,9 +281,9 @@ def report(run: opt.RunArg, store: opt.StoreOpt = "store",
     """Write the report of a run again, or compare two runs.
 
     report.html and report.json are made from the results in the store; no document is processed again. With --compare,
-    nothing is written to a store. The comparison tells how the recipes differ, puts the figures of both reports side by
-    side, and lists documents that only one of the runs kept or that differ in their text. Documents nearest to a
-    threshold come first.
+    nothing is written to a store. The comparison tells how the recipes differ, and puts the figures of both reports
+    side by side. It lists documents that only one of the runs kept, or that differ in their text. Documents nearest to
+    a threshold come first.
 
     \b
     Examples:

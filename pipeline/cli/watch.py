@@ -1,5 +1,5 @@
-"""`tokenmill status`, `tokenmill logs` and `tokenmill cancel`: show the state of a run, show the log of the run's
-driver (the process that leads it), and stop the run.
+"""`tokenmill status` shows the state of a run. `tokenmill logs` shows the log of the run's driver, the process that
+leads it. `tokenmill cancel` stops the run.
 
 These commands need only the store, so they work on any machine that can read it. They ask Ray only about a job whose
 driver has not begun.

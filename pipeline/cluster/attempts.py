@@ -117,9 +117,8 @@ def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
     cannot be read.
 
     If the driver runs on this machine, its process is looked up. A large result then means that the driver is suspended
-    or hangs. A driver on another machine counts as alive if its heartbeat is recent, or if the heartbeat's counter
-    advances while this function watches it for up to `WATCH_S` seconds.
-    """
+    or hangs. A driver on another machine counts as alive if its heartbeat is recent. If it is not, this function
+    watches it for up to `WATCH_S` seconds; the driver counts as alive if the heartbeat's counter advances."""
     name, beat = latest_heartbeat(store)
     holder = beat.get("holder")
     if not isinstance(holder, dict) or beat.get("closed") or holder.get("run") != run:
@@ -299,8 +298,9 @@ class LogReader:
 
 # -- the recipe, and the user's own code -----------------------------------------------------------------------------
 def keep_recipe(store: Store, run: str, recipe: bytes, text: str | None) -> None:
-    """Write two files to the folder of a run. recipe.yaml gets `recipe`, the complete recipe in canonical form.
-    recipe.text.yaml gets `text`, the recipe as its author wrote it, with secrets masked, or `recipe` if `text` is None.
+    """Write two files to the folder of a run. The file recipe.yaml gets `recipe`, the complete recipe in canonical
+    form. The file recipe.text.yaml gets `text`, the recipe as its author wrote it, with secrets masked. If `text` is
+    None, it gets `recipe`, too.
 
     An existing recipe.text.yaml stays as it is if recipe.yaml already holds `recipe`. A run that is resumed from
     recipe.yaml thus keeps the author's text."""
