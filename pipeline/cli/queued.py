@@ -1,5 +1,5 @@
 """`tokenmill resume --queued`: runs an entry (a submitted run) of a store's queue, with this process as the driver (the
-process that leads the run). `pipeline.cluster.dispatch` starts this command.
+process that schedules the run). `pipeline.cluster.dispatch` starts this command.
 """
 
 from __future__ import annotations

@@ -62,8 +62,9 @@ def run(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputOp
 def drive(recipe: Recipe, store: str, run: str | None, backend: opt.BackendName, workers: int | None,
           address: str | None, *, quiet: bool, json_lines: bool, takeover: bool, verify_inputs: bool,
           ship_code: bool = False, dispatch_seed: int | None = None, attempt: int | None = None) -> None:
-    """Run a recipe with this process as the driver (the process that leads the run), and print the result. `workers` is
-    the number of child processes; None means one per core of this machine or, with `address`, of the cluster."""
+    """Run a recipe with this process as the driver (the process that schedules the run), and print the result.
+    `workers` is the number of child processes; None means one per core of this machine or, with `address`, of the
+    cluster."""
     from pipeline.plan.changes import comparable_run, compare_command
     from pipeline.run import default_workers, make_backend, run_recipe
 
@@ -231,8 +232,8 @@ def _forecast(recipe: Recipe, sample: str, cores: int | None, price: float | Non
 def list_runs(store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) -> None:
     """List the runs of a store and their states.
 
-    A star marks the run that finished last. The state `died` means that the driver of the run (the process that leads
-    it) ended without reporting a result; the run can be resumed.
+    A star marks the run that finished last. The state `died` means that the driver of the run (the process that
+    schedules it) ended without reporting a result; the run can be resumed.
 
     \b
     Example:
@@ -257,7 +258,7 @@ def list_runs(store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) ->
 
 
 def _standing(store: Store, name: str) -> dict[str, Any]:
-    """Return the state of a run as a row of `tokenmill list`: {run, state, attempt (number of executions), parts
+    """Return the state of a run as a row of `tokenmill list`: {run, state, attempt (number of its latest start), parts
     (number of tasks), done (finished tasks), report}. A value that is not known is None."""
     from pipeline.cluster.attempts import standing
 

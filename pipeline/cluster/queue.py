@@ -168,13 +168,13 @@ class QueueEntry:
         return count
 
     def deaths(self, done: int) -> int:
-        """Return the number of consecutive latest starts that ended without a message and without finishing a task.
-        `done` is the number of tasks that the run has done by now. A start after which the entry waited again does not
-        count.
+        """Return how often the run has died in succession: the number of its latest starts that ended without a message
+        and without finishing a task. `done` is the number of tasks that the run has done by now. A start after which
+        the entry waited again is skipped.
 
-        A start has finished a task if more tasks are done after it than before this start and every earlier one. The
-        number just before the start alone may be too low: a start that dies while it plans has not yet found all
-        results of earlier starts."""
+        A start has finished a task if more tasks are done after it than ever before it. The number just before the
+        start may be too low for this comparison, because a start that dies while it plans has not yet found all results
+        of earlier starts."""
         starts = [i for i, event in enumerate(self.events) if event.kind == "start"]
         count = most = 0
         for start, next_start in zip(starts, [*starts[1:], None]):
