@@ -19,7 +19,8 @@ from pipeline.base.errors import TokenmillError
 from pipeline.base.files import file_sha256
 from pipeline.base.parquet import write_table
 from pipeline.base.scratch import Scratch
-from pipeline.engine.shuffle.exchange import SegmentWriter, read_segment
+from pipeline.engine.shuffle.exchange import read_segment
+from pipeline.engine.shuffle.segment_writer import SegmentWriter
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
 from pipeline.store.index_folder import (

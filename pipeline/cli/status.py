@@ -90,7 +90,7 @@ def _progress(progress: dict[str, Any], ended: bool) -> list[str]:
     running = sum(n.get("running", 0) for n in nodes.values())
     failed = sum(n.get("failed_attempts", 0) for n in nodes.values())
     words = [f"{progress['done']:,}/{progress['parts']:,} partitions done", f"{running:,} running",
-             f"{failed:,} attempts failed", f"{progress.get('docs', 0):,} documents"]
+             f"{failed:,} attempts failed", f"{progress.get('docs_read', 0):,} documents read"]
     if not ended:
         words.append(f"{progress.get('docs_per_s', 0):,.0f} docs/s")
         words.append(f"{clock(progress['eta_s'])} left of what is planned" if progress.get("eta_s") is not None

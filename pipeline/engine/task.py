@@ -42,7 +42,7 @@ from pipeline.store.records import READING, Counters
 if TYPE_CHECKING:
     import numpy as np
 
-    from pipeline.engine.shuffle.exchange import SegmentWriter
+    from pipeline.engine.shuffle.segment_writer import SegmentWriter
     from stages import task
 
 
@@ -338,7 +338,7 @@ class TaskOutputs:
         order of writing. `memory`: bytes that records in memory and their sorted copy may take together; when they are
         used up, the records are written to a scratch file.
         """
-        from pipeline.engine.shuffle.exchange import SegmentWriter
+        from pipeline.engine.shuffle.segment_writer import SegmentWriter
 
         with SegmentWriter(self.path(name), dtype, buckets, key=key, covers=self.covers, memory=memory) as writer:
             yield writer

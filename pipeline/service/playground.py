@@ -66,6 +66,9 @@ class Playground:
             raise PlaygroundError(f"the run '{run}' has no dataset '{dataset}'; it has "
                                   f"{', '.join(recipe.get('datasets', {}))}", "dataset")
         passes = [node for node in plan["nodes"] if node["kind"] == "pass" and node["dataset"] == dataset]
+        #: the datasets of whose documents the run has made shards
+        inputs = [shards["from"] for shards in recipe.get("shards", {}).values()]
+        self.sharded = sorted({name for names in inputs for name in ([names] if isinstance(names, str) else names)})
         self.until_drop = recipe.get("run", {}).get("signals", "until-drop") == "until-drop"
         self.links = links_of(recipe["datasets"][dataset].get("steps") or [], passes)
         # documents that became too short by a barrier's cuts count as dropped by the barrier

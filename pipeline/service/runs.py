@@ -34,7 +34,8 @@ REPORT, RECIPE = 32 << 20, 1 << 20
 REPORT_POLICY = ("default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
                  "frame-ancestors 'none'; sandbox")
 #: the fields of each run in a list of runs
-LISTED = ("run", "state", "attempt", "begun", "how", "parts", "done", "docs", "seconds", "eta_s", "error", "report")
+LISTED = ("run", "state", "attempt", "begun", "how", "parts", "done", "docs_read", "docs", "seconds", "eta_s",
+          "error", "report")
 
 #: how OpenAPI describes a stream of events
 STREAM: dict[int | str, dict[str, Any]] = {

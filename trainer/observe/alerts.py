@@ -116,8 +116,8 @@ class Alerts:
         usual = median(self.speeds) if len(self.speeds) >= ENOUGH else None
         self.speeds.append(speed)
         limit = self.config.throughput
-        alerts = self.settle("throughput", limit is not None and usual is not None and speed < (1 - limit) * usual,
-                            f"{speed:,.0f} tokens/s, usual are {usual or speed:,.0f}")
+        slow = limit is not None and usual is not None and speed < (1 - limit) * usual
+        alerts = self.settle("throughput", slow, _throughput(speed, usual or speed, slow))
         limit = self.config.data_wait
         alerts += self.settle("data_wait", limit is not None and len(self.speeds) > 1 and data_share > limit,
                              f"{data_share:.0%} of the time is spent waiting for data; `soak` tells what the loader "
@@ -172,3 +172,13 @@ class Alerts:
         else:
             del self.standing[rule]
         return [Alert(rule, holds, text)]
+
+
+def _throughput(speed: float, usual: float, slow: bool) -> str:
+    """Say how the speed compares with the usual one (both in tokens/s). If it is low, also say what that means for the
+    training, and where its cause can be seen."""
+    if not slow:
+        return f"{speed:,.0f} tokens/s, usual are {usual:,.0f}"
+    return (f"{speed:,.0f} tokens/s, {1 - speed / usual:.0%} below the usual {usual:,.0f}: the training takes longer, "
+            f"but its result is not affected. Other programs may use this machine (see top, nvidia-smi); data_wait_ms "
+            f"and straggler in metrics.jsonl show slow reading and slow ranks")

@@ -123,6 +123,8 @@ def against(options: argparse.Namespace, run: Run, task: EvalTask) -> tuple[Run,
     word = options.against
     other = run if word is None or word.isdecimal() else opened(word, options.store, None, [])
     if word is not None and word.isdecimal():
+        if int(word) >= options.step:
+            raise ConfigError(f"--against {word}: name a step before step {options.step}, whose result is explained")
         return run, int(word)
     scored = sorted(int(path.parent.name.removeprefix("step_"))
                     for path in (other.out / FOLDER).glob(f"step_*/{task.name}.json"))

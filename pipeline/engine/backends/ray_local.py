@@ -1,4 +1,4 @@
-"""Connects to Ray, and starts a Ray cluster for this run alone, on this machine."""
+"""Connects to a Ray cluster, or starts one for this run alone, on this machine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 
 import ray
 
-from pipeline.base.auth import ClusterError
+from pipeline.base.auth import ClusterError, NoAnswer
 from pipeline.base.process import import_path
 
+LONGEST_WHY = 600        # characters of an error of Ray in a message
 STARTS = 3               # attempts: Ray's own time-outs of 15 to 30 s are short on a busy machine
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
@@ -42,6 +43,18 @@ def _same_imports() -> Iterator[None]:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+
+
+def attach(address: str, packages: list[str]) -> None:
+    """Connect to the cluster at `address`, and send it the folders `packages` of Python packages. Raises NoAnswer if
+    nothing answers there, and ClusterError if the cluster cannot be used."""
+    try:
+        connect(address=address, runtime_env={"py_modules": packages} if packages else None, **QUIET)
+    except Exception as e:                            # from Ray or gRPC
+        kind = NoAnswer if isinstance(e, (ConnectionError, TimeoutError)) else ClusterError
+        why = " ".join(str(e).split()) or type(e).__name__
+        raise kind(f"--address {address}: cannot attach ({why[:LONGEST_WHY]}); see that its head node runs (ray "
+                   f"status), and run this on a machine of the cluster") from e
 
 
 def start_local(cpus: int, object_store_mb: int, temp: str) -> None:

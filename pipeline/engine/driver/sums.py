@@ -29,6 +29,7 @@ class BatchSums:
     weight: int = 0
     docs: int = 0
     quarantined: int = 0
+    input_docs: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -93,6 +94,7 @@ class Summing:
         batch.tasks += 1
         batch.weight += weight
         batch.docs += docs_in(record)
+        merge_counters(batch.input_docs, input_docs_of(record), False)
         batch.quarantined += len(record.quarantine)
         sums.tasks += 1
         sums.cpu_s += record.cpu_s
@@ -167,3 +169,12 @@ def docs_in(record: PartRecord) -> int:
         return sum(s.get("docs", 0) for s in sources.values() if isinstance(s, dict))
     docs = record.counters.get("docs", 0)
     return int(docs) if isinstance(docs, (int, float)) else 0
+
+
+def input_docs_of(record: PartRecord) -> dict[str, int]:
+    """Returns how many documents one task read from sources, by source. The result is empty for a task that reads the
+    results of other tasks."""
+    read, documents = record.counters.get("read"), record.counters.get("in")
+    if not isinstance(read, dict) or not isinstance(documents, dict):
+        return {}
+    return {source: documents.get(source, {}).get("docs", 0) for source in read}
