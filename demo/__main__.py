@@ -55,8 +55,8 @@ def main(store: str | None = None) -> int:
 
 
 def closing(folder: Path, datasets: dict[str, int], shards: dict[str, int]) -> str:
-    """The text that is printed at the end: path of the report, loss before and after training, number of tokens and
-    documents, and a sample of generated text."""
+    """Return the text that is printed at the end: path of the report, loss before and after training, number of tokens
+    and documents, and a sample of generated text."""
     import json
 
     summary = json.loads((folder / "train" / "summary.json").read_text())

@@ -19,7 +19,8 @@ from pipeline.base.errors import TokenmillError
 from pipeline.base.files import file_sha256
 from pipeline.base.parquet import write_table
 from pipeline.base.scratch import Scratch
-from pipeline.engine.shuffle.exchange import SegmentWriter, read_segment
+from pipeline.engine.shuffle.exchange import read_segment
+from pipeline.engine.shuffle.segment_writer import SegmentWriter
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
 from pipeline.store.index_folder import (
@@ -109,13 +110,12 @@ def indexes_in(root: str) -> list[DedupIndex]:
 
 
 def forget(root: str, gone: Tombstones) -> dict[str, int]:
-    """Cut documents that were taken down out of the indexes in the folder `root`: those whose id `gone` lists, and in
-    an index of `minhash` also those whose text `gone` lists. Returns how many records were removed, by step: records of
+    """Cut documents that were taken down out of the indexes in the folder `root`. They are found by their ids in
+    `gone`, and in an index of `minhash` also by their texts. Returns the number of removed records by step: records of
     documents (minhash), or of hashes (exact).
 
     Files with such a document are written again under new names, then index.json, and then the old files are removed.
-    If the function is interrupted, call it again. Raises NoIndex if the folder has no index, or a damaged one.
-    """
+    If the function is interrupted, call it again. Raises NoIndex if the folder has no index, or a damaged one."""
     folder, removed = Store(root), {}
     for index in indexes_in(root):
         numbers = [int(path.split("/")[1].split(".")[0]) for path in _files_in(folder, index.step)]
@@ -223,8 +223,8 @@ def _texts_without(ref: dict[str, Any], records: NDArray[Any], live: NDArray[np.
 def _keys_without(ref: dict[str, Any], buckets: int, documents: NDArray[np.uint64], ids: NDArray[np.bytes_], step: str,
                   folder: Store, names: _FileNames) -> tuple[dict[str, Any], int]:
     """Write a file of an index's keys again, without the records of removed documents. In an index of `exact`, these
-    are the records with one of `ids`; in one of `minhash`, those with one of the numbers `documents`. If the file has
-    no such record, nothing is written. Returns (the reference to the file, the number of records removed)."""
+    records have one of `ids`. In an index of `minhash`, they have one of the document numbers `documents`. If the file
+    has no such record, nothing is written. Returns (the reference to the file, the number of records removed)."""
     kept = []
     for bucket in range(buckets):
         records = _records(ref, bucket, HASH if step == "exact" else KEY)
@@ -250,8 +250,8 @@ def _joined_ids(records: NDArray[Any]) -> NDArray[np.bytes_]:
 
 
 def _moved(path: str, ref: dict[str, Any], name: str, folder: Store, content: str, rows: int) -> dict[str, Any]:
-    """Move the temporary file `path` into the folder of an index, as the file `name`. `ref` is the reference (as
-    `file_ref` makes it) to the file of the index that it replaces. Returns the reference to the new file."""
+    """Move the temporary file `path` into the folder of an index, as the file `name`, and return the reference to it.
+    `ref` is the reference (as `file_ref` makes it) to the file of the index that the new file replaces."""
     new = {"bytes": os.path.getsize(path), "sha256": file_sha256(path), "content": content, "rows": rows}
     folder.replace(path, name)
     return {**file_ref(name, new), "root": ref["root"]}
@@ -302,8 +302,8 @@ def _merge(indexes: Sequence[DedupIndex], folder: Store) -> DedupIndex:
 
 
 def _merge_keys(indexes: Sequence[DedupIndex], name: str, folder: Store, names: _FileNames) -> dict[str, Any]:
-    """Merge the files with keys of one property (`name`) of several indexes, and write the new files to `folder`. If
-    indexes of `exact` have equal hashes, the record of the first of these indexes stays. Returns the entry of the
+    """Merge the key files that several indexes have for the property `name` of documents, and write the new files to
+    `folder`. Of equal hashes in indexes of `exact`, the record of the first index stays. Returns the entry of the
     property in the new index: references to the files, and the number of buckets."""
     dtype, key = (HASH, ["hi", "lo"]) if indexes[0].step == "exact" else (KEY, ["key", "document"])
     parts = [index.keys[name] for index in indexes]

@@ -145,9 +145,9 @@ def exported(out: str, option: str, note: Callable[[], None] = lambda: None) -> 
     option `option`. It yields the path of the folder or, if `out` is a URL, a function that opens the folder of object
     storage for writing.
 
-    `note` is called as soon as `out` may hold exported tokens. A local folder appears only at the end of the export; in
-    object storage, objects stay even if the process is killed.
-    """
+    `note` is called as soon as `out` may hold exported tokens. A local folder appears only at the end of the export, so
+    `note` is called then. In object storage, objects stay even if the process is killed, so `note` is called before the
+    first object is written."""
     if is_url(out):
         yield partial(noted, note, out, option)
         return
@@ -208,9 +208,9 @@ def rows_of(run: str, root: str) -> Iterator[tuple[RowSet, Curriculum]]:
 
 
 def chosen(curriculum: Curriculum, phase: str | None, samples: str | None) -> tuple[int, int]:
-    """Return the range [first, stop) of the training samples that the values of --phase and --samples choose: the
-    samples that are in both, or all samples if both are None. A range that ends after the last sample is cut there.
-    Raises BadUsage for an unknown phase, for a text that is no range, and when no sample is left."""
+    """Return the range [first, stop) of the training samples that are in both --phase and --samples. An option that is
+    None does not limit the range. A range that ends after the last sample is cut there. Raises BadUsage for an unknown
+    phase, for a text that is no range, and when no sample is left."""
     first, stop = 0, curriculum.samples
     if phase is not None:
         names = {spec.name: spec for spec in curriculum.phases}
@@ -322,9 +322,9 @@ def decode(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt,
 @contextlib.contextmanager
 def new_stream(store: Store, name: str, tokenizer: Tokenizer, val: float, contents: str) -> Iterator[Target]:
     """A context manager for writing the shard sets of the new stream `name`. The sets become visible at the end, after
-    the file of their tokenizer, so a killed import leaves no set without its tokenizer. `contents` and `val`, the share
-    of held-out documents, identify the sets: in object storage, a command with the same values completes a killed
-    import."""
+    the file of their tokenizer, so a killed import leaves no set without its tokenizer. In object storage, the objects
+    of a killed import stay. A later import with the same `contents` and `val` (share of held-out documents) completes
+    them."""
     from pipeline.cli.streamed import streamed
     from tokenizer.export.target import FolderTarget, appearing
 

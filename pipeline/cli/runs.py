@@ -120,11 +120,11 @@ def plan(recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="
          json_lines: opt.JsonOpt = False) -> None:
     """Show what a run would do, and what it will cost.
 
-    Shows the nodes of the plan in order: how many of their partitions are fresh (the store has the result) or stale (to
-    be computed), how many bytes they read, and an estimate of CPU time and disk space. Nothing is run and nothing is
-    written. With --sample the recipe is run on a part of its inputs, in a temporary store. A cost forecast then says
-    what the whole input would yield and need. With --tokens no input is read: the curriculum is planned for streams of
-    these sizes.
+    Shows the nodes of the plan in order. For each node it says how many partitions are fresh (the store has the result)
+    or stale (to be computed), how many bytes they read, and how much CPU time and disk space they will take. Nothing is
+    run and nothing is written. With --sample the recipe is run on a part of its inputs, in a temporary store. A cost
+    forecast then says what the whole input would yield and need. With --tokens no input is read: the curriculum is
+    planned for streams of these sizes.
 
     \b
     Examples:
@@ -133,8 +133,7 @@ def plan(recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="
       tokenmill plan recipe.yaml --why clean
       tokenmill plan recipe.yaml --sample 0.1% --cores 64 --price 0.04
       tokenmill plan recipe.yaml --tokens web=8T,code=1T
-      tokenmill plan --mixture gpt3
-    """
+      tokenmill plan --mixture gpt3"""
     from pipeline.forecast import epochs
     from pipeline.plan import why as explanation
     from pipeline.plan.estimate import survey_recipe

@@ -26,8 +26,8 @@ WATCH_S = 2.0            # seconds between two updates of --watch and -f
 
 
 def look(store: Store, run: str) -> Standing:
-    """Return the state of a run. If the run was submitted and its driver (the process that leads the run) has not
-    begun, Ray is asked whether the job of the run still exists and will start."""
+    """Return the state of a run. For a submitted run whose driver (the process that leads the run) has not begun, ask
+    Ray whether the run's job still exists and will start."""
     from dataclasses import replace
 
     from pipeline.cluster.attempts import standing

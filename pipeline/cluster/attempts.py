@@ -151,9 +151,10 @@ def driver_of(store: Store) -> dict[str, Any]:
 
 def latest_heartbeat(store: Store) -> tuple[str, dict[str, Any]]:
     """Return the path and the content of the heartbeat file of the store's latest driver (the process that schedules a
-    run). The content is {counter, closed (whether the driver has ended its work), holder (the driver's host, pid, run,
-    …), at (seconds since 1970)}, or {} when the file cannot be read. Returns ("", {}) when the store has had no
-    driver."""
+    run). Returns ("", {}) when the store has had no driver.
+
+    The content has `counter`, `closed` (whether the driver has ended its work), `holder` (the driver's host, pid, run,
+    …) and `at` (seconds since 1970). It is {} when the file cannot be read."""
     names = sorted(store.list("log/heartbeat"))
     return (names[-1], _json(store, names[-1]) or {}) if names else ("", {})
 
@@ -166,8 +167,8 @@ def progress_of(store: Store, run: str) -> dict[str, Any]:
 
 def _json(store: Store, path: str, kinds: Mapping[str, type] | None = None) -> dict[str, Any] | None:
     """Read a JSON object from the store. Returns None when there is no such file. Returns {} when the file cannot be
-    read, or when a field has another type than `kinds` requires for it. Fields of other types than int may also be
-    null."""
+    read, or when a field does not have the type that `kinds` names for it. A field may also be null, unless its type is
+    int."""
     try:
         document = json.loads(store.read(path))
     except FileNotFoundError:
@@ -301,8 +302,9 @@ class LogReader:
 def keep_recipe(store: Store, run: str, recipe: bytes, text: str | None) -> None:
     """Write two files to the folder of a run. recipe.yaml gets `recipe`, the complete recipe in canonical form.
     recipe.text.yaml gets `text`, the recipe as its author wrote it, with secrets masked, or `recipe` if `text` is None.
-    If recipe.yaml holds `recipe` already, an existing recipe.text.yaml is not changed: a run that is resumed from
-    recipe.yaml keeps the author's text."""
+
+    An existing recipe.text.yaml stays as it is if recipe.yaml already holds `recipe`. A run that is resumed from
+    recipe.yaml thus keeps the author's text."""
     written = f"runs/{run}/{RECIPE_TEXT}"
     path = f"runs/{run}/recipe.yaml"
     if not (store.exists(written) and store.exists(path) and store.read(path) == recipe):

@@ -26,10 +26,11 @@ class StreamUse:
 
 def phases(recipe: Recipe, tokens: Mapping[str, Range] | None = None) -> list[Phase]:
     """Return the phases of the recipe's curriculum (its plan of a training), each with start and length in tokens.
-    `tokens` holds the expected number of tokens of each stream; in some groups of streams, the weights depend on it. A
-    stream that is missing in `tokens` counts as one token, so without `tokens` all streams count as equal. Split shards
-    whose streams are not in `tokens` count as one stream. Raises CurriculumError when the phases do not fit into the
-    total."""
+    Raises CurriculumError when the phases do not fit into the total.
+
+    `tokens` holds the expected number of tokens of each stream, from which some groups of streams compute their
+    weights. A stream that is missing in `tokens` counts as one token, so without `tokens` all streams count as equal.
+    Split shards whose streams are not in `tokens` count as one stream."""
     if recipe.curriculum is None:
         return []
     given = {stream: has.value for stream, has in (tokens or {}).items()}

@@ -71,8 +71,9 @@ def by_difference(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], lis
 
 def without_retokenised(document: Mapping[str, Any], rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]],
                                                                                          list[dict[str, Any]]]:
-    """Divide rows of the overview: last come the token counts of streams and sources that have as many documents in
-    both runs, if the runs have different tokenizers. They would hide what changed in the documents."""
+    """Divide rows of the overview into (those to show, those to leave out). If the runs have different tokenizers, all
+    token counts differ, which would hide what changed in the documents. Therefore the token counts of a stream or
+    source are left out if both runs have as many documents of it."""
     if not other_tokenizer(document["figures"]):
         return rows, []
     same = {row["name"] for row in overview(document) if row["path"][-1] == "docs" and row["before"] == row["after"]}
@@ -86,12 +87,13 @@ def datasets(document: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def sections(document: Mapping[str, Any], most: int, brief: bool = False) -> list[dict[str, Any]]:
-    """Return, for each section of the report, the figures that differ between the runs and are not in the overview:
-    {title, rows, left_out, equal}. `rows` are the `most` figures with the largest relative difference, `left_out` is
-    the number of further figures that differ, and `equal` the number of equal ones.
+    """Return, for each section of the report, the figures that differ between the runs: {title, rows, left_out, equal}.
+    `rows` are the `most` figures with the largest relative difference, `left_out` is the number of further figures that
+    differ, and `equal` the number of equal ones. Figures that the overview has are not included.
 
     A section that only one run has is left out. With `brief`, figures that say nothing about documents are left out:
-    measured ones (such as times), hashes, and bins of histograms."""
+    measured ones (such as times), hashes, and bins of histograms.
+    """
     in_overview = {tuple(row["path"]) for row in overview(document)}
     lonely = one_sided(document["figures"])
     by_section: dict[str, list[dict[str, Any]]] = {}
@@ -123,8 +125,7 @@ def _is_technical(row: Mapping[str, Any]) -> bool:
 
 
 def cut(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Return the `most` rows with the largest relative difference between the two runs, in the order in which they are
-    in `rows`. Every row differs between the runs."""
+    """Return the `most` rows with the largest relative difference between the two runs, in the order of `rows`."""
     def change(place: int) -> float:
         row = rows[place]
         return -(abs(row["relative"]) if row["relative"] is not None else float("inf"))

@@ -291,11 +291,13 @@ def _parameters(dependant: Dependant) -> set[str]:
 
 
 async def check_intended(request: Request) -> None:
-    """Raise HttpProblem for a write (a request that changes something) that a page of another site could have caused
-    (CSRF). The browser of a signed-in user sends the session's cookie along with such a request; a server without
-    tokens demands no cookie at all. To be accepted, the write must have a header that a page of another site cannot
-    send (a bearer token or `X-Tokenmill`), or the right value in the hidden form field `csrf`, which such a page cannot
-    read."""
+    """Raise HttpProblem for a write (a request that changes something) that a page of another site could have sent
+    (CSRF). A browser adds the session's cookie to such a request, and a server without tokens demands no cookie, so the
+    cookie proves nothing.
+
+    A write is accepted if it has a header that a page of another site cannot send (a bearer token or `X-Tokenmill`). It
+    is also accepted if the hidden form field `csrf` has the right value, which such a page cannot read.
+    """
     if request.headers.get("authorization", "").lower().startswith("bearer ") or request.headers.get(HEADER):
         return
     sent = (await form_of(request)).get(FIELD, "")

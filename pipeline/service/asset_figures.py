@@ -152,5 +152,5 @@ def _kept(figures: Figures, node: Lineage) -> int | None:
 
 
 def removed_by(section: DuplicateFigures) -> int:
-    """Return the number of documents that the deduplication with this name removed."""
+    """Return how many documents a deduplication removed from all sources together."""
     return sum(n for by_source in section.removed.values() for n in by_source.values())

@@ -102,8 +102,8 @@ async def _planned(request: Request, store: str, at: Store, run: str, role: Role
 def _graph(figures: Figures | None, plan: Mapping[str, Any] | None) -> tuple[list[dict[str, Any]],
                                                                             list[dict[str, Any]]]:
     """Return the nodes and edges of a run's graph: first those in the run's report, then those that only the new plan
-    has. As in the report, the pass after a barrier (a deduplication) has an edge from the barrier, not from the passes
-    before the barrier."""
+    has. A pass that follows a barrier (a deduplication) has an edge from the barrier, but none from the passes before
+    the barrier, as in the report."""
     nodes = [node.model_dump(include=set(NODE)) for node in figures.graph.nodes] if figures else []
     edges = [edge.model_dump(by_alias=True, exclude_none=True) for edge in figures.graph.edges] if figures else []
     known, rows = {node["name"] for node in nodes}, plan["nodes"] if plan else []
@@ -119,10 +119,12 @@ def _graph(figures: Figures | None, plan: Mapping[str, Any] | None) -> tuple[lis
 
 
 def _asset(node: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a node of the graph with what the node's row of the plan says added: the state, the numbers of tasks, and
-    what running the node would cost now. The numbers of tasks are None if they are not known yet. The curriculum and
-    the folder of an index have no state, because they have no row in a plan: every run writes the curriculum anew, and
-    no run writes such a folder."""
+    """Return a node of the graph with facts from `row`, its row of the plan: the state, the numbers of tasks, and what
+    running the node would cost now. The numbers of tasks are None if they are not known yet.
+
+    The state of a node without a row is unknown. For the curriculum and the folder of an index, which never have a row,
+    it is None: every run writes the curriculum anew, and no run writes such a folder.
+    """
     if row is None:
         state = None if node["kind"] in ("curriculum", "folder") else UNKNOWN
         return {**node, "state": state, "fresh": None, "stale": None, "pending": None, "cost_now": None}

@@ -180,8 +180,8 @@ def _checked(model: type[Model], data: bytes, run: str, name: str, key: str, rem
 
 
 def _recipe(data: bytes, run: str, key: str, remedy: str) -> dict[str, Any]:
-    """Parse the text of a run's recipe (YAML) and return its content. Raises HttpProblem when the text is no recipe:
-    YAML may hold values that grow without end when they are compared."""
+    """Parse the text of a run's recipe (YAML) and return its content. Raises HttpProblem when the text is no recipe, or
+    exceeds the limits of `parse_yaml`: with aliases, a short text could expand to values too large to compare."""
     try:
         recipe, _ = parse_yaml(data.decode(), "recipe.yaml")
     except (UnicodeDecodeError, RecipeError) as e:

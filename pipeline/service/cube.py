@@ -41,15 +41,18 @@ COUNTED = (SIDES.index("kept"), SIDES.index("unknown"))
 
 @dataclass
 class Cube:
-    """Counts of the documents that would be kept, and of those of which this is unknown, as a function of one
-    threshold. The values of the threshold are divided into bins. The array `start`, with the axes (group, side,
-    weight), has the counts at the lowest edge of the bins. The array `deltas`, with the axes (group, bin, side,
-    weight), has what each bin adds to the counts.
+    """How many documents would be kept, and of how many this is unknown, as a function of one threshold. The values of
+    the threshold are divided into bins; `edges` are the limits of the bins.
 
-    A group is all documents of one source and language. The sides (COUNTED) are kept and unknown. The weights (WEIGHTS)
-    are what is counted: documents, bytes and, if the run made shards, tokens (the estimate, and the lower and the upper
-    end of its range). `documents` is the number of all documents. `up_to` is the barrier (such as a deduplication) at
-    which the prediction ends: documents that reach it count as kept. It is "" if the prediction goes through all steps.
+    - The array `start`, with the axes (group, side, weight), has the counts at the lowest edge.
+    - The array `deltas`, with the axes (group, bin, side, weight), has what each bin adds to the counts.
+    - A group is all documents of one source and language.
+    - The sides (COUNTED) are kept and unknown.
+    - The weights (WEIGHTS) are what is counted: documents, bytes and, if the run made shards, tokens (the estimate, and
+      the lower and the upper end of its range).
+    - `documents` is the number of all documents.
+    - `up_to` is the barrier (such as a deduplication) at which the prediction ends: documents that reach it count as
+      kept. It is "" if the prediction goes through all steps.
     """
 
     step: int
@@ -86,8 +89,9 @@ class Cube:
 
     def to_json(self) -> dict[str, Any]:
         """Return the cube (table of counts by threshold) as JSON for a page. `cells` has an entry for each group
-        (source and language): its counts at the lowest edge of the bins and, for each bin in which a count changes,
-        [number of the bin, changes of the counts]. `columns` names these counts, in order."""
+        (source and language). The entry's `start` has the counts at the lowest edge of the bins. Its `bins` have, for
+        each bin in which a count changes, [number of the bin, changes of the counts]. `columns` names the counts, in
+        order."""
         cells = []
         for number, (source, language) in enumerate(self.groups):
             bins = np.flatnonzero(self.deltas[number].any((1, 2)))

@@ -157,9 +157,10 @@ def _verdict(row: dict[str, Any]) -> dict[str, Any] | None:
 
 def _twin(queries: Queries, store: Store, dataset: str, row: dict[str, Any], id: str, masked: bool,
           stop: Stop) -> dict[str, Any]:
-    """Return the document that was kept in place of a duplicate, and how the first COMPARED characters of the two texts
-    differ. The field `kind` says what became of that document in a later step: kept, dropped, quarantined, or None if
-    no file has the document. If it is quarantined or None, `difference` is None and `document` is left out."""
+    """Return the document that was kept in place of a duplicate, and as `difference` how the first COMPARED characters
+    of the two texts differ. A later step may have removed the kept document: `kind` says whether it is kept, dropped or
+    quarantined, or None if no file has it. If `kind` is quarantined or None, `difference` is None and `document` is
+    left out."""
     try:
         kind, twin = _find(queries, store, dataset, id, max(COMPARED, len(row["text"] or "")), stop)
     except NoDocument:

@@ -50,9 +50,9 @@ def run_documents(store: Store, run: str) -> tuple[dict[str, Any], dict[str, Any
 
 
 def links_of(steps: list[Any], passes: list[dict[str, Any]]) -> list[Link]:
-    """Return the steps of a dataset in order, each with the number of the pass that runs the step. A pass is a group of
-    consecutive steps. `passes` comes from plan.json, which lists for each pass the names of its steps, `apply NAME` for
-    a barrier (a step over all documents), and stages that prepare a barrier."""
+    """Return the steps of a dataset in order, each with the number of the pass (group of consecutive steps) that runs
+    the step. `passes` comes from plan.json. There, a pass lists the names of its steps, `apply NAME` for a barrier (a
+    step over all documents), and stages that prepare a barrier. Raises PlaygroundError when a step is missing there."""
     named = [(step, {}) if isinstance(step, str) else next(iter(step.items())) for step in steps]
     labels = iter([(label.removeprefix("apply "), part) for part, node in enumerate(passes) for label in node["steps"]])
     links = []

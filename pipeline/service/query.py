@@ -200,21 +200,22 @@ class Queries:
         """Read the documents of `hits`, and return them in the same order. A hit is the part (data file) and the row of
         a document. A returned row has `id` and those of the columns `show` that the part has. The document's text is
         cut to `chars` characters. If `text` (what was searched for) is not empty, `match` is an excerpt around its
-        first occurrence."""
+        first occurrence. If the hits have ids, the ids are not read again."""
         by_part: dict[int, list[int]] = {}
         for hit in hits:
             by_part.setdefault(hit.part, []).append(hit.row)
-        rows: dict[tuple[int, int], dict[str, Any]] = {}
         if not hits:
             return []
+        names = ("id", *show) if any(hit.id is None for hit in hits) else [name for name in show if name != "id"]
+        selects: list[tuple[str, list[Any]]] = []
         with reader.files(list(by_part)) as files:
             for file, (i, wanted) in zip(files, by_part.items()):
-                items, values = _shown(show, reader.columns[i], text, chars)
-                for row in reader.rows(
-                        f"SELECT file_row_number AS \"#\", {', '.join(items)} FROM read_parquet(?) "
-                        f"WHERE file_row_number IN ({', '.join('?' * len(wanted))})", [*values, file, *wanted]):
-                    rows[i, row.pop("#")] = row
-        return [rows[hit.part, hit.row] for hit in hits]
+                items, values = _shown(names, reader.columns[i], text, chars)
+                columns = ", ".join(['file_row_number AS "#"', *items])
+                selects.append((f"SELECT {columns} FROM read_parquet(?) "
+                                f"WHERE file_row_number IN ({', '.join('?' * len(wanted))})", [*values, file, *wanted]))
+            rows = {(i, row.pop("#")): row for i, part in zip(by_part, reader.rows_of_each(selects)) for row in part}
+        return [{**({} if hit.id is None else {"id": hit.id}), **rows[hit.part, hit.row]} for hit in hits]
 
     def by_ids(self, of: DocumentKind, ids: Sequence[str], stop: Stop, show: Sequence[str], chars: int
                ) -> list[dict[str, Any]]:
@@ -351,13 +352,13 @@ class Queries:
             raise AssertionError("the last try returns or raises")
 
 
-def _shown(show: Sequence[str], columns: Collection[str], text: str, chars: int) -> tuple[list[str], list[Any]]:
-    """Return the SQL expressions of the columns `show`, and the values to bind in them. The text of a document is cut
+def _shown(names: Sequence[str], columns: Collection[str], text: str, chars: int) -> tuple[list[str], list[Any]]:
+    """Return the SQL expressions of the columns `names`, and the values to bind in them. The text of a document is cut
     to `chars` characters. If `text` (what was searched for) is not empty, one expression is an excerpt around its first
     occurrence."""
     items: list[str] = []
     values: list[Any] = []
-    for name in dict.fromkeys(("id", *show)):
+    for name in dict.fromkeys(names):
         if name == "text" and "text" in columns:
             items.append("substring(text, 1, ?::BIGINT) AS text, length(text) AS chars")
             values.append(chars)

@@ -72,8 +72,8 @@ class Sessions:
         return self._set_cookie("", 0)
 
     def form_token(self, request: Request) -> str:
-        """Return the value of the hidden field `csrf` in the forms that are sent to the session of this request.
-        Another site cannot know this value, so a form that contains it comes from a page of the service."""
+        """Return the value of the hidden field `csrf` for the forms that the session of this request is shown. Another
+        site cannot know this value, so a form that contains it comes from a page of the service."""
         subject = self._cookie_of(request)
         key = b"".join(self._key(role) for role in Role) if not self._open else self._own_key
         return hmac.new(key, f"form.{subject}".encode(), "sha256").hexdigest()

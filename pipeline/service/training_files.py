@@ -316,9 +316,12 @@ class MetricsFile:
     @property
     def plot(self) -> str:
         """An id that changes when the plot of the losses would look different. In a long file only some steps are
-        plotted, so most new lines do not change the plot. The id is a hash of the numbers of the plotted steps. The
-        same step may be written again, with another loss, if the training starts again, resumes or rewinds, or if the
-        file is replaced. So the numbers of such events are hashed, too."""
+        plotted, so most new lines do not change the plot or the id.
+
+        The id is a hash of the numbers of the plotted steps. A step may be written again with another loss when the
+        training starts again, resumes or rewinds, or when the file is replaced. So the hash also covers how often this
+        has happened.
+        """
         shown = json.dumps([self._inode, self._readings, self._turns, self.starts, self.losses.numbers()])
         return hashlib.blake2b(shown.encode(), digest_size=8).hexdigest()
 

@@ -65,9 +65,10 @@ def list_trainings(request: Request, store: str, at: StoreOf) -> dict[str, Any]:
 @router.get("/{training}", summary="Show a training")
 async def show_training(request: Request, store: str, at: StoreOf, training: str,
                         queries: QueriesOf) -> dict[str, Any]:
-    """Show a training: its state, its losses over tokens by source, held-out losses, phases, spikes and returns to a
-    checkpoint, the scores of its last scored checkpoint on each benchmark task, and its summary when it has ended. Each
-    curve has at most some hundred points, evenly spread. `plot` changes when `losses.svg` changes."""
+    """Show a training: its state, its phases, its spikes, its returns to a checkpoint, and its summary when it has
+    ended. `curves` has the losses over tokens by source, and held-out losses; each curve has at most some hundred
+    points, evenly spread. `tasks` has the scores of the last scored checkpoint on each benchmark task. `plot` changes
+    when `losses.svg` changes."""
     stop = queries.stop()
 
     def call() -> dict[str, Any]:

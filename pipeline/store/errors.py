@@ -30,9 +30,9 @@ class StoreError(TokenmillError):
 
 
 class EnvironmentFailure(StoreError):
-    """Raised for a temporary fault of the machine or of the storage service, such as a full disk or an endpoint that
-    does not answer. A task that meets the fault is not to blame: it runs again, and the attempt does not count against
-    the scheduler's `max_attempts`."""
+    """Raised for a temporary fault of the machine or of the storage service. Examples are a full disk and an endpoint
+    that does not answer. A task that meets the fault is not to blame: it runs again, and the attempt does not count
+    against the scheduler's `max_attempts`."""
 
 
 class DamagedFile(StoreError):

@@ -56,7 +56,7 @@ class StreamedSet(RequestedSet):
         return packing
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Do nothing: what follows the tokens that are read is requested meanwhile."""
+        """Do nothing: `AheadFile` requests the next bytes by itself."""
 
     def request(self, wanted: BlockRange, again: bool) -> bytes:
         key, start, stop = wanted[:2], wanted.first * BLOCK, wanted.stop * BLOCK

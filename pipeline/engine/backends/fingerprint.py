@@ -73,9 +73,8 @@ class Fingerprint:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> Fingerprint:
-        """Returns the fingerprint that another node sent. If that node runs another version of this class, its
-        fingerprint may lack fields. Missing fields are left empty. The node is then refused because its code differs,
-        and not because its message cannot be read."""
+        """Returns the fingerprint that another node sent. Fields that are missing in `doc` are left empty, because the
+        node may run another version of this class. The node is then refused with a message about its code."""
         empty: dict[str, Any] = {"roots": {}, "libraries": {}}
         return cls(**{f.name: doc.get(f.name, empty.get(f.name, "")) for f in fields(cls)})
 

@@ -94,11 +94,13 @@ class _Node:
 class Progress:
     """Collects the scheduler's reports about a run and shows them.
 
-    `mode`: "rich" (bars on a terminal, otherwise the changed lines every PLAIN_S seconds, both on stderr), "quiet", or
-    "json" (one event per line on stdout). `snapshot` is a function that is called with a JSON-able dict at the
-    beginning, every few seconds and at the end. The entries of `facts` are added to every snapshot. Secrets are removed
-    from messages, errors and tracebacks (`pipeline.base.redact`), and secrets and personal data from labels of tasks.
-    """
+    `mode` is "rich", "json" or "quiet". "rich" draws bars on stderr; if that is no terminal, it prints the changed
+    lines every PLAIN_S seconds. "json" prints one event per line on stdout. `snapshot` is a function that is called
+    with a JSON-able dict at the beginning, every few seconds and at the end. The entries of `facts` are added to every
+    snapshot.
+
+    Secrets are removed from messages, errors and tracebacks (`pipeline.base.redact`). Labels of tasks lose secrets and
+    personal data."""
 
     def __init__(self, mode: str = "rich", snapshot: Callable[[dict[str, Any]], None] | None = None, *,
                  stream: TextIO | None = None, clock: Clock = SYSTEM,
@@ -270,8 +272,8 @@ class Progress:
 
     # -- output --------------------------------------------------------------------------------------------------
     def snapshot(self) -> dict[str, Any]:
-        """Returns the progress of the run as a dict that can be written as JSON: totals, remaining seconds (None:
-        unknown), and a dict for each plan node (a group of tasks, such as a pass)."""
+        """Returns the progress of the run as a dict that can be written as JSON. It has totals, the remaining seconds
+        (None: unknown), and a dict for each plan node (a group of tasks, such as a pass)."""
         now = self._clock.now()
         nodes = {name: node.snapshot(now) for name, node in self.nodes.items()}
         remaining = sum(n.weight - n.weight_done for n in self.nodes.values())

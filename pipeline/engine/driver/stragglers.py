@@ -15,22 +15,13 @@ its backup tasks similarly, and starts them when an operation is nearly complete
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from pipeline.engine.driver.flights import Flight
 from pipeline.engine.task import TaskSpec
 
 FACTOR = 3.0             # limit: FACTOR * p95 of the node if a slot is idle, else FACTOR * median, at least p95
 MIN_FINISHED = 5                # with fewer finished tasks, the durations of a node mean nothing
 SHARE = 10               # one in this many slots may hold a second attempt that displaces other work
-
-
-@dataclass(frozen=True)
-class Flight:
-    """An attempt at a task that was handed to the backend and has not ended. `started` is the time on the scheduler's
-    clock, in seconds, at which it was handed over. An attempt that was handed over in advance begins to run later."""
-
-    spec: TaskSpec
-    started: float
 
 
 def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], now: float, *, idle: bool,

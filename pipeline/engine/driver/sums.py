@@ -21,8 +21,8 @@ from pipeline.store.temp import scratch_database
 @dataclass
 class BatchSums:
     """Sums over a batch of tasks, for the display of progress. A batch holds the tasks that a plan node (a group of
-    tasks, such as a pass) adds to the queue together. `node` is the name of the plan node or wave (a group of tasks
-    that may run at the same time). `weight` is the number of bytes that the tasks read."""
+    tasks, such as a pass) adds to the queue together. `node` names the plan node, or one wave of it (tasks that may run
+    at the same time). `weight` is the number of bytes that the tasks read."""
 
     node: str
     tasks: int = 0
@@ -81,9 +81,8 @@ class Summing:
         self._contents.execute("CREATE TABLE content (sum TEXT)")
 
     def begin(self, node: str) -> None:
-        """Begin a batch of tasks. `node` is the name of the plan node (a group of tasks, such as a pass), or of a wave
-        of the node (a group of tasks that may run at the same time). Records that are added after this call belong to
-        the batch."""
+        """Begin a batch of tasks. `node` names the plan node (a group of tasks, such as a pass), or one wave of it
+        (tasks that may run at the same time). Records that are added after this call belong to the batch."""
         self.sums.batches.append(BatchSums(node))
         self._results.update(b"batch\n")
 
@@ -119,9 +118,8 @@ class Summing:
 
     def _wave(self, node: str) -> str:
         """Returns the name of the wave (a group of tasks that may run at the same time) that a record belongs to;
-        "task" if its plan node has no waves. `node` is the plan node or wave that the record names ("NODE" or
-        "NODE/WAVE"). The record may name another plan node than the one being summed, if both asked for the same
-        task."""
+        "task" if its plan node has no waves. `node` is what the record names: "NODE" or "NODE/WAVE". NODE may be
+        another plan node than the one being summed, because two nodes may have asked for the same task."""
         if node == self._node or "/" not in node:
             return "task"
         return node.removeprefix(f"{self._node}/") if node.startswith(f"{self._node}/") else node.rpartition("/")[2]
@@ -153,9 +151,9 @@ def content_hash(contents: Iterable[str]) -> str:
 
 
 def sum_records(node: str, kind: str, records: Iterable[PartRecord]) -> NodeSums:
-    """Returns the sums over the commit records of a plan node (a group of tasks, such as a pass), for callers that do
-    not have the specs of its tasks. `weight` of the only batch is therefore 0, and `results` does not cover the sources
-    that the tasks read."""
+    """Returns the sums over the commit records of a plan node (a group of tasks, such as a pass). It is for callers
+    that do not have the specs of the tasks. The bytes and sources that the tasks read are therefore missing: the only
+    batch has `weight` 0, and `results` does not cover the sources."""
     summing = Summing(node, kind)
     summing.begin(node)
     for record in records:

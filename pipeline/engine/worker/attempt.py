@@ -76,10 +76,10 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: CrashCursor, sc
 
 
 def _run(task: Task, inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
-    """Run the task and return its counters. If the task raises an error and one of the files that it read by range is
-    damaged, DamagedFile is raised instead. Damaged records can cause any error in the task, because the checksum of a
-    range is compared only at the end of the range. The files are not checked after an error that has another cause: a
-    temporary fault of the machine or the storage, a changed input, or a lack of memory."""
+    """Run the task and return its counters. If the task raises an error, the files that it read by range are checked,
+    and DamagedFile is raised instead if one is damaged. Damaged records can cause any error in the task, because the
+    checksum of a range is compared only at the end of the range. There is no such check after an error with a known
+    cause: a temporary fault of the machine or the storage, a changed input, or a lack of memory."""
     try:
         return task.run(inputs, cursor, out)
     except (EnvironmentFailure, ChangedInput, MemoryError):

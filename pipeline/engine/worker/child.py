@@ -2,11 +2,12 @@
 supervisor starts and watches the children on one machine.
 
 The command is `python -m pipeline.engine.worker.child CURSOR_FD PARENT_PID [BROKER_FD SECRETS]`. With the last two
-arguments the child is confined: it reaches object storage only through the broker (a process that accesses storage for
-it, `store.broker`), and may not read the files SECRETS (JSON). The child receives `Work` and sends answers over its
-original stdin and stdout (`engine.messages`). Output of libraries goes to stderr; the supervisor keeps the end of it.
-Models and caches stay in memory between tasks. The crash cursor, in shared memory, records which document is being
-processed; an update takes 168 ns.
+arguments the child is confined. It then reaches object storage only through the broker (a process that accesses storage
+for it, `store.broker`), and may not read the files SECRETS (JSON).
+
+The child receives `Work` and sends answers over its original stdin and stdout (`engine.messages`). Output of libraries
+goes to stderr; the supervisor keeps the end of it. Models and caches stay in memory between tasks. The crash cursor, in
+shared memory, records which document is being processed; an update takes 168 ns.
 """
 
 from __future__ import annotations

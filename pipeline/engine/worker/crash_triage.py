@@ -24,11 +24,16 @@ and is read *alone* in a fresh child. If this child dies too, later attempts sto
 continue behind it if the file's format allows it. It takes two deaths to find such a record, and a file may have at
 most MAX_STOPS of them.
 
-Some deaths are no document's fault: deaths outside any document (row -1) or while a part of the store is read (stage
--1), signals from outside (SIGKILL, SIGTERM, SIGBUS), memory pressure of the node, and stalls, in which a child neither
-moves on nor computes. A new child then tries again, a few times (once after a stall), before the attempt fails. After
-an error by a full disk or unresponsive storage, the task is also tried again, after a wait. A child that exceeds its
-CPU limit outside any document makes the attempt fail at once.
+Some deaths are no document's fault. A new child then tries again, a few times (once after a stall), before the attempt
+fails:
+
+* deaths outside any document (row -1), or while a part of the store is read (stage -1);
+* signals from outside (SIGKILL, SIGTERM, SIGBUS);
+* memory pressure of the node;
+* stalls, in which a child neither moves on nor computes.
+
+If a full disk or unresponsive storage keeps a child from its work, the task is also tried again, after a wait. A child
+that exceeds its CPU limit outside any document makes the attempt fail at once.
 """
 
 from __future__ import annotations
@@ -103,9 +108,10 @@ def permanent(error: Exception) -> bool:
 
 def failure(error: Exception, row: int, hint: str = "") -> Failure:
     """Returns the `Failure` message for `error`, which a task raised at the document in row `row`. Must be called while
-    the error is being handled. In the message, `row` is set only for errors of the kind "exception". For an error of
-    the operating system it is None all the same: the error may be temporary, so meeting it twice at one row proves
-    nothing."""
+    the error is being handled.
+
+    The message has a `row` only if its kind is "exception" and `error` is no error of the operating system. Such an
+    error may be temporary, so meeting it twice at one row proves nothing."""
     message, trace = describe(error) + hint, traceback.format_exc()[-8000:]
     if path := damaged_path(error):
         return Failure("damaged", message, path=path, traceback=trace)
