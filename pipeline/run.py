@@ -62,8 +62,8 @@ class RunSummary:
     store: str
     datasets: dict[str, int]            # rows
     shards: dict[str, int]              # training tokens, by stream
-    executed: int                       # tasks that ran, of all recipes that ran together; `reused` ones: done before
-    reused: int
+    executed: int                       # tasks that ran, of all recipes that ran together
+    reused: int                         # tasks that had been done before, of all these recipes
     warnings: list[str]
 
 

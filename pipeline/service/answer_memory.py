@@ -1,5 +1,5 @@
-"""Remembers answers to queries about a dataset. When the same query comes again, or the next page of its answer is
-asked for, the parts (data files) of the dataset need not be read again.
+"""Remembers answers to queries about a dataset. So the parts (data files) of the dataset need not be read again for the
+same query, or for the next page of its answer.
 """
 
 from __future__ import annotations

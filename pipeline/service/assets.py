@@ -1,6 +1,10 @@
 """Router: shows the assets of a run, as JSON and as a page. An asset is a node of the run's plan (a source, pass,
-deduplication, token stream …) with its results. For each asset, the answer says whether the results are fresh or stale,
-what the run has made and what this cost, what it would cost now, and what the checks of the published documents found.
+deduplication, token stream …) with its results. For each asset, the answer says:
+
+- whether the results are fresh or stale
+- what the run has made, and what this cost
+- what it would cost now
+- what the checks of the published documents found
 """
 
 from __future__ import annotations
@@ -45,10 +49,19 @@ NODE = ("name", "kind", "steps", "tasks")
 @router.get("/{store}/runs/{run}/assets", summary="Show the assets of a run")
 async def show_assets(request: Request, store: str, run: RunOf, at: StoreOf, role: Viewer,
                       queries: QueriesOf) -> dict[str, Any]:
-    """Show the nodes of a run's plan, and which node hands documents to which. `state` says whether the store has the
-    results that the run's recipe would make now: fresh (all), partly, stale (none), waits (known when other nodes are
-    done) or unknown. To find out the states, the recipe must be planned. This is done for operators only; others get
-    the state unknown. `problems` says why a part of the answer is missing."""
+    """Show the nodes of a run's plan, and which node hands documents to which. `problems` says why a part of the answer
+    is missing.
+
+    `state` says whether the store has the results that the run's recipe would make now:
+
+    - fresh: all of them
+    - partly: some of them
+    - stale: none of them
+    - waits: this is known only when other nodes are done
+    - unknown
+
+    To find out the states, the recipe must be planned. This is done for operators only; others get the state unknown.
+    """
     problems: list[dict[str, Any]] = []
     stop = queries.stop()
 
@@ -75,8 +88,10 @@ async def show_assets(request: Request, store: str, run: RunOf, at: StoreOf, rol
 async def _planned(request: Request, store: str, at: Store, run: str, role: Role) -> dict[str, Any]:
     """Plan the recipe that the store keeps for a run, like the route `recipes/plan`, and return the plan. If the recipe
     and the log of finished tasks have not changed, a plan that is less than KEPT_S seconds old is returned instead.
-    Raises HttpProblem when the sender is no operator, when the recipe cannot be planned, or when planning takes more
-    than half of the time limit of a request."""
+
+    Raises HttpProblem when the sender is no operator, when the recipe cannot be planned, or when this takes too long.
+    Planning may take half of the time limit of a request.
+    """
     if role is not Role.operator:
         raise HttpProblem(403, "Operators only",
                           "to find out what is fresh, the recipe is planned, which reads its inputs", "Authorization",
@@ -119,11 +134,11 @@ def _graph(figures: Figures | None, plan: Mapping[str, Any] | None) -> tuple[lis
 
 
 def _asset(node: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a node of the graph with facts from `row`, its row of the plan: the state, the numbers of tasks, and what
-    running the node would cost now. The numbers of tasks are None if they are not known yet.
+    """Return a node of the graph with facts from `row`, its row of the plan. The facts are its state, its numbers of
+    tasks, and what running it would cost now. The numbers of tasks are None if they are not known yet.
 
-    The state of a node without a row is unknown. For the curriculum and the folder of an index, which never have a row,
-    it is None: every run writes the curriculum anew, and no run writes such a folder.
+    The state of a node without a row is unknown. For the curriculum and the folder of an index, it is None. These never
+    have a row: every run writes the curriculum anew, and no run writes such a folder.
     """
     if row is None:
         state = None if node["kind"] in ("curriculum", "folder") else UNKNOWN

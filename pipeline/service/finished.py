@@ -1,6 +1,6 @@
-"""Reads from a finished run what is needed to judge its documents under other thresholds: the stages (code of the
-steps) that judged the documents of a dataset, and the files that the dataset's passes (groups of consecutive steps)
-wrote.
+"""Reads from a finished run what is needed to judge the documents of a dataset under other thresholds. This is the
+stages (code of the steps) that judged the documents, and the files that the dataset's passes (groups of consecutive
+steps) wrote.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def _stage(full: str, config: Mapping[str, Any]) -> tuple[Stage, bool]:
 
 
 def files_of(store: Store, run: str, passes: Sequence[Mapping[str, Any]]) -> list[DocumentFile]:
-    """Return the files of documents that the passes (groups of consecutive steps) of a run wrote: the dropped documents
-    of every pass, and the kept documents of the pass that publishes the dataset. Files without documents are left out.
-    Raises PlaygroundError when the log lacks the record of a task."""
+    """Return the files of documents that the passes (groups of consecutive steps) of a run wrote. These are the dropped
+    documents of every pass, and the kept documents of the pass that publishes the dataset. Files without documents are
+    left out. Raises PlaygroundError when the log lacks the record of a task."""
     log, tasks = Log.read(store), RunTasks(store, run)
     files: list[DocumentFile] = []
     for part, node in enumerate(passes):

@@ -36,8 +36,8 @@ def finished_runs(at: Store, known: Mapping[str, str]) -> dict[str, str]:
     """Return the finished runs of a store as {run: time of its start}. The run that finished last comes first; the
     others follow, the latest start first. A run counts as finished when the store has its list of tasks.
 
-    `known` is the result of an earlier call, whose runs are not read again. If the run that finished last is not the
-    first in `known`, all runs are read again, because any of them may have run again under the same name.
+    `known` is the result of an earlier call, whose runs are not read again. All runs are read again if a run has
+    finished since, because it may be one of them, run again under the same name.
     """
     last, names = latest_run(at), run_names(at)
     if last is None or next(iter(known.items()), None) != (last, _begun(at, last)):

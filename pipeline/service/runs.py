@@ -138,8 +138,8 @@ def show_log(run: RunOf, at: StoreOf,
 @router.get("/{store}/runs/{run}/log/events", summary="Follow the driver's log", response_class=Response,
             responses=STREAM)
 async def log_events(request: Request, store: str, run: RunOf, at: StoreOf, last: LastEvent = None) -> Response:
-    """Stream the log of a run's driver (the process that leads the run) as events `log`, each with a piece of `text`,
-    and at the end of the run an event `end`. A client that was cut off sends the id of its last event, and the stream
+    """Stream the log of a run's driver (the process that leads the run) as events `log`, each with a piece of `text`.
+    An event `end` follows when the run ends. A client that was cut off sends the id of its last event, and the stream
     continues after that piece. The answer is 204 if nothing follows."""
     place = LogPlace.parse(last or "", "Last-Event-ID")
     first = await run_in_threadpool(read_log, at, run, place)

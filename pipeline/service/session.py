@@ -52,9 +52,9 @@ class Sessions:
         return result
 
     def role_of(self, request: Request) -> Role | None:
-        """Return the role of a request's sender: the role of its bearer token or else of its cookie, or None if the
-        request has no valid one. With a wrong bearer token, a valid cookie does not count. If the service has no
-        tokens, everybody is an operator."""
+        """Return the role of a request's sender, or None if the sender has none. A bearer token decides if there is
+        one, otherwise the cookie. With a wrong token, or an Authorization header of another kind, even a valid cookie
+        does not count. If the service has no tokens, everybody is an operator."""
         if self._open:
             return Role.operator
         kind, _, token = request.headers.get("authorization", "").partition(" ")

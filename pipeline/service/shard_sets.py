@@ -130,8 +130,8 @@ def facts(store: Store, name: SetName) -> dict[str, Any]:
 
 
 def curriculum_of(store: Store, run: str = "") -> tuple[str, Curriculum] | None:
-    """Return (name of a run, its curriculum). If `run` is empty, it is the latest run; the result is None when that run
-    has made no curriculum. Raises NoShards when `run` is given and has made no curriculum."""
+    """Return (name of a run, its curriculum) for `run` or, if `run` is empty, for the latest run. If the run has made
+    no curriculum, the result is None for the latest run, and NoShards is raised for a given one."""
     name = run or latest_run(store)
     path = f"runs/{name}/curriculum.json"
     try:
@@ -199,9 +199,9 @@ def _places(shards: CheckedSet, id: str) -> Iterator[dict[str, Any]]:
 
 
 def _windows(start: int, stop: int, tokens: int, lengths: list[int]) -> dict[str, list[int]]:
-    """Return which windows (training samples) of a stream contain one of its tokens `start` to `stop` - 1: {length:
-    [first, last]}, the numbers of the first and the last such window for each sequence length. The lengths are strings.
-    The stream has `tokens` tokens, and window w of length L has the tokens wL to wL + L, both included.
+    """Return which windows (training samples) of a stream contain one of its tokens `start` to `stop` - 1. The result
+    is {length: [first, last]}: the numbers of the first and the last such window for each sequence length (as a
+    string). The stream has `tokens` tokens, and window w of length L has the tokens wL to wL + L, both included.
 
     A length without such a window is left out: the tokens after the last whole window are in none.
     """

@@ -1,9 +1,9 @@
 """Reads the folders that `tokenmill train` writes: which trainings exist, their states, losses and spikes. Needs no
 torch.
 
-A metrics.jsonl may have gigabytes. Its lines are read once; later calls read only the lines that were added. The memory
-for it is bounded. If the first reading takes longer than a query may, the request is refused, and the next request
-continues the reading.
+A metrics.jsonl may have gigabytes. Its lines are read once; later calls read only the lines that were added. What is
+kept of them in memory is bounded. If the first reading takes longer than a query may, the request is refused, and the
+next request continues the reading.
 """
 
 from __future__ import annotations
@@ -327,8 +327,8 @@ class MetricsFile:
 
     @property
     def phases(self) -> list[dict[str, Any]]:
-        """The phases of the training, as named when it was last started, each with the number of tokens at which the
-        phase begins and ends."""
+        """The phases of the training, each with the numbers of tokens at which the phase begins and ends. The names are
+        those of the training's last start."""
         given = self.starts[-1].get("phases") if self.starts else None
         result, at = [], 0
         for phase in given if isinstance(given, list) else ():

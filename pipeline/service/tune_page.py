@@ -155,8 +155,8 @@ def _whole(text: str) -> bool:
 
 def address(store: str, run: str, dataset: str, asked: tune.RequestedChanges, exact: bool = False,
             move: str = "") -> str:
-    """Return the path and query of the URL of the page for trying other thresholds for a dataset. The form of this page
-    contains the changes `asked`."""
+    """Return the path and query of the URL of the playground (the page for trying other thresholds) of a dataset, with
+    the changes `asked` filled in."""
     query = {"changes": _written(asked)} if asked.thresholds or asked.off else {}
     query |= {"exact": "true"} if exact else {}
     return path("stores", store, "runs", run, "datasets", dataset, "tune", **query, **({"move": move} if move else {}))
@@ -168,8 +168,8 @@ def _written(asked: tune.RequestedChanges) -> str:
 
 def _shown(step: Mapping[str, Any], asked: tune.RequestedChanges, typed: Mapping[str, str],
            move: str) -> dict[str, Any]:
-    """Return the values from which the template shows a step: for each of its settings the text of the form's field,
-    and whether it differs from the run's value. `open` says that the page shows the step's settings unfolded."""
+    """Return the values from which the template shows a step. For each setting, they have the text of the form's field,
+    and whether this text differs from the run's value. `open` says that the page shows the step's settings unfolded."""
     keys = []
     for key in step["keys"]:
         name = f"{KEYS}{step['step']}.{key['key']}"
@@ -245,9 +245,9 @@ def name_of(asked: tune.RequestedChanges, steps: Mapping[int, str]) -> str:
 # -- running it ------------------------------------------------------------------------------------------------------
 async def _submission(request: Request, at: Store, run: str, dataset: str,
                       role: Role) -> tuple[tune.RequestedChanges, Submission]:
-    """Return the changes (thresholds, steps left out) that the request's form contains, and a submission: the run's
-    recipe, with these changes put into it, to be run. If the form asks for it, this run computes all signals (numbers
-    stored beside a text), also of dropped documents."""
+    """Return the changes (thresholds, steps left out) that the request's form contains, and a submission of the run's
+    recipe with these changes. If the form asks for it, the submitted run computes all signals (numbers stored beside a
+    text), also of dropped documents."""
     form = await form_of(request)
     asked = tune.parse_changes(form.get("changes", "{}")[:4000])
 

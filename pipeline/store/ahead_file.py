@@ -25,7 +25,7 @@ class AheadFile(RemoteFile):
 
     def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
         super().__init__(size, fetch)
-        self._pieces: OrderedDict[int, Future[bytes]] = OrderedDict()          # the one that was read last is last
+        self._pieces: OrderedDict[int, Future[bytes]] = OrderedDict()          # least recently read first
         self._pool = ThreadPoolExecutor(1 + AHEAD, thread_name_prefix="ahead")
 
     def read_at(self, start: int, size: int) -> bytes:

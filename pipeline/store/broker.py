@@ -2,9 +2,11 @@
 separate process, the broker, has both, and sends the child's requests to the storage.
 
 The child gets one end of a socket pair from the supervisor, which starts it. When the child first writes to this
-socket, the supervisor starts the broker; a child that works on local files therefore has no broker. Each thread of the
-child makes a further socket pair and passes one end to the broker. The thread's requests and the replies go through
-this pair. A message is a length, then JSON, then bytes. To upload a file, the child passes an open file descriptor.
+socket, the supervisor starts the broker; a child that works on local files therefore has no broker.
+
+Each thread of the child makes a further socket pair and passes one end to the broker. The thread's requests and the
+replies go through this pair. A message is a length, then JSON, then bytes. To upload a file, the child passes an open
+file descriptor.
 
 Even a compromised child can ask only for what its task needs. It may read files of the store and of the sources of its
 run. It may write and remove files below `objects/` of the store. The broker downloads to a folder that the child can
@@ -72,8 +74,11 @@ def _exactly(source: socket.socket, size: int) -> bytes:
 def _receive(source: socket.socket, *, request: bool = False) -> tuple[dict[str, Any], bytes, list[int]]:
     """Receive a message over a socket between a confined child and its broker (the process that uses object storage for
     the child). Returns the JSON of the message, the bytes that follow, and the open file descriptors sent with it.
-    Raises EOFError when the other side has closed the socket. `request` says that a child sent the message. EOFError is
-    then also raised when the message is larger than allowed, so that a child cannot fill the broker's memory."""
+    Raises EOFError when the other side has closed the socket.
+
+    `request` says that a child sent the message. EOFError is then also raised when the message is larger than allowed,
+    so that a child cannot fill the broker's memory.
+    """
     head, files, _, _ = socket.recv_fds(source, _LENGTH.size, 1)
     if not head:
         raise EOFError

@@ -5,11 +5,12 @@
     FOLDER/.total           bytes the cache takes, or slightly more; guarded by .lock
 
 A key identifies one version of a file (root, path, size, etag, ranges), so no entry is ever outdated. A task that uses
-a file has a hard link to it in its own scratch folder. So the task keeps the file even if the cache evicts it. A file
-is in use if it has more than one link. The link of a killed task vanishes, too, because a scratch folder whose owner is
-dead is removed (`pipeline.base.scratch`). When the cache would grow beyond its cap, files not in use are evicted, least
-recently used first. A file that does not fit is downloaded only for the task that needs it. The disk therefore holds at
-most the cap plus the files in use.
+a file has a hard link to it in its own scratch folder. So the task keeps the file even if the cache evicts it. The link
+of a killed task vanishes, too, because a scratch folder whose owner is dead is removed (`pipeline.base.scratch`).
+
+When the cache would grow beyond its cap, files not in use (those with a single link) are evicted, least recently used
+first. A file that does not fit is downloaded only for the task that needs it. The disk therefore holds at most the cap
+plus the files in use.
 
 FOLDER is `TOKENMILL_CACHE`, by default `tokenmill-UID/cache` below the system's folder for temporary files. The cap is
 `TOKENMILL_CACHE_SIZE` (e.g. `20GB`; 0 for no cache), by default a fifth of the disk that holds FOLDER. Each key

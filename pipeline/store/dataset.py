@@ -7,14 +7,15 @@
 
 A part is a hard link to a file that a task wrote, or, on object storage, a copy of that file. The manifest is Parquet,
 too, with one row per part. Its name begins with a dot and has no suffix. Pandas, pyarrow, Hugging Face datasets and
-Spark skip such a name, and a glob over `*.parquet` never matches it, so all of them find only parts in the folder.
+Spark skip such a name, and a glob over `*.parquet` never matches it. So all of them find only parts in the folder.
 
-On a local disk the new folder is built elsewhere and exchanged for the old one in one step (where the file system
-cannot do this, the folder is missing for a moment). At any moment, even after a crash, the parts that match
-`datasets/NAME/part-*.parquet` are therefore those that the manifest beside them lists. On object storage new parts are
-written first, then the manifest, and then old parts are removed. On object storage a reader that follows the manifest
-is always right. A reader that uses the glob is right unless a publication is in progress or was interrupted; the next
-run completes an interrupted one.
+On a local disk the new folder is built elsewhere and exchanged for the old one in one step. (Where the file system
+cannot do this, the folder is missing for a moment.) So at any moment, even after a crash, the parts that match
+`datasets/NAME/part-*.parquet` are those that the manifest beside them lists.
+
+On object storage new parts are written first, then the manifest, and then old parts are removed. So a reader that
+follows the manifest is always right. A reader that uses the glob is right unless a publication is in progress or was
+interrupted; the next run completes an interrupted one.
 
 A driver (the process that schedules a run) may lose the store to another driver. The commit log then refuses its
 commits, but nothing refuses its publications. So a driver checks several times that it still has the lease (the right
@@ -109,14 +110,15 @@ class PassParts:
 
 def publish(store: Store, name: str, passes: Sequence[PassParts],
             check_lease: Callable[[], None] = lambda: None, state: Sequence[str] = ()) -> None:
-    """Publish a dataset and replace an earlier publication of that name. `passes` holds the parts of each of its
-    passes (groups of steps that run together).
+    """Publish a dataset and replace an earlier publication of that name. `passes` holds the parts of each of its passes
+    (groups of steps that run together).
 
     The published files are `kept.parquet` of the last pass, and `dropped.parquet` and `quarantine.parquet` of all
-    passes. Only the process that holds the lease of the commit log (the right to append) may call this. If the process
-    has lost the lease, `check_lease` (`Log.check_lease`) raises, and the folder being published keeps its old list of
-    parts. `state` identifies the records of all passes. It is stored, so that `is_published` can tell later whether the
-    records have changed.
+    passes. `state` identifies the records of all passes. It is stored, so that `is_published` can tell later whether
+    the records have changed.
+
+    Only the process that holds the lease of the commit log (the right to append) may call this. If it has lost the
+    lease, `check_lease` (`Log.check_lease`) raises, and the folder being published keeps its old list of parts.
     """
     folders = {f"quarantine/{name}": [parts.files[QUARANTINE] for parts in passes],
                f"dropped/{name}": [parts.files["dropped.parquet"] for parts in passes],

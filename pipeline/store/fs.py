@@ -145,13 +145,15 @@ class Store:
     def fetch(self, path: str, scratch: str, *, size: int | None = None, version: str | None = None,
               needs: Needs | None = None) -> str:
         """Return the path, on local disk, of a file with the content of `path`. For a local file this is its own path.
-        A remote file is downloaded, through this machine's cache, to a file in the folder `scratch`, which the caller
-        must not write to. If the function `needs` is given, only the byte ranges that it chooses are sure to be
-        present, and other ranges may be holes.
+        A remote file is downloaded, through this machine's cache, to the folder `scratch`. The caller must not write to
+        the returned file.
+
+        If the function `needs` is given, only the byte ranges that it chooses are sure to be present, and other ranges
+        may be holes.
 
         `size` and `version` (from `entries`) are those that the file is expected to have. Raises ChangedFile when a
-        downloaded file is shorter than `size` or, if `version` is given, has another size or version. A file that is
-        never overwritten needs no `version`.
+        downloaded file is shorter than `size`. If `version` is given, a downloaded file must have exactly this size and
+        version. A file that is never overwritten needs no `version`.
         """
         if self.local is not None:
             return self.at(path)

@@ -6,8 +6,10 @@
 
 A record that no run names comes from a recipe that was changed or from a run that was deleted. A finished run names its
 tasks in `runs/RUN/tasks.parquet`. If a run has not finished, or has no such file, all records that its drivers
-committed are kept. A record is retired (withdrawn in the log) before its files are removed, so that a later run that
-needs the result computes it again. Published folders are not affected, because their parts are hard links or copies.
+committed are kept.
+
+A record is retired (withdrawn in the log) before its files are removed, so that a later run that needs the result
+computes it again. Published folders are not affected, because their parts are hard links or copies.
 """
 
 from __future__ import annotations

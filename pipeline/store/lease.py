@@ -42,9 +42,11 @@ class Holder(TypedDict):
 
 def identity(run: str, pid: int | None = None) -> Holder:
     """Describe this process (or its child `pid`) as the holder of the lease of a store (the right to append to its
-    commit log). From this description, another process on the same machine can tell whether the holder is alive. The
-    process id alone is not enough. A process id is unique only within one boot and one pid namespace (containers share
-    the boot id of their host). It may also be reused: two processes with the same id differ in their start time."""
+    commit log). From this description, another process on the same machine can tell whether the holder is alive.
+
+    The process id alone is not enough. It is unique only within one boot and one pid namespace (containers share the
+    boot id of their host). It may also be reused: two processes with the same id differ in their start time.
+    """
     pid = os.getpid() if pid is None else pid
     return {"host": socket.gethostname(), "boot": _read("/proc/sys/kernel/random/boot_id"), "space": _pid_space(),
             "pid": pid, "started": _started(pid), "run": run}

@@ -1,10 +1,11 @@
 """Access to object storage below one URL, through fsspec: S3, Google Cloud Storage, the Hugging Face hub, or any other
 storage that fsspec supports.
 
-Every request goes through `retry.patiently`, which repeats it after a temporary error. Large objects are downloaded in
-parallel pieces, each of which is retried on its own. A measured request takes some 30 ms until its first byte, and a
-connection then transfers some 60 MB/s. So a piece of 8 MiB spends four fifths of its time on the transfer, and eight
-pieces at a time fill a link of 3 Gb/s.
+Every request goes through `retry.patiently`, which repeats it after a temporary error.
+
+Large objects are downloaded in parallel pieces, each of which is retried on its own. A measured request takes some 30
+ms until its first byte, and a connection then transfers some 60 MB/s. So a piece of 8 MiB spends four fifths of its
+time on the transfer, and eight pieces at a time fill a link of 3 Gb/s.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def answer(error: BaseException) -> tuple[int | None, str]:
     """Return (HTTP status, error code) of the server's response that caused an exception; (None, "") when the server
     sent no response."""
     for e in _chain(error):
-        if _broken(e):  # the cause of a broken connection is no HTTP response, though aiohttp gives its errors a code
+        if _broken(e):  # aiohttp gives a code to such errors, too, but the server has sent no response
             break
         response = getattr(e, "response", None)
         if isinstance(response, dict):                                          # botocore

@@ -1,9 +1,13 @@
 """Encodes, decodes and creates segments, the files of the commit log (docs/contracts.md: Store).
 
 A segment is JSON: ``{"sha256": …, "body": {…}}``. The records of finished tasks come last in the body, each on a line
-of its own. The line begins with three fields: the task's key (a hash of what determines its result), its replay key
-(such a hash without thresholds), and the documents that the task quarantined. Replaying the log reads these fields
-without parsing the line; it parses only records that quarantine documents.
+of its own. The line begins with three fields:
+
+- the task's key, a hash of what determines its result
+- its replay key, such a hash without thresholds
+- the documents that the task quarantined
+
+Replaying the log reads these fields without parsing the line; it parses only records that quarantine documents.
 
 A record is encoded once. Segments, snapshots of the log and the `LogView` of a driver all hold the same bytes of it.
 """

@@ -3,14 +3,17 @@ snapshot consists of packs, and each pack compacts a range of segments (the file
 
 A pack is named `log/packs/FIRST-LAST.pack`. It holds the segments FIRST to LAST, byte for byte and compressed in
 blocks, an index of their records, and a hash of the whole pack. So a pack can be replayed without parsing its records.
-A single record can be read from it, and a damaged segment can be restored from it. Packs are written by put-if-absent
-(created only if the name is free). Only a damaged pack is replaced; otherwise a snapshot only adds packs.
+A single record can be read from it, and a damaged segment can be restored from it.
+
+Packs are written by put-if-absent (created only if the name is free). Only a damaged pack is replaced; otherwise a
+snapshot only adds packs.
 
 Segments are committed before they are packed, and never change. So every sound pack (one whose hash matches) is
-correct. It may even have been written by two drivers at once, or by a driver that had lost the log. Packs may overlap.
-For the next segment, a reader takes the sound pack that holds the segment and reaches furthest. Where no sound pack
-holds the segment, the reader takes the segment itself. After the last pack it reads the segments that follow. A damaged
-or missing pack therefore costs only time, as long as its segments exist.
+correct. It may even have been written by two drivers at once, or by a driver that had lost the log.
+
+Packs may overlap. For the next segment, a reader takes the sound pack that holds the segment and reaches furthest.
+Where no sound pack holds the segment, the reader takes the segment itself. After the last pack it reads the segments
+that follow. A damaged or missing pack therefore costs only time, as long as its segments exist.
 
 `store gc` removes the segments that a pack holds after it has read and verified the pack (`pipeline.store.garbage`).
 These segments can then be read only from packs. Readers raise CorruptLog for a gap: segments that the name of a pack
@@ -257,7 +260,7 @@ def read(store: Store, pack: Pack) -> PackData:
     except FileNotFoundError as e:
         raise CorruptLog(f"{store.at(pack.path)} is gone") from e
     except OSError as e:
-        if e.errno != errno.EIO:                              # a bad sector is damage
+        if e.errno != errno.EIO:                              # EIO (a bad sector) counts as damage
             raise
         raise CorruptLog(f"{store.at(pack.path)} cannot be read ({e.strerror})") from e
 
@@ -288,10 +291,15 @@ def damage(store: Store) -> dict[str, str]:
 
 
 def restore(store: Store, path: str) -> bool:
-    """Repair the damaged log file at `path`. A segment is written again from an undamaged pack (file of compacted
-    segments) that holds it, and a pack from the files of its segments. A pack that cannot be written again is removed
-    when other undamaged packs hold all its segments. Returns False when none of this is possible. The damaged file is
-    then kept, since an intact copy of it may be found elsewhere."""
+    """Repair the damaged log file at `path`:
+
+    - a segment is written again from an undamaged pack (file of compacted segments) that holds it
+    - a pack is written again from the files of its segments
+    - a pack that cannot be written again is removed, if other undamaged packs hold all its segments
+
+    Returns False when none of this is possible. The damaged file is then kept, since an intact copy of it may be found
+    elsewhere.
+    """
     pack = pack_at(path)
     if pack is not None:
         with contextlib.suppress(CorruptLog, FileNotFoundError):

@@ -2,9 +2,10 @@
 
 `verify_store` reads these files once each: the commit log, the files that it names (`objects/`), argument lists of
 tasks, published folders, and shard sets with their manifests. A published part that is a hard link to a file in
-`objects/` is not read again. If a verification is interrupted, the next one continues it: it skips the files named by
-the log that were already read. If the records of the log have changed since, it begins anew. `verify.json` in the store
-records the progress.
+`objects/` is not read again.
+
+If a verification is interrupted, the next one continues it: it skips the files named by the log that were already read.
+If the records of the log have changed since, it begins anew. `verify.json` in the store records the progress.
 
 `repair`, which needs the lease of the log, makes the next run write damaged files again. It retires (withdraws) the
 records of these files, and removes damaged copies and argument lists. It never removes:

@@ -9,11 +9,12 @@ A document is quarantined in one of two ways:
 
 by id    {row, id, stage, stage_key, reason}: committed with the record of the task that met the document. Every task
          that later meets the document at this stage skips it, also in other partitions and streams
-by row   {key, row, stage, reason}: committed as soon as a supervisor (which runs the child process of a task) has
-         proved that a row of the task `key` kills the child. The supervisor does not know the document's id. The next
-         attempt of the task skips the row, even under another driver, and quarantines the document by id when it
-         commits. If the task fails for good, nothing shows that its rows were to blame, and their quarantine is
-         withdrawn (`released`)
+by row   {key, row, stage, reason}: committed as soon as it is proved that a row of the task `key` kills the task's
+         child process. The next attempt of the task skips the row, even under another driver
+
+The quarantine by row comes from the supervisor of the child process, which does not know the document's id. When the
+task commits, it quarantines the document by id instead. If the task fails for good, nothing shows that its rows were to
+blame, and their quarantine is withdrawn (`released`).
 
 A record whose files are damaged or missing is *retired* by an entry {key, attempt, why}. It no longer counts, and the
 next record that is committed for its key counts instead. The content hashes of its files are remembered, so that

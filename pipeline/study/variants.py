@@ -137,8 +137,11 @@ def _mark(mark: Mark, variant: DataVariant) -> Mark:
 def held_out_changes(recipe: Recipe, words: Sequence[str]) -> list[str]:
     """Return the assignments (as for `--set`) that add to a recipe the stream `held-out`, by which the variants of a
     study are judged. `words` are those of `--held-out`: the name of one dataset of the recipe, or files or glob
-    patterns. Raises StudyError if they are neither, or if no reader of READERS reads all the files. Also raises it if
-    the recipe already has an entry with one of the added names."""
+    patterns.
+
+    Raises StudyError if they are neither, or if no reader of READERS reads all the files. Also raises it if the recipe
+    already has an entry with one of the added names.
+    """
     for kind, names in (("sources", recipe.sources), ("datasets", recipe.datasets), ("shards", recipe.shards)):
         if taken := {HELD_OUT, HELD_OUT_FILES} & set(names):
             raise StudyError(f"{kind}.{min(taken)}: a study adds an entry of this name; rename it in the recipe")

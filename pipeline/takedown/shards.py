@@ -1,9 +1,10 @@
 """Overwrites documents in shard sets, so that sizes, boundaries and the order of samples stay as they are.
 
 A shard with a document to remove is written again: the document's tokens become EOS, and none of them is a target. The
-document keeps its length. So every other token keeps its place, and every sample reads the same places. The document
-table keeps the id of the document. Files of packed rows name only places, so they stay; a new manifest connects them to
-the new shard set.
+document keeps its length. So every other token keeps its place, and every sample reads the same places.
+
+The document table keeps the id of the document. Files of packed rows name only places, so they stay; a new manifest
+connects them to the new shard set.
 
 The manifest of the new set says under `source.takedowns` which set it replaces. A curriculum that names the old set is
 changed: it then names the new set, and lists the old one under `replaces`. This entry lets a training continue from a
