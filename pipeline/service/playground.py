@@ -89,7 +89,8 @@ class Playground:
 
     @property
     def in_memory(self) -> int:
-        """The number of documents that are in memory: all documents of the dataset, or only a sample."""
+        """The number of documents in memory: all documents of the dataset or, if only the sample is in memory, about
+        its size."""
         return self.documents if self.documents <= self._most else self._wanted
 
     @cached_property

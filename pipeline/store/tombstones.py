@@ -182,9 +182,9 @@ class Takedown:
     """What a takedown was asked to remove, and what it found before it removed anything.
 
     `ids`, `urls` (hashes) and `domains` are what the user asked to remove. `documents` are the ids of all documents
-    that were found, and `texts` the hashes of their texts. `twins` are the ids of found documents that are only
-    near-duplicates of documents that the user named. `holds` says which files of the store held the documents, and
-    `seen` which runs and checkpoints have read them.
+    that were found. `texts` are the hashes of their texts, and empty if similar documents were to stay (`--only`).
+    `twins` are the ids of found documents that are only near-duplicates of documents that the user named. `holds` says
+    which files of the store held the documents, and `seen` which runs and checkpoints have read them.
     """
 
     number: int
