@@ -133,8 +133,8 @@ class Playground:
         return steps
 
     def moved(self, changes: Changes) -> ChangedSteps:
-        """Apply changes to the steps of the dataset. Returns an object that holds the steps as the run had them and as
-        they are after the changes. Raises PlaygroundError for a change that is not possible."""
+        """Apply changes to the steps of the dataset. Returns an object that holds the steps before and after the
+        changes. Raises PlaygroundError for a change that is not possible."""
         by_number = {link.number: place for place, link in enumerate(self.links)}
         wanted: dict[int, Mapping[str, Any] | None] = {}
         for number in sorted({*changes.thresholds, *changes.off}):

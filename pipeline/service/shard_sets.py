@@ -55,7 +55,8 @@ class NoShards(QueryError):
 
 
 class SetName(NamedTuple):
-    """Names a shard set of a store: the shards of one stream (such as those of a source or language) and one split."""
+    """Names a shard set of a store: the shards of one stream (for example, all tokens of a source or language) and one
+    split."""
 
     stream: str
     split: str

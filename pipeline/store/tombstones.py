@@ -73,8 +73,8 @@ class Names(Protocol):
 
 
 class PackedNames:
-    """A set of strings of which only hashes are kept, in a file that is mapped into memory. Processes on one machine
-    share the file's pages, and a lookup reads one or two of them.
+    """A set of strings, kept as hashes in a file that is mapped into memory. Processes on one machine share the file's
+    pages, and a lookup reads one or two of them.
 
     `keys` are the hashes (the first 16 bytes of each string's sha256), sorted and joined. Hashes with the same first
     bits form a bucket. `starts` holds, as little-endian uint64, the position of the first hash of each bucket and, at
