@@ -153,7 +153,7 @@ class Tombstones(GoneDocuments):
     def packed(self, put: Callable[[str, bytes], Any] | None) -> dict[str, Any]:
         """Write the tombstones (the entries of takedowns) to a file of the store, in the form of `PackedNames`.
         `put(path, bytes)` must create the file if it does not exist; without `put`, nothing is written. Returns a
-        reference to the file, as an argument for tasks, which pass it to `gone_documents`."""
+        reference to the file. Tasks get it as an argument and pass it to `gone_documents`."""
         packed = [column for values in vars(self).values() for column in PackedNames.pack(values)]
         data = b"".join(packed)
         sha256 = hashlib.sha256(data).hexdigest()
