@@ -67,7 +67,7 @@ def _source(section: dict[str, Any], rows: int) -> dict[str, Any]:
 def _dataset(section: dict[str, Any], rows: int) -> dict[str, Any]:
     """Return the section of a dataset with at most `rows` drop reasons, `rows` reasons for quarantine and `rows`
     scores. All further reasons are combined into one row, so that the documents of all rows still add up to the total.
-    The scores that stay are those of the most documents."""
+    The kept scores are the ones that the most documents have."""
     reasons, scores = section["reasons"], section["scores"]
     if len(reasons) > rows:
         others = reasons[rows:]

@@ -91,8 +91,8 @@ def read_figures(at: Store, run: str) -> Figures:
 
 def dataset_of(node: Lineage) -> str | None:
     """Return the name of the dataset to which a node of a run's plan belongs. Only passes (groups of a dataset's steps)
-    and barriers (deduplications) belong to a dataset; the result for other nodes is None. The names of passes are
-    DATASET, DATASET:NUMBER or DATASET:SOURCE, and those of barriers DATASET/STEP.NUMBER."""
+    and barriers (deduplications) belong to a dataset; the result for other nodes is None. A pass is named DATASET,
+    DATASET:NUMBER or DATASET:SOURCE, and a barrier DATASET/STEP.NUMBER."""
     return re.split("[:/]", node.name, maxsplit=1)[0] if node.kind in ("pass", "barrier") else None
 
 

@@ -2,8 +2,8 @@
 (`pipeline.report.compare`) does the work. This module sets the limits, and reads the runs' files, which may be damaged
 or hostile.
 
-Recipes and figures come from a few files of each run. Only the documents take long. If those of a dataset cannot be
-compared in time, the comparison is answered without them, and says so.
+Recipes and figures come from a few files of each run. Only comparing documents takes long. If the documents of a
+dataset cannot be compared in time, the result lacks them, and says so.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ COUNTED = (SIDES.index("kept"), SIDES.index("unknown"))
 
 @dataclass
 class Cube:
-    """How many documents would be kept, and of how many this is unknown, as a function of one threshold. The values of
-    the threshold are divided into bins; `edges` are the limits of the bins.
+    """Counts of documents as a function of one threshold: those that would be kept, and those for which this is
+    unknown. The values of the threshold are divided into bins; `edges` are the limits of the bins.
 
     - The array `start`, with the axes (group, side, weight), has the counts at the lowest edge.
     - The array `deltas`, with the axes (group, bin, side, weight), has what each bin adds to the counts.

@@ -91,8 +91,9 @@ def _parsed(meta: str) -> Any:
 
 def document(queries: Queries, store: Store, dataset: str, id: str, masked: bool, chars: int,
              stop: Stop) -> dict[str, Any]:
-    """Return everything that the service shows about the document whose id is `id` or begins with it. Raises QueryError
-    when there is no such document, or more than one."""
+    """Return everything that the service shows about the document whose id is `id` or begins with it. Kept documents
+    are searched first, then dropped, then quarantined ones. Raises QueryError when none of them has such a document, or
+    when the first that has one has several."""
     if not id:
         raise QueryError("no id", "id", "give the id of a document, or its beginning")
     kind, row = _find(queries, store, dataset, id, chars, stop)
@@ -114,9 +115,8 @@ def document(queries: Queries, store: Store, dataset: str, id: str, masked: bool
 
 
 def locate(queries: Queries, store: Store, dataset: str, id: str, stop: Stop) -> dict[str, Any]:
-    """Return {id, source, locator} of a kept or dropped document, as they are stored. The locator is the document's
-    place in the source. Raises QueryError when the dataset has no such document, or more than one, and for a
-    quarantined record, which has no text."""
+    """Return the stored {id, source, locator} of a kept or dropped document. The locator is the document's place in the
+    source. Raises QueryError in the same cases as `document`, and for a quarantined record, which has no text."""
     kind, row = _find(queries, store, dataset, id, 0, stop)
     if kind == "quarantined":
         raise NoDocument("a quarantined record has no text", "id", "its entry names its file and record")
@@ -177,13 +177,14 @@ def _twin(queries: Queries, store: Store, dataset: str, row: dict[str, Any], id:
 
 
 def difference(removed: str, kept: str) -> dict[str, Any]:
-    """Return how the text of a removed document differs from the text that was kept, as a list of rows:
+    """Compare the text of a removed document with the text that was kept. `only_removed` and `only_kept` of the result
+    are the numbers of words that only one of the texts has. `rows` is a list of:
 
     - {left_out}: a number of paragraphs that are equal in both texts
     - {removed, kept, pieces}: a paragraph of each text, and how they differ
 
-    A piece is [what, from, to, from, to]. `what` is equal, delete, insert or replace. The numbers are two ranges of
-    characters, first in the removed paragraph and then in the kept one.
+    A piece of a difference is [what, from, to, from, to]. `what` is equal, delete, insert or replace. The numbers are
+    two ranges of characters, first in the removed paragraph and then in the kept one.
     """
     pairs = rows(removed, kept)
     lost, new = only(pairs)

@@ -50,7 +50,7 @@ def drawn(game: Playground, draw: Draw, threshold: str, other: Playground | None
     - 'edge': those nearest to `threshold` (STEP.KEY)
     - 'runs': those that one run kept and the other dropped; `other` is the playground of the other run
 
-    Raises PlaygroundError when the draw is not possible.
+    The first two draws select from the sample of the playground. Raises PlaygroundError when the draw is not possible.
     """
     parts = tuple(file.info.sha256 for file in other.files) if draw == "runs" and other else ()
     key = (draw, threshold if draw == "edge" else "", other.run if other and parts else "", hash(parts))

@@ -23,11 +23,11 @@ MEMORY, RECORD = 1 << 30, 64 << 20
 
 
 def fetch(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Fetch an object of object storage, the source file of a document, into the new local file `target`. Only the
-    bytes that are needed for the document are fetched. The rest of the local file is a hole, which takes no disk space.
+    """Fetch the source file of a document from object storage into the new local file `target`. Only the bytes that are
+    needed for the document are fetched. The rest of the local file is a hole, which takes no disk space.
 
-    Returns {"refused": true} if the object does not lie below one of the URLs in `roots`, {"failed": why}, or {"size":
-    bytes of the object}. The caller has checked that the source's path patterns lie below `roots`.
+    Returns {"size": bytes of the source file}, or {"failed": why}. If the file does not lie below one of the URLs in
+    `roots`, returns {"refused": true}. The caller has checked that the source's path patterns lie below `roots`.
     """
     url = f"{remote_root(request['patterns'], request['root'])}/{request['locator']['file']}"
     if refusal(url, os.sep, request["roots"]) is not None:

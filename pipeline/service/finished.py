@@ -1,4 +1,4 @@
-"""Reads from a finished run what is needed to judge the documents of a dataset under other thresholds. This is the
+"""Reads from a finished run what is needed to judge the documents of a dataset under other thresholds. These are the
 stages (code of the steps) that judged the documents, and the files that the dataset's passes (groups of consecutive
 steps) wrote.
 """

@@ -33,8 +33,8 @@ class QueryHit(NamedTuple):
 
 class HitRun(NamedTuple):
     """Consecutive documents that match a query (hits), in the order of the query. `after` is the place in the results
-    just before the first of these hits, or () if the results begin with them. If `last` is true, the query has no hits
-    after these."""
+    after which these hits come, or () if the results begin with them. If `last` is true, the query has no hits after
+    these."""
 
     after: Place
     hits: list[QueryHit]

@@ -89,7 +89,8 @@ class Playground:
 
     @property
     def in_memory(self) -> int:
-        """The number of documents that are in memory: all documents of the dataset, or only a sample."""
+        """The number of documents in memory: all documents of the dataset or, if only the sample is in memory, about
+        its size."""
         return self.documents if self.documents <= self._most else self._wanted
 
     @cached_property
@@ -132,8 +133,8 @@ class Playground:
         return steps
 
     def moved(self, changes: Changes) -> ChangedSteps:
-        """Apply changes to the steps of the dataset. Returns an object that holds the steps as the run had them and as
-        they are after the changes. Raises PlaygroundError for a change that is not possible."""
+        """Apply changes to the steps of the dataset. Returns an object that holds the steps before and after the
+        changes. Raises PlaygroundError for a change that is not possible."""
         by_number = {link.number: place for place, link in enumerate(self.links)}
         wanted: dict[int, Mapping[str, Any] | None] = {}
         for number in sorted({*changes.thresholds, *changes.off}):

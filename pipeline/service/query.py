@@ -80,8 +80,8 @@ class Replaced(Busy):
 
 
 class DocumentKind(NamedTuple):
-    """Names the documents that a query reads: those of one `kind` (kept, dropped or quarantined) of a dataset in a
-    store."""
+    """Names the documents that a query reads: the documents of one `kind` (kept, dropped or quarantined) of a dataset
+    in a store."""
 
     store: Store
     kind: str
@@ -199,7 +199,7 @@ class Queries:
     def _fetch(self, reader: PartReader, hits: list[QueryHit], show: Sequence[str], text: str, chars: int
                ) -> list[dict[str, Any]]:
         """Read the documents of `hits`, and return them in the same order. A hit is the part (data file) and the row of
-        a document. A returned row has `id` and those of the columns `show` that the part has. The document's text is
+        a document. A returned row has `id` and the columns `show`, as far as the part has them. The document's text is
         cut to `chars` characters. If `text` (what was searched for) is not empty, `match` is an excerpt around its
         first occurrence. If the hits have ids, the ids are not read again."""
         by_part: dict[int, list[int]] = {}

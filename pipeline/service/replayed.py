@@ -59,8 +59,8 @@ class UnderChanges:
 @dataclass
 class Replayed:
     """The outcomes (kept, dropped or unknown, and why) of documents before and after a change of thresholds. `rows` are
-    the rows of the judged documents in `table`. `before` and `after` have an index into `outcomes` for each of these
-    rows: that of the outcome in the run, and that of the outcome under the changes."""
+    the rows of the judged documents in `table`. For each of these rows, `before` has the outcome in the run and `after`
+    the outcome under the changes, as indices into `outcomes`."""
 
     table: DocumentTable
     rows: np.ndarray

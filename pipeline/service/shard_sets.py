@@ -55,7 +55,8 @@ class NoShards(QueryError):
 
 
 class SetName(NamedTuple):
-    """Names a shard set of a store: the shards of one stream (such as those of a source or language) and one split."""
+    """Names a shard set of a store: the shards of one stream (for example, all tokens of a source or language) and one
+    split."""
 
     stream: str
     split: str
@@ -153,8 +154,8 @@ def find(queries: Queries, store: Store, id: str, stop: Stop, exact: bool = Fals
 
     - `windows`: the first and the last window (training sample) with one of these tokens, for each sequence length in
       the run's curriculum
-    - `rows` in place of windows, for a stream that is packed into rows: the numbers of the packed rows with one of
-      these tokens
+    - `rows` in place of windows, if the curriculum reads the stream as packed rows: the numbers of the packed rows with
+      one of these tokens
     - the steps that read these windows or rows, if the curriculum reads the shards
 
     `more` is true if some places were left out.

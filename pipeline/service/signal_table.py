@@ -238,9 +238,9 @@ class _Names:
 
 
 class _LazySignals(dict[str, np.ndarray]):
-    """A dict {name of a signal: array with its value for each document}. A signal is a number that a step computed for
-    each document. It is read from the files when its name is first looked up. A signal that no file has is NaN for
-    every document."""
+    """A dict {name of a signal: array with the signal's value for each document}. A signal is a number that a step
+    computed for each document. The array is read from the files when the name is first looked up. It holds NaN for
+    every document if no file has the signal."""
 
     def __init__(self, table: DocumentTable) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 """Reads the folders that `tokenmill train` writes: which trainings exist, their states, losses and spikes. Needs no
 torch.
 
-A metrics.jsonl may have gigabytes. Its lines are read once; later calls read only the lines that were added. What is
-kept of them in memory is bounded. If the first reading takes longer than a query may, the request is refused, and the
-next request continues the reading.
+A metrics.jsonl may have gigabytes. Its lines are read once; later calls read only the lines that were added. Memory
+holds a bounded amount of them. If the first reading takes longer than a query may, the request is refused, and the next
+request continues the reading.
 """
 
 from __future__ import annotations

@@ -118,8 +118,8 @@ def _read(store: Store, path: str) -> dict[str, Any] | None:
 
 def known_training(store: Store, folders: tuple[str, ...], name: str) -> tuple[Training, Start]:
     """Return the training with this name, and its latest start by a server. The training may also have been started by
-    a command. The folder that the record of the start names is used only if it is inside the store or one of `folders`.
-    Raises HttpProblem when there is no training of this name."""
+    a command. The record of the start names the training's folder. This folder is used only if it is in the store's
+    runs or in one of `folders`. Raises HttpProblem when there is no training of this name."""
     latest = latest_start(store, name) if bad_name(name) is None else Start(0, {}, None)
     try:
         return _recorded(store, folders, name, latest) or training_named(store, folders, name), latest
@@ -128,8 +128,8 @@ def known_training(store: Store, folders: tuple[str, ...], name: str) -> tuple[T
 
 
 def _recorded(store: Store, folders: tuple[str, ...], name: str, latest: Start) -> Training | None:
-    """Return the training that the record of its latest start describes. Returns None when there is no record, or when
-    the record names a folder outside the store and `folders`."""
+    """Return the training that the record of its latest start describes. Returns None when there is no record, when the
+    record names a folder that is not in `folders` or in the store's runs, or when a file in the folder is a link."""
     folder, run = Path(str(latest.record.get("folder"))), str(latest.record.get("run"))
     places = [Path(top) / name for top in folders]
     if store.local is not None:

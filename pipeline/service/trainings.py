@@ -155,7 +155,7 @@ async def explain_step(
 
 
 def _window(store: Store, run: str) -> int:
-    """Return the number of earlier steps with whose losses the loss of a step is compared. It is the setting
+    """Return how many earlier steps' losses the loss of a step is compared with. This is the setting
     `train.stability.window` in the recipe of the run that made the shards, by default 128."""
     try:
         recipe = yaml.safe_load(read_file(store, f"runs/{run}/recipe.yaml", RECIPE))

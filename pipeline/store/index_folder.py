@@ -7,7 +7,7 @@
 
 The file index.json is written last, so a folder without it holds no index. The other files are never changed. When
 documents are cut out of an index (`tokenmill dedup forget`), the files that hold them are replaced by files with new
-numbers. A task verifies the bytes of these files that it reads.
+numbers. A task verifies all bytes that it reads from these files.
 """
 
 from __future__ import annotations

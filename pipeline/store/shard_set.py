@@ -72,10 +72,9 @@ class StoredSet(ShardIndex):
 
 def manifest_of(store: Store, folder: str, sha256: str = "",
                 read: Callable[[Store, str], bytes] = Store.read) -> Manifest:
-    """Return the manifest of a shard set in the folder `folder` of a store. With `sha256`, it is the manifest of the
-    set with this hash, even if another set was published in the folder afterwards. Without `sha256`, it is the manifest
-    of the set that was published last. Raises NoSet when the set is not there, and ShardError when the manifest is
-    damaged."""
+    """Return the manifest of a shard set in the folder `folder` of a store. The set is the one with the hash `sha256`,
+    even if another was published in the folder afterwards. Without `sha256`, it is the set that was published last.
+    Raises NoSet when the set is not there, and ShardError when the manifest is damaged."""
     pinned = f"{folder}/shards-{sha256[:16]}.json"
     path = pinned if sha256 and store.exists(pinned) else f"{folder}/{MANIFEST}"
     try:

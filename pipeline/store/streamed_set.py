@@ -29,7 +29,7 @@ class StreamedSet(RequestedSet):
 
     Tokens and loss masks are read ahead in memory, and compared with the checksums of their blocks. The other files, a
     few hundredths of the set, are copied to the folder `scratch` of this machine when they are needed. `scratch` holds
-    those of at most three neighbouring shards.
+    such files of at most three neighbouring shards.
     """
 
     def __init__(self, store: Store, scratch: Path) -> None:

@@ -307,8 +307,8 @@ class LogView:
         """Apply everything in the body of segment number `segment` except its records.
 
         Raises CorruptLog when the epoch of the segment (the term of one driver) does not follow from the segments
-        before. This can happen when a dead driver's delayed write creates a segment under a number whose own segment
-        `store gc` has removed.
+        before. This can happen when a write of a dead driver takes effect late: if `store gc` has removed the segment
+        of that number meanwhile, the name is free again.
         """
         if body["epoch"] != self.epoch + (body["kind"] == "epoch"):
             raise CorruptLog(f"{where} is of epoch {body['epoch']} and follows epoch {self.epoch}; restore what "

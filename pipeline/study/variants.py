@@ -136,8 +136,8 @@ def _mark(mark: Mark, variant: DataVariant) -> Mark:
 
 def held_out_changes(recipe: Recipe, words: Sequence[str]) -> list[str]:
     """Return the assignments (as for `--set`) that add to a recipe the stream `held-out`, by which the variants of a
-    study are judged. `words` are those of `--held-out`: the name of one dataset of the recipe, or files or glob
-    patterns.
+    study are judged. `words` are the words of the option `--held-out`: the name of one dataset of the recipe, or files
+    or glob patterns.
 
     Raises StudyError if they are neither, or if no reader of READERS reads all the files. Also raises it if the recipe
     already has an entry with one of the added names.

@@ -27,10 +27,11 @@ _ABOUT = ("id", "kept_id", "kept", "removed")
 
 class Quotations:
     """Recognises strings that quote a removed text. A string quotes a text if both share STRETCH characters in a row,
-    or if the string holds the whole of a shorter text. White space does not count.
+    or if the string holds the whole of a shorter text of at least SHORT characters. White space does not count.
 
-    `documents` are the reports whose strings will be tested, and `texts` are the removed texts. Memory holds all runs
-    of STRETCH characters of the reports, but not those of the texts, which may be many."""
+    `documents` are the reports whose strings will be tested, and `texts` are the removed texts. Memory holds every
+    sequence of STRETCH characters of the reports. It does not hold those of the texts, which may be many.
+    """
 
     def __init__(self, documents: Iterable[Any], texts: Iterable[str]) -> None:
         present = {stretch for document in documents for string in _strings(document) for stretch in _stretches(string)}

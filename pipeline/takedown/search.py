@@ -55,7 +55,7 @@ class Matches:
 
 
 def document_files(store: Store, log: LogView) -> Iterator[SearchedFile]:
-    """Yield the Parquet files of a store that may name documents: those of tasks, of published folders, and the
+    """Yield the Parquet files of a store that may name documents: files of tasks, files of published folders, and
     document tables of shard sets. Of several files with the same bytes, only the first is yielded."""
     seen: set[str] = set()
 
@@ -102,8 +102,9 @@ def names_one_of(store: Store, path: str, ids: Set[str]) -> bool:
 
 
 def grouped_names_one_of(store: Store, record: PartRecord, ids: Set[str]) -> bool:
-    """Whether a task that encodes documents for shards split by labels has encoded one with one of these ids. Such a
-    task writes several document tables into one file, of which `labels.json` gives the byte ranges (`LabelPiece`)."""
+    """Whether a task has encoded a document with one of these ids for shards that are split by labels. A task for such
+    shards writes several document tables into one file, and `labels.json` gives the byte range of each table
+    (`LabelPiece`). The result is False for any other task."""
     if (labels := record.files.get(LABELS)) is None:
         return False
     try:
@@ -119,8 +120,8 @@ def grouped_names_one_of(store: Store, record: PartRecord, ids: Set[str]) -> boo
 
 def _rows(store: Store, path: str, needed: tuple[str, ...],
           optional: tuple[str, ...] = ()) -> Iterator[pa.RecordBatch]:
-    """Yield the columns `needed` of a Parquet file, and those of the columns `optional` that it has. All of them hold
-    strings. Yields nothing if the file lacks a needed column, or if another step of the takedown has removed the
+    """Yield the columns `needed` of a Parquet file, and the columns `optional` as far as it has them. All these columns
+    hold strings. Yields nothing if the file lacks a needed column, or if another step of the takedown has removed the
     file."""
     try:
         with store.parquet(path) as file:

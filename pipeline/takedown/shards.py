@@ -45,8 +45,8 @@ COPY = BLOCK << 10
 @dataclass(frozen=True)
 class ReplacedSet:
     """A shard set that was written again. Holds its folder, the sha256 of the old and of the new set, and the numbers
-    of overwritten documents and tokens. `packings` maps the sha256 of the old set's packed rows to that of the new
-    set's."""
+    of overwritten documents and tokens. `packings` is {sha256 of packed rows of the old set: sha256 of the same rows of
+    the new set}."""
 
     folder: str
     old: str
@@ -183,8 +183,8 @@ def _upload(store: Store, folder: str, shard: Shard, scratch: Path, place: int) 
 
 def _publish(store: Store, folder: str, old: Manifest, rewritten: dict[int, Shard], number: int, documents: int,
              tokens: int, check_lease: Callable[[], None]) -> Manifest:
-    """Make the manifest of the new shard set, in which the entries `rewritten` replace those of the set `old`. Write it
-    to a file whose name contains the set's sha256, and return it."""
+    """Make the manifest of the new shard set. It has the entries of the set `old`, except where `rewritten` has a new
+    one. Write it to a file whose name contains the set's sha256, and return it."""
     takedowns = [*old.source.get("takedowns", []),
                  {"number": number, "replaces": old.sha256, "documents": documents, "tokens": tokens}]
     shards = tuple(rewritten.get(place, shard) for place, shard in enumerate(old.shards))
