@@ -167,8 +167,9 @@ def shifts(mean: float, deviation: float) -> np.ndarray:
 
 
 def settle(pages: list[Gold], chances: list[np.ndarray]) -> tuple[float, float]:
-    """Return the pair (mean, deviation) of GRID with which `choice.choose` chooses the best blocks, given the model's
-    `chances` for each page. A choice is scored by the labels of the blocks."""
+    """Return the best pair of GRID: the mean and the deviation of the shifts of log-odds (`shifts`) with which
+    `choice.choose` chooses the blocks that agree most with their labels. `chances` has the model's chances of the
+    blocks of each page."""
     news = np.array([g.kind == "news" for g in pages])
     blocks = [walk(g.markup) for g in pages]
     best = (-1.0, GRID[0])

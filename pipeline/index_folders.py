@@ -305,8 +305,8 @@ def _merge(indexes: Sequence[DedupIndex], folder: Store) -> DedupIndex:
 
 def _merge_keys(indexes: Sequence[DedupIndex], name: str, folder: Store, names: _FileNames) -> dict[str, Any]:
     """Merge the key files that several indexes have for the property `name` of documents, and write the new files to
-    `folder`. Of equal hashes in indexes of `exact`, the record of the first index stays. Returns the entry of the
-    property in the new index: references to the files, and the number of buckets."""
+    `folder`. In indexes of the step `exact`, only the first index's record of a hash stays. Returns the entry of the
+    property in the new index: references to the files, and the number of buckets of each file."""
     dtype, key = (HASH, ["hi", "lo"]) if indexes[0].step == "exact" else (KEY, ["key", "document"])
     parts = [index.keys[name] for index in indexes]
     rows = sum(ref["rows"] for keys in parts for ref in keys["files"])

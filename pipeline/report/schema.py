@@ -87,8 +87,8 @@ class SplitStream(ReportPart):
 
 
 class StreamFigures(ReportPart):
-    """A token stream: its documents and tokens for training, and those held out for evaluation. If the documents are
-    split by labels, these are the sums of all its streams."""
+    """The documents and tokens of an entry of the recipe's `shards`: those for training, and those held out for
+    evaluation. If labels split the entry into several streams, these are sums over its streams."""
 
     docs: int = fact("training documents", "documents")
     tokens: int = fact("training tokens", "tokens")

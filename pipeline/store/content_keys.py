@@ -1,7 +1,8 @@
 """Computes content keys, the hashes that identify the results of tasks. A task must run when the commit log (the list
 of results) has no record under its key.
 
-A key is a hash of the task's name, its version and its JSON arguments. Locations in the arguments are left out, so that
+A key is a hash of the task's name, its version and its JSON arguments; for a task of the user's own, also of its class
+name and its source code. Locations in the arguments are left out, so that
 a moved store or source keeps its results. Three kinds of dict in the arguments have a special meaning:
 
     {"$ref": path in the store, "content": …, "sha256": …, "bytes": …, "rows": …}   a file that an earlier task wrote

@@ -211,8 +211,9 @@ class Url(Stage):
 
     # -- places in a URL ---------------------------------------------------------------------------------------------
     def url_matches(self, url: str, reason: str) -> list[Span]:
-        """Return the parts of a URL for which it was dropped. Lists of domains and of URLs are not looked up again,
-        because the reason says which part of the URL is in them."""
+        """Return the parts of a URL for which it was dropped. `reason` is that of the rule that dropped it. For `url`,
+        `domain` and `subdomain`, the reason itself names the part. Lists of words and `blacklists` are looked up
+        again."""
         if reason == "url":
             return [(0, len(url))]
         if reason in ("domain", "subdomain"):

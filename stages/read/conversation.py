@@ -300,8 +300,8 @@ def with_system(turns: list[Turn], row: Mapping[str, Any], keys: Any) -> list[Tu
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a JSON value without the keys whose value is null. In a table, all descriptions of functions have the same
-    keys, so each description has null for the parameters that its function lacks."""
+    """Return a JSON value without the keys whose value is null. Descriptions of tools that come from a table (Parquet)
+    all have the same keys, and null for the parameters that a tool lacks."""
     if isinstance(value, Mapping):
         return {k: _without_nulls(v) for k, v in value.items() if v is not None}
     return [_without_nulls(v) for v in value] if isinstance(value, list) else value

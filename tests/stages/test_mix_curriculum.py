@@ -163,6 +163,7 @@ def test_many_streams_in_the_order_of_version_1_are_refused():
     (_phase(extra="1M"), r"`until` says where .* give one of them"),
     (_phase(until=None, extra="100k"), r"'anneal' belongs to the total, yet stands after one that is extra"),
     (_phase(lr={"peek": 1e-3}), r"phases\[0\].lr.peek: unknown key; did you mean 'peak'"),
+    (_phase(lr={"peak": 10**400}), r"phases\[0\].lr.peak: the highest rate"),
     (_phase(lr={"warmup": 0}), r"phases\[0\].lr.peak: the highest rate .* not None"),
     (_phase(lr={"peak": 1e-3, "warmup": "90M"}), r"lr.warmup: tokens between 0 and the phase's 696,320"),
     (_phase(lr={"peak": 1e-3, "shape": "cosinus"}), r"lr.shape: 'cosinus' is not one of constant, linear"),

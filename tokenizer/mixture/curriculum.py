@@ -274,7 +274,10 @@ def _exact(cls: type, doc: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:                                       # an int beyond the largest float
+        return False
 
 
 def check_rate(rate: Mapping[str, Any], tokens: int, key: str) -> None:

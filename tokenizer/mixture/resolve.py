@@ -237,7 +237,7 @@ def _epochs(value: Any, key: str, sizes: Mapping[str, float],
 def _float(value: Any) -> Any:
     """Convert a number to float, also one that YAML 1.1 reads as a string (2e-5, without a dot). Any other value is
     returned unchanged, so that the caller can raise an error about it."""
-    with contextlib.suppress(TypeError, ValueError):
+    with contextlib.suppress(OverflowError, TypeError, ValueError):
         return value if isinstance(value, bool) else float(value)
     return value
 

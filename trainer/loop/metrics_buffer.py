@@ -67,8 +67,8 @@ class MetricsBuffer:
             self.say(f"step {step.number + 1:>6}/{self.steps}  skipped: {why}")
 
     def speed(self) -> float | None:
-        """Return the speed of the steps of this process, in tokens per second. Steps that compile are left out (see
-        `Meters.flushed`). None if no step has been measured yet."""
+        """Return the speed of the training since this process started, in tokens of all ranks per second. If a step
+        compiles, all steps that were flushed together with it are left out. None if no step has been measured yet."""
         return self.trained / self.busy if self.busy else None
 
     def flush(self, interrupted: int) -> tuple[int, list[StepRecord]]:
