@@ -1,10 +1,12 @@
-"""Chooses the report's samples: for each reason, a few documents that were dropped, quarantined or removed as
-duplicates, and of each large source a few that were kept.
+"""Chooses the report's samples. For each reason, these are a few documents that were dropped, quarantined or removed as
+duplicates. Of each large source, these are a few documents that were kept.
 
 A sample shows an excerpt of its text. The documents chosen are those with the smallest ids among the first SAMPLE_PARTS
 parts (files of documents) of a pass (group of steps that run together). Ids are hashes, so this is like a random
-choice, but each report of the same data shows the same samples. Personal data is removed from everything shown (text,
-URL, path, error), even if a step has already removed it, because the recipe of a dataset may have no such step.
+choice, but each report of the same data shows the same samples.
+
+Personal data is removed from everything shown (text, URL, path, error). A step may have removed it already, but the
+recipe of a dataset may also have no such step.
 """
 
 from __future__ import annotations
@@ -92,10 +94,10 @@ def rows_at(store: Store, files: list[FileInfo], places: Iterable[Place],
 
 
 def drop_samples(store: Store, passes: list[NodeFigures],
-                 stages: Mapping[str, Stage]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+                 stages: Mapping[str, Stage | str]) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Choose, for each stage and reason, at most SAMPLES documents that these passes dropped, those with the smallest
     ids. `stages` are the dataset's, as `stages_of` returns them. Returns {(stage, reason): samples}. A sample is what
-    `sample` returns and, if the stage can name the passage that gave the reason, an excerpt around it (`match`)."""
+    `sample` returns, with the passages that gave the reason if the stage can name them (`match`)."""
     out: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in passes:
         files = _searched(node, "dropped.parquet")
@@ -103,9 +105,9 @@ def drop_samples(store: Store, passes: list[NodeFigures],
         rows = rows_at(store, files, (p for places in chosen.values() for p in places),
                        ["id", "url", "source", "text", "meta", "locator", "language"])
         for (stage, reason), places in chosen.items():
+            samples = [(rows[place], sample(rows[place], stage)) for place in places]
             out.setdefault((stage, reason), []).extend(
-                {**sample(rows[place], stage), **match(stages.get(stage), reason, rows[place])}
-                for place in places)
+                {**chosen, **match(stages.get(stage), reason, row, chosen["url"])} for row, chosen in samples)
     return {key: sorted(samples, key=lambda s: s["id"])[:SAMPLES] for key, samples in out.items()}
 
 

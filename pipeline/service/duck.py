@@ -69,8 +69,8 @@ class QueryLimits:
 
 
 class Stop:
-    """Tells the code that works on a query when to end: when the time of the query is up, or when another thread has
-    called `cancel`."""
+    """Tells the code that works on a query when to end. This is when the time of the query is up, or when another
+    thread has called `cancel`."""
 
     def __init__(self, seconds: float, clock: Clock = SYSTEM) -> None:
         self._clock, self._until, self._seconds = clock, clock.now() + seconds, seconds

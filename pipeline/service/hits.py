@@ -33,8 +33,8 @@ class QueryHit(NamedTuple):
 
 class HitRun(NamedTuple):
     """Consecutive documents that match a query (hits), in the order of the query. `after` is the place in the results
-    just before the first of these hits, or () if the results begin with them. If `last` is true, the query has no hits
-    after these."""
+    after which these hits come, or () if the results begin with them. If `last` is true, the query has no hits after
+    these."""
 
     after: Place
     hits: list[QueryHit]
@@ -86,8 +86,8 @@ def sorted_hits(reader: PartReader, filter: Filter, order: SortOrder, most: int,
     in the results.
 
     If the documents are not sorted by id, two queries are run. The first one reads only the sorted column, and finds a
-    value that none of the returned documents lies behind. With this bound, the second query decodes the ids of few
-    rows. To decode all ids would take most of the time. For the first page, the second query also reads only the parts
+    bound: no returned document has a value beyond it. Thanks to this bound, the second query decodes the ids of few
+    rows. Decoding all ids would take most of the time. For the first page, the second query also reads only the parts
     in which the first one has seen values within the bound, if it has seen all of these.
     """
     turn, behind, until = ("DESC", "<", ">=") if order.descending else ("ASC", ">", "<=")
