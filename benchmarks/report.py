@@ -3,9 +3,9 @@
     python -m benchmarks.report [--tasks 1000000] [--sources 500] [--rows 5000]
 
 The run is generated: a filtered dataset, a deduplication and a deduplicated dataset over all sources. The record of a
-task is made when the report asks for it, and the counters are given as sums, as a run gives them. All tasks share 64
-sets of real parts with `--rows` documents; the report reads as much of them as it would of a million different parts.
-Reading the commit log is not measured.
+task is made when the report asks for it, and the counters are given as sums, as a run gives them. The parts are real
+files with `--rows` documents. There are 64 sets of them, which all tasks share; the report reads as many parts as if
+each task had its own. Reading the commit log is not measured.
 """
 
 from __future__ import annotations

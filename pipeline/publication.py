@@ -29,9 +29,11 @@ from tokenizer.mixture.resolve import resolve
 @dataclass(frozen=True)
 class NamedRecipe:
     """A recipe and the name of its run. If several recipes run together (`run_recipes`), `suffix` is appended to the
-    names under which the datasets and shards of this recipe are published. `shared` names nodes of the plan that this
-    recipe does not run itself, because the first of the recipes has the same nodes; it uses their results. `index`
-    names a dataset whose deduplications also make indexes (`stages.dedup.index`)."""
+    names under which the datasets and shards of this recipe are published. `shared` names nodes of the plan that the
+    first of the recipes has, too: this recipe does not run them, but uses their results.
+
+    `index` names a dataset whose deduplications also make indexes (`stages.dedup.index`).
+    """
 
     run: str
     recipe: Recipe
@@ -43,7 +45,7 @@ class NamedRecipe:
 def publish_dataset(store: Store, log: Log, name: str, passes: list[Node], results: Mapping[str, Any],
                     sums: Mapping[str, NodeSums]) -> None:
     """Publish a finished dataset under `name`: the kept rows of the last of its `passes` (scans over the documents),
-    and the dropped and quarantined rows of all of them. Does nothing when this version of the code has published the
+    and the rows that any of them dropped or quarantined. Does nothing when this version of the code has published the
     same rows already."""
     # another version of the code may lay out a folder differently
     state = [our_code(), *(sums[node.name].results for node in passes)]
@@ -77,8 +79,8 @@ def publish_tokens(one: NamedRecipe, store: Store, log: Log, results: Mapping[st
     to `warnings`. Returns {stream: description of its shard sets} as `publish_shards` makes it; {} when the recipe has
     no tokenizer.
 
-    If several recipes run together, `first_sets` is this result for the first of them. Streams that this recipe shares
-    with the first one are taken from `first_sets`.
+    `first_sets` is for several recipes that run together: it is what this function returned for the first of them.
+    Streams that this recipe shares with the first one are taken from it.
     """
     if TOKENIZER not in results:
         return {}

@@ -36,14 +36,14 @@ Failures = dict[int, tuple[str, str, str]]
 
 @dataclass
 class LoadedStage:
-    """A stage (the code of a recipe's step) that this process has imported, configured and set up, with its name, its
-    key and the key of its counters."""
+    """A stage (the code of a recipe's step) that this process has imported, configured and set up."""
 
     name: str
     key: str
     label: str          # "0:html": its place and name, the key of its counters
     stage: Stage
     foreign: bool = False   # one of the user's own stages: the values it writes are checked
+    warmed: bool = False
     side: str = ""  # name of its side table: two deduplications in one pass may need signatures of different kinds
 
     def __post_init__(self) -> None:
@@ -58,8 +58,10 @@ def load_chain(chain: list[dict[str, Any]]) -> list[LoadedStage]:
 
     A warm child (a worker process that is used for several tasks) keeps the stages of its latest chain, because models
     take long to load. It drops the stages of earlier chains, because a task declares memory for its own stages only.
-    Raises FreshProcess if this process is sealed (cut off from the network) and one of two kinds of stages has to be
-    loaded: a user's own stage, or a stage that starts a program which the process may not start."""
+
+    Two kinds of stages cannot be loaded by a sealed process (one that is cut off from the network): a user's own stage,
+    and a stage that starts a program which the process may not start. FreshProcess is then raised.
+    """
     idents = [json.dumps([place, entry["key"], entry["$volatile"]], sort_keys=True)
               for place, entry in enumerate(chain)]
     if unused := _loaded.keys() - set(idents):
@@ -80,9 +82,19 @@ def load_chain(chain: list[dict[str, Any]]) -> list[LoadedStage]:
     return [_loaded[ident] for ident in idents]
 
 
+def warm(steps: list[LoadedStage]) -> None:
+    """Let stages compile functions before their first document. It must be called when this process has the rights with
+    which it will process documents, because functions that were compiled with more rights are kept in another cache. A
+    pass that is the first of a new worker then finds what earlier workers compiled as a later pass."""
+    for step in steps:
+        if not step.warmed:
+            step.stage.warm()
+            step.warmed = True
+
+
 class Chain:
-    """Runs batches of documents through stages and counts the documents in `counters`, a dict that the caller passes
-    in. `counters["stages"]` has the counts of each stage, and `counters["dropped_bytes"]` the bytes of dropped
+    """Runs batches of documents through stages, and counts the documents in `counters`, a dict that the caller passes
+    in. `counters["stages"]` has the counts of each stage. `counters["dropped_bytes"]` has the bytes of dropped
     documents by source. With `until_drop`, a dropped document does not go through the later stages."""
 
     def __init__(self, cursor: CrashCursor, counters: Counters, until_drop: bool) -> None:
@@ -90,9 +102,12 @@ class Chain:
 
     def through(self, steps: list[LoadedStage], batch: Batch, sign: int = 1) -> tuple[Verdicts, Failures]:
         """Run a batch through `steps`, which change its documents in place. Returns the verdicts on dropped documents,
-        and the documents on which a stage failed. Errors for which no document is to blame (`tables.to_blame`), such as
-        a full disk, are raised. With `sign` -1, the counts of the batch are subtracted from the counters instead of
-        added, but CPU time is added all the same. Replay uses this to undo the counts of an earlier run."""
+        and the documents on which a stage failed. An error that no document can have caused (`tables.to_blame`), such
+        as a full disk, is raised.
+
+        With `sign` -1, the counts of the batch are subtracted from the counters. Replay undoes the counts of an earlier
+        run in this way. CPU time is always added.
+        """
         verdicts: Verdicts = {}
         failures: Failures = {}
         alive = batch
@@ -118,7 +133,7 @@ class Chain:
                 if row not in verdicts:
                     verdicts[row] = (place, reason)
                     count(stats["dropped"].setdefault(reason, {}), doc.source, sign)
-                # with `signals: all` a dropped document still goes through filters, but not through extractors
+                # with `signals: all`, a dropped document goes on, unless an extractor dropped it: it has no text
                 if not (self.until_drop or step.stage.extracts):
                     alive.append(item)
             if step.stage.side is not None:
@@ -136,10 +151,10 @@ class Chain:
 
     def _apply(self, place: int, step: LoadedStage, alive: Batch, verdicts: Verdicts,
                failures: Failures) -> list[tuple[tuple[int, Document], str | None]]:
-        """Run the documents `alive` through one stage, which has the number `place` in the chain. Returns ((row,
-        document), verdict) for each document on which the stage does not fail. The verdict is None (keep) or the reason
-        to drop the document. A document on which the stage fails is added to `failures`, unless an earlier stage has
-        already dropped it (it is in `verdicts`)."""
+        """Run the documents `alive` through one stage, number `place` of the chain. Returns ((row, document), verdict)
+        for each document on which the stage does not fail; the verdict is None (keep) or the reason to drop the
+        document. Documents on which the stage fails are added to `failures`. Those that an earlier stage has dropped
+        (they are in `verdicts`) are not added: they stay dropped."""
         stage, foreign, after = step.stage, step.foreign, []
         batch_verdicts: list[str | None] | None = None           # verdicts of the batch
         before: list[State] = []                        # the documents before the stage

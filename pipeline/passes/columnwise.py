@@ -3,17 +3,18 @@ verdict of a stage (its decision to keep or drop a document). The results are th
 for each document.
 
 The verdict of a stage may be `doc.signals["words"] < self.config.min_words`. A million calls take seconds. This module
-calls the function with an object that stands for many documents: each of its signals is a whole column, and each
-comparison is made for all documents at once. If the documents differ in the answer, the call continues with those that
-have the same answer as the first document. Later the function is called again for the other documents. This call gets
-the stored answers to all earlier comparisons, so that it comes to the comparison at which the documents differed. So
-the function runs once for each path through it, a dozen times instead of a million, and a stage needs no second version
-of its rules.
+calls the function with an object that stands for many documents. Each of its signals is a whole column, and a
+comparison is made for all documents at once.
 
-A function raises `NotColumnwise` if it uses a number in another way than arithmetic and comparison (`math.log(value)`),
-or reads anything but signals, language and source. The caller then calls it for each document. If the function depends
-on the type of a number, the result may be wrong, because this cannot be detected. Tokenmill's own stages do not depend
-on it; the user's own stages may.
+The documents may differ in the answer to a comparison. The call then goes on with those that have the same answer as
+the first document. The function is called again for the others. In this second call, the earlier comparisons return
+their stored answers, up to the one at which the documents differed. The function thus runs once for each path through
+it: a dozen times instead of a million. A stage needs no second version of its rules.
+
+`NotColumnwise` is raised if the function uses a number in another way than arithmetic and comparison
+(`math.log(value)`), or reads anything but signals, language and source. The caller then calls the function for each
+document. A function that depends on the type of a number may give a wrong result, because this cannot be detected.
+Tokenmill's own stages do not depend on it; the user's own stages may.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class NotColumnwise(BaseException):
 @dataclass
 class DocumentColumns:
     """The fields of `rows` documents as columns. `signals` maps the name of a signal (a number stored beside a
-    document) to its values (float64). `present` maps the name of a signal to an array that says whether each document
-    has the signal (bool); it has no entry for a signal that all documents have. A signal that no document has is in
-    neither dict. `language` and `source` hold, for each document, an index into `languages` and `sources`."""
+    document) to its values (float64). `present` maps the name of a signal to a bool array: whether each document has
+    the signal. A signal that all documents have is not in `present`. A signal that no document has is in neither dict.
+    `language` and `source` hold, for each document, an index into `languages` and `sources`."""
 
     rows: int
     signals: dict[str, np.ndarray] = field(default_factory=dict)
@@ -66,9 +67,12 @@ class DocumentColumns:
 
 def for_all(function: Callable[[Any], Result], columns: DocumentColumns, rows: np.ndarray,
             one_by_one: bool = True) -> tuple[list[Result], np.ndarray]:
-    """Returns the distinct results of `function` on the documents `rows`, and for each of these rows the index of its
-    result. If the function cannot be evaluated on many documents at once, it is called for each document, or
-    NotColumnwise is raised if `one_by_one` is false."""
+    """Evaluates `function` on the documents `rows`. Returns its distinct results, and the index of the result of each
+    row.
+
+    The function is called for each document by itself if it cannot be evaluated on many at once. With `one_by_one`
+    false, NotColumnwise is raised instead.
+    """
     numbers: dict[Result, int] = {}
     codes = np.empty(len(rows), np.int32)
     for start in range(0, len(rows), BLOCK):
@@ -149,9 +153,9 @@ class ManyDocuments:
         return self._columns.sources[code]
 
     def caller_column(self, values: np.ndarray, compared: list[np.ndarray] | None = None) -> CallerColumn:
-        """Returns a column with the numbers `values`, one for each document, which the function can use like a single
-        number. `values` may hold a threshold for each document, for example. Whenever a signal is compared with the
-        column, the values of this signal are appended to `compared`, so that the caller learns them."""
+        """Returns a column with the numbers `values`, one for each document, for example a threshold for each. The
+        function can use it like a single number. When a signal is compared with the column, the signal's values are
+        appended to `compared`, so that the caller learns them."""
         return CallerColumn(self._path, lambda rows: values[rows], compared)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -218,7 +222,7 @@ def _values(number: Any, rows: np.ndarray) -> Any:
 
 class Column:
     """A column with one number for each of many documents, used in place of a single number. It supports comparison,
-    and the arithmetic in which Python's floats and numpy's agree."""
+    and those kinds of arithmetic that give the same results with numpy as with Python's floats."""
 
     def __init__(self, path: _Path, values: Callable[[np.ndarray], np.ndarray]) -> None:
         self.path, self.values = path, values
@@ -265,9 +269,9 @@ class Column:
 
 
 class CallerColumn(Column):
-    """A column of numbers that the caller supplies, for example one threshold for each document. Whenever a signal (a
-    number stored for each document) is compared with the column, the values of this signal are appended to the list
-    `compared`, so that the caller learns them."""
+    """A column of numbers that the caller supplies, for example one threshold for each document. When a signal (a
+    number stored for each document) is compared with the column, its values are appended to the list `compared`. So the
+    caller learns what the column was compared with."""
 
     def __init__(self, path: _Path, values: Callable[[np.ndarray], np.ndarray],
                  compared: list[np.ndarray] | None) -> None:

@@ -5,8 +5,8 @@ task. A part may come with the removal slice of a barrier. A barrier is a step t
 deduplication; its removal slice lists the rows of the part that it removes. The pass writes
 
     kept.parquet          documents that every stage kept
-    gone.parquet          instead of kept.parquet, between two barriers: a row set, which lists the rows of the part
-                          that this pass or earlier passes have removed (`stages.barrier`)
+    gone.parquet          instead of kept.parquet, from a pass between two barriers: a row set, which lists the rows of
+                          the part that this pass or earlier passes have removed (`stages.barrier`)
     dropped.parquet       documents that a stage or the barrier dropped, with `stage` and `reason`; the scrubber has
                           removed personal data from them
     quarantine.parquet    records that could not be read, and documents on which a stage failed, crashed, or exceeded
@@ -15,18 +15,19 @@ deduplication; its removal slice lists the rows of the part that it removes. The
     side.STAGE-KEY.parquet  a side table for a later barrier: `row`, `id` and the columns that the barrier's `prepare`
                           stage computed for each kept document
 
-If the recipe has no steps between two barriers, the pass between them only fills the side table of the second barrier.
-It leaves a row set instead of writing the documents again, and the pass after the second barrier reads the same part.
-The documents that the first barrier removed are counted and written to dropped.parquet only once, by the pass between
-the barriers.
+A pass between two barriers that follow each other without a step only fills the side table of the second barrier. It
+does not write the documents again, but a row set, and the pass after the second barrier reads the same part. The
+documents that the first barrier removed are counted and written to dropped.parquet only once, by the pass between the
+barriers.
 
 `partition` reads batches of documents, `chain` takes them through the stages, and this module writes the outcomes. If
 only thresholds changed since an earlier run, `replay` copies the rows of the earlier pass whose verdict stays the same.
 
-Memory: the largest batch, one row group, and the models of the stages. It does not grow with the partition. Before a
-stage sees documents, their row numbers are written to the crash cursor, a record in memory shared with the supervising
-process. If the process dies, the supervisor has the documents of these rows processed one by one, and only a document
-that kills a process again is quarantined.
+Memory: the largest batch, one row group, and the models of the stages. It does not grow with the partition.
+
+Before a stage sees documents, their row numbers are written to the crash cursor, a record in memory shared with the
+supervising process. If the process dies, the supervisor has the documents of these rows processed one by one. Only a
+document that kills a process again is quarantined.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
-from pipeline.passes.chain import Batch, Chain, count, load_chain
+from pipeline.passes.chain import Batch, Chain, count, load_chain, warm
 from pipeline.passes.partition import Items, PartitionReader, QuarantinedRecord, Removed, Settled, taken_down
 from pipeline.passes.replay import NotReproduced, Replay, thresholds
 from pipeline.passes.storable import scrub_row
@@ -64,8 +65,8 @@ class DocumentPass:
     * gone: $ref of a row set (list of rows that are gone), or null
     * removed: $ref of a removal slice (list of rows that a barrier removes), or null
     * barrier: the name of this barrier
-    * counts, if the pass stores duplicate counts: $ref of a table that says for how many removed duplicates each kept
-      row stands, or null
+    * counts: only if the pass stores duplicate counts. $ref of a table that has, for each kept row, the number of
+      removed duplicates that it stands for; or null
 
     The other args are
 
@@ -74,9 +75,12 @@ class DocumentPass:
     * chain [{name, key, $volatile: {target, config}}]: the stages, in order
     * signals [names]: the signals that get a column
     * signals_mode: until-drop (a dropped document goes no further) or all (later stages still compute its signals)
-    * $volatile (does not enter the task's key): quarantined, the commit log's entries about quarantined documents;
-      tombstones of documents to leave out (`pipeline.store.tombstones`); replay, which describes an earlier run of the
-      pass under other thresholds (`replay.replay_arg`)
+
+    Three more args are under $volatile, and do not enter the task's key:
+
+    * quarantined: the commit log's entries about quarantined documents
+    * tombstones: documents to leave out (`pipeline.store.tombstones`)
+    * replay: an earlier run of the pass under other thresholds (`replay.replay_arg`)
     """
 
     name = "documents"
@@ -102,6 +106,7 @@ class _Pass:
             import_planned(inputs.store, place.get("$volatile", {}).get("code", ()))
         self.steps = load_chain(self.args["chain"])
         inputs.confine([program for step in self.steps for program in step.stage.programs()])
+        warm(self.steps)
         names, until_drop = tuple(self.args["signals"]), self.args["signals_mode"] == "until-drop"
         self.kept_rows = 0                     # the writer counts only when it flushes; side tables need the row now
         self.kept = PartWriter(out.path("kept.parquet"), document_schema(names).with_metadata(
@@ -151,9 +156,9 @@ class _Pass:
         return self._close()
 
     def _gone(self, documents: Batch) -> set[int]:
-        """Return the rows of those `documents` that `tokenmill takedown` has removed from the store, judged by the id,
-        URL and text that the documents have after the stages. The stages may change URL and text. A document that a
-        tombstone covers before the stages does not get here, because `partition` has already put it into quarantine."""
+        """Return the rows of those `documents` that `tokenmill takedown` has removed from the store. They are
+        recognised by the id, URL and text that they have after the stages, which may have changed URL and text.
+        Documents that are recognised before the stages do not get here: `partition` quarantines them."""
         tombstones = self.partition.tombstones
         return {row for row, doc in documents if tombstones.cover(doc.id, doc.url, doc.text)} if tombstones else set()
 

@@ -1,11 +1,13 @@
 """Makes shards (files of tokens for training) from the parts of a dataset (its files of documents).
 
 `EncodePart` turns the documents of one part into tokens, for the splits train and val separately. `AssembleShard`
-writes one shard of a split: the documents that start in one range of the token stream. The stream is the concatenation
-of the encoded parts in plan order: the inputs of the dataset in the order of `from:`, and the documents of a source in
-the order (relative path of the input file, number of the record in it). The bytes of the stream therefore depend
-neither on the partition size nor on which worker ran which task. `pipeline.plan.tokens` calls `encode_drafts` and
-`assemble_drafts`. `pipeline.passes.publish_shards` publishes the shards at the end of a run.
+writes one shard of a split: the documents that start in one range of the token stream. The stream consists of the
+encoded parts in plan order, one after the other. This is the order of `from:` for the inputs of the dataset. Within a
+source, documents are in the order (relative path of the input file, number of the record in it). The bytes of the
+stream therefore depend neither on the partition size nor on which worker ran which task.
+
+`pipeline.plan.tokens` calls `encode_drafts` and `assemble_drafts`. `pipeline.passes.publish_shards` publishes the
+shards at the end of a run.
 """
 
 from __future__ import annotations
@@ -53,23 +55,30 @@ _loaded: dict[tuple[str, int], Tokenizer] = {}
 
 # -- one part ----------------------------------------------------------------------------------------------------
 class EncodePart:
-    """Encodes the documents of one part (file of documents) as tokens. args: part ($ref of kept.parquet), tokenizer
-    ($ref), eos (id of the end-of-text token), libraries, where (selects documents), val {share, seed}, by (as for
-    `ShardLabels`; only if the stream is split), $volatile {quarantined: the commit log's entries under `encode_key`}.
+    """Encodes the documents of one part (file of documents) as tokens. The args are
 
-    Writes two or three files for each split. SPLIT.tokens holds the documents back to back, each ended by EOS, as u8,
-    u16 or u32 (by vocabulary size). SPLIT.parquet (PART_TABLE) says for each document where it ends in SPLIT.tokens and
-    which row of the part it is. If some token is outside the `loss_spans` of its document, SPLIT.loss holds a u8 per
-    token, 0 for such tokens: the model reads them but does not learn to predict them. With `by`, the documents of a
-    split are grouped by their labels. Instead of SPLIT.parquet, SPLIT.tables then holds a table for each label, and
-    labels.json {split: [[label, LabelPiece], …]}.
+    * part: $ref of kept.parquet
+    * tokenizer ($ref), eos (id of the end-of-text token) and libraries
+    * where: selects documents
+    * val {share, seed}: which documents are held out
+    * by: how documents are labelled (`ShardLabels`), if the stream is split
+    * $volatile {quarantined: the commit log's entries under `encode_key`}
+
+    For each split, SPLIT.tokens holds the documents back to back, each ended by EOS, as u8, u16 or u32 (by vocabulary
+    size). SPLIT.parquet (PART_TABLE) has, for each document, its end in SPLIT.tokens and its row in the part.
+    SPLIT.loss holds a u8 per token. It is 0 for a token outside the `loss_spans` of its document: the model reads the
+    token, but does not learn to predict it. If all tokens count, SPLIT.loss is not written.
+
+    With `by`, the documents of a split are grouped by their labels. SPLIT.tables, with a table for each label, replaces
+    SPLIT.parquet, and labels.json has {split: [[label, LabelPiece], …]}.
 
     Whether a document is held out (in val) depends only on the share and on PRF(seed, id), a pseudo-random number. A
-    document that is not held out goes into neither split if a deduplication found that it resembles a held-out one,
-    because training on it would spoil the evaluation. Such documents are counted (`near_held_out`). A document on which
-    the tokenizer crashes or raises an exception goes into no split but into quarantine.parquet (QUARANTINE_SCHEMA), in
-    the order of the part. Crashes are also recorded in the commit log; exceptions need no record, because they recur in
-    every attempt. Memory: one row group and the tokens of one batch.
+    training document that resembles a held-out one, as found by a deduplication, would spoil the evaluation. It goes
+    into neither split and is counted (`near_held_out`).
+
+    A document on which the tokenizer crashes or raises an exception goes into quarantine.parquet (QUARANTINE_SCHEMA),
+    in the order of the part. Crashes are also recorded in the commit log; exceptions need no record, because they recur
+    in every attempt. Memory: one row group and the tokens of one batch.
     """
 
     name = "encode_part"
@@ -148,8 +157,9 @@ class _Encoding:
     def _tokens(self, batch: Rows, places: list[int],
                 failures: dict[int, tuple[str, str]]) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarray | None]:
         """Encode the documents at the positions `places` of a batch. Returns the positions of those that could be
-        encoded, their tokens back to back, the number of tokens of each document, and a u8 for each token: 1 if it
-        counts for the loss (None if all count). The documents that could not be encoded are added to `failures`."""
+        encoded, their tokens back to back, the number of tokens of each document, and a loss mask. The mask is a u8 for
+        each token, 1 if it counts for the loss; it is None if all count. The documents that could not be encoded are
+        added to `failures`."""
         texts, spans, rows = batch.column("text"), batch.column("loss_spans"), batch.rows
         if places:
             self.cursor.set(int(rows[places[0]]), int(rows[places[-1]]), 0)
@@ -243,13 +253,18 @@ class AssembleShard:
     stop) of a stream.
 
     args: split, index, start, stop, vocab_size, eos, pieces. A piece describes one encoded part (output of
-    `EncodePart`), and the pieces are in plan order. It has tokens and table ($ref), offset (of its first token in the
-    stream), and part (the number of the part in the document table). It may have three more entries: row, the row of
-    its first document if that is not 0; loss ($ref), its loss mask; and ranges, if the stream gets only some of its
-    documents (`assemble_drafts`). Only these ranges of the piece are then read.
+    `EncodePart`); the pieces are in plan order. A piece has
+
+    * tokens and table ($ref)
+    * offset: where its first token is in the stream
+    * part: the number of the part in the document table
+    * row: the row of its first document; 0 if it is missing
+    * loss ($ref): its loss mask, if it has one
+    * ranges: the places of its documents in the stream (`assemble_drafts`), if the stream gets only some of them. Only
+      these ranges are then read.
 
     Writes body (the tokens), ends (the end of each document), table.parquet (the document table), blocks (checksums of
-    the blocks), shard.json, and loss if some token does not count for the loss.
+    the blocks) and shard.json. If some token does not count for the loss, writes loss, too.
     """
 
     name = "assemble_shard"
@@ -294,8 +309,8 @@ def encode_drafts(parts: Sequence[PartRef], tokenizer: Mapping[str, Any], config
                   by: Sequence[Mapping[str, Any]] = ()) -> list[TaskDraft]:
     """Returns the EncodePart tasks, one for each part (file of documents), in plan order. `tokenizer` is the result of
     `fit_tokenizer.tokenizer_info`. `config` is the recipe's entry under `shards:` (`where`; `val`, the share held out),
-    with the `seed`. `quarantined` is a function like `Planner.quarantined`, which returns the commit log's quarantine
-    entries under the given keys. `by` says how the documents are labelled (`ShardLabels`); empty for a stream that is
+    with the `seed`. `quarantined` returns the commit log's quarantine entries under the given keys
+    (`Planner.quarantined`). `by` says how the documents are labelled (`ShardLabels`); it is empty for a stream that is
     not split."""
     common: dict[str, Any] = {
         "tokenizer": tokenizer["ref"], "eos": tokenizer["eos"], "libraries": libraries(),
@@ -313,12 +328,12 @@ def assemble_drafts(encoded: Sequence[TaskResult], tokenizer: Mapping[str, Any],
     """Returns the AssembleShard tasks, one for each shard (file of tokens) of each split. `encoded` are the results of
     the tasks of `encode_drafts`, in plan order. `stream` names the stream in the labels of the tasks.
 
-    `ranges` is given if the stream gets only some of the encoded documents: {split: [LabelPieces of the first of
-    `encoded`, LabelPieces of the second, …]}. These say where the documents are.
+    `ranges` is given if the stream gets only some of the encoded documents. It says where they are: {split:
+    [LabelPieces of the first of `encoded`, LabelPieces of the second, …]}.
 
-    `places` has a pair (part, row) for each of `encoded`, for the document table of the shards. All its documents are
-    noted there with this `part`, and their rows are counted from this `row`. Without `places`, the part is the position
-    in `encoded`, and the row is 0.
+    `places` has a pair (part, row) for each of `encoded`: the part that the document table of the shards names for its
+    documents, and the row number of its first document. Without `places`, the part is the position in `encoded`, and
+    the row is 0.
     """
     step = max(1, shard_bytes // token_dtype(tokenizer["vocab_size"]).itemsize)
     drafts = []

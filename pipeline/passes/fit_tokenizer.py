@@ -1,5 +1,5 @@
-"""Makes the tokenizer of a recipe: trains it on a sample of a dataset, or takes it from a file. In both cases it
-becomes one file of the store whose name contains its sha256."""
+"""Makes the tokenizer of a recipe: trains it on a sample of a dataset, or takes it from a file. In both cases, the
+tokenizer becomes one file of the store. The name of this file contains its sha256."""
 
 from __future__ import annotations
 
@@ -36,18 +36,23 @@ NO_DOCUMENT = ("tokenizer.train.from: there is no document to train on; see that
 
 
 class FitTokenizer:
-    """Trains a tokenizer on a sample of texts. The sample is given in one of two ways. Either this task draws the
-    sample; the args are then `parts` [$ref of kept.parquet, in plan order], `where` (see
-    `pipeline.passes.rows.Selection`), `sample` (bytes of text) and `seed`. Or `pipeline.passes.sample_text` has drawn
-    it; the arg is then `picked` [$ref of files of texts]. Further args: the settings of
-    `tokenizer.train.train_tokenizer`. Writes tokenizer.json or tokenizer.model.
+    """Trains a tokenizer on a sample of texts, and writes tokenizer.json or tokenizer.model. The args are the settings
+    of `tokenizer.train.train_tokenizer` and those of the sample. If this task draws the sample, these are
+
+    * parts [$ref of kept.parquet, in plan order]
+    * where: selects documents (`pipeline.passes.rows.Selection`)
+    * sample (bytes of text) and seed
+    * strata (settings of `pipeline.passes.strata.Strata`), if the sample is balanced
+
+    If `pipeline.passes.sample_text` has drawn the sample, there is only `picked` [$ref of files of texts].
 
     The sample consists of the documents with the lowest PRF(seed, id), a pseudo-random number. It ends before the first
-    document that would make it larger than `sample` bytes, but has at least one document. With `strata` (settings of
-    `pipeline.passes.strata.Strata`), this holds for the share of each stratum. The sample therefore does not depend on
-    how the dataset is cut into parts. The documents are read in plan order, and one thread trains. The parts are read
-    twice: first ids and sizes, then texts, which are streamed. Memory: a heap of the sampled ids, and what the training
-    library needs."""
+    document that would make it larger than `sample` bytes, but has at least one document. In a balanced sample, this
+    rule holds for the share of each stratum. The sample does not depend on how the dataset is cut into parts.
+
+    The documents are read in plan order, and one thread trains. The parts are read twice: first ids and sizes, then
+    texts, which are streamed. Memory: a heap of the sampled ids, and what the training library needs.
+    """
 
     name = "fit_tokenizer"
     version = 3
@@ -103,9 +108,9 @@ class ByteTokenizer:
 
 
 class LoadTokenizer:
-    """Copies a tokenizer into the store after a trial has shown that it can encode. args: file ($file or $ref of a
-    tokenizer.json, a SentencePiece .model or a .tiktoken file), eos (the end-of-text token, or null), and perhaps
-    pattern, by which a .tiktoken file splits text. A .tiktoken file becomes a tokenizer.json with the same ids."""
+    """Copies a tokenizer into the store, after checking that it can be loaded. args: file ($file or $ref of a
+    tokenizer.json, a SentencePiece .model or a .tiktoken file), eos (the end-of-text token, or null) and, for a
+    .tiktoken file, pattern, by which it splits text. A .tiktoken file becomes a tokenizer.json with the same ids."""
 
     name = "load_tokenizer"
     version = 1
@@ -125,10 +130,10 @@ def _facts(tokenizer: Tokenizer) -> Counters:
 
 def _sample(paths: Sequence[str], where: Selection, size: int, seed: int,
             strata: Strata | None = None) -> dict[str, int]:
-    """Draws a sample of about `size` bytes of text from the documents in the Parquet files `paths` that `where`
-    selects, and returns {id: bytes of text}. In each stratum (the documents of one source or language), the documents
-    are taken by rising PRF(seed, id), a pseudo-random number, as long as together they have at most the bytes of the
-    stratum's share. At least one document is taken."""
+    """Draws a sample of about `size` bytes of text, and returns {id: bytes of text}. The documents are those in the
+    Parquet files `paths` that `where` selects. In each stratum (the documents of one source or language), they are
+    taken by rising PRF(seed, id), a pseudo-random number, until the next one would exceed the stratum's share of bytes.
+    At least one document is taken."""
     strata = strata or Strata(None)
     candidates: dict[int, _Candidates] = {}
     totals: dict[str, int] = {}
@@ -145,9 +150,9 @@ def _sample(paths: Sequence[str], where: Selection, size: int, seed: int,
 
 
 class _Candidates:
-    """The documents of a stratum (such as one source or language) that can be in a sample of `size` bytes. These are
-    the documents with the lowest ranks (pseudo-random numbers) that together have at most `size` bytes, and the next
-    document by rank, at which the sample ends."""
+    """The documents of a stratum (such as one source or language) that can be in a sample of `size` bytes: those with
+    the lowest ranks (pseudo-random numbers), as many as fit into `size` bytes, and the next one. The next one is needed
+    to see where the sample ends."""
 
     def __init__(self, size: int) -> None:
         self.heap: list[tuple[int, str, int]] = []            # highest rank first
@@ -211,8 +216,8 @@ def load_draft(path: str, eos: str | None = None, copy_folder: str | None = None
                pattern: str | None = None) -> TaskDraft:
     """Returns the task for `tokenizer: {load: path}` of a recipe. `path` is a file or a folder that the driver (the
     process that plans a run) can read. If the workers cannot read `path`, pass `copy_folder`, a folder of the store
-    that holds a copy of the tokenizer; the task then reads this copy. `pattern` is needed for a .tiktoken file whose
-    name does not say it."""
+    that holds a copy of the tokenizer; the task then reads this copy. `pattern` is how a .tiktoken file splits text; it
+    is needed unless the name of the file tells it."""
     tokenizer = load_tokenizer(path, eos, pattern)
     splitting = {"pattern": pattern_of(tokenizer.path, pattern)} if tokenizer.path.endswith(".tiktoken") else {}
     folder, name = os.path.split(os.path.abspath(tokenizer.path))
@@ -227,9 +232,9 @@ def load_draft(path: str, eos: str | None = None, copy_folder: str | None = None
 
 
 def tokenizer_info(result: TaskResult, eos: str | None = None) -> dict[str, Any]:
-    """Returns facts about the finished tokenizer that the task of `result` has made: sha256, vocab_size, eos (the id of
-    the end-of-text token), path (where it is published, relative to the store), ref (for task arguments), eos_token
-    (the argument `eos`: as the recipe names it, or None)."""
+    """Returns facts about the tokenizer that the task of `result` has made: sha256, vocab_size, eos (the id of the
+    end-of-text token), path (relative to the store, where it is published), ref (for task arguments), and eos_token,
+    which is the argument `eos`: the end-of-text token that the recipe names, or None."""
     [(name, ref)] = [(n, r) for n, r in result.files.items() if n.startswith("tokenizer.")]
     return {"sha256": ref["content"], "vocab_size": result.counters["vocab_size"], "eos": result.counters["eos"],
             "path": f"shards/tokenizer-{ref['content'][:12]}.{name.partition('.')[2]}", "ref": ref, "eos_token": eos}

@@ -1,5 +1,5 @@
-"""Finds out what tasks can read of a source: the pieces of a big input file, and the files that must be read
-together."""
+"""Finds out how the files of a source can be divided among tasks: which pieces of a big file can be read separately,
+and which files must be read together."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Index:
 class ListUnits:
     """Finds which files of a source must be read together. args: reader {name, key, config}, files [$file].
 
-    Writes `units.json`: a list of lists of paths (`Reader.units`). If the files of the source do not belong together,
-    the run ends with an error.
+    Writes `units.json`: a list of lists of paths (`Reader.units`). If the reader refuses the files, for example because
+    one lacks a file that belongs to it, the run ends with the reader's error.
     """
 
     name = "list_units"

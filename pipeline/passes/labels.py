@@ -1,9 +1,10 @@
-"""Splits the documents of one entry of `shards:` into several streams (sets of token files) by labels: language,
-source, quality bucket, a value of the metadata, or a signal.
+"""Splits the documents of one entry of `shards:` into several streams (sets of token files) by labels. A label is the
+language, source, quality bucket, a value of the metadata, or a signal.
 
-`EncodePart` reads the labels of each document (`ShardLabels`). It writes the documents of a part grouped by their
-labels, so that it needs no writer per label. When all parts are encoded, the number of tokens of each label is known,
-and `streams_of` decides which labels become streams of their own."""
+`EncodePart` reads the labels of each document (`ShardLabels`), and writes the documents of a part grouped by their
+labels. When all parts are encoded, the number of tokens of each label is known, and `streams_of` decides which labels
+become streams of their own.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +74,8 @@ def bucket_name(number: int) -> str:
 
 
 def label_name(value: Any) -> str:
-    """Return the text by which the names of streams show the label `value`. It has only letters, digits, `_` and `-`.
-    If a value cannot be shown unchanged, the text ends in a hash of the value (32 bits), so that different values have
+    """Return the text for the label `value` in the names of streams. It has only letters, digits, `_` and `-`. A value
+    that cannot be shown unchanged gets a text that ends in a hash of the value (32 bits), so that different values have
     different texts. A number and the text of its digits count as the same value. A missing or empty value becomes
     `none`."""
     if value is None or value == "":

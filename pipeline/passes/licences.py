@@ -30,8 +30,8 @@ _LONGEST = 200
 
 
 def licence_label(meta: Mapping[str, Any]) -> str:
-    """Return the label under which a document is counted by licence: the licence that its metadata names, 'other' if
-    this is not a known licence, or '' if the metadata names none."""
+    """Return the label under which a document is counted by licence. It is the licence that the metadata names, or
+    'other' if that is not a known licence. It is '' if the metadata names none."""
     stated = meta.get("licence") or meta.get("license")
     if not stated:
         return ""

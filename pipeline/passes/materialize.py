@@ -1,16 +1,17 @@
 """Implements `materialize`, which writes every training sample of a curriculum into files, in the order of training.
 
 A curriculum is the list of the phases of a training; each phase draws windows (samples of `sequence` tokens) from
-streams. The rows move between two kinds of tasks through exchange files, so that no machine ever holds all the data:
+streams. The samples move between two kinds of tasks through exchange files, so that no machine ever holds all the data:
 
 * A map task reads the shards of one stream for a range of super-windows (`longest` consecutive tokens each), in file
   order and once for each phase. `Order.samples_of` gives the samples that draw each window, over all phases and epochs.
   The task writes the window into the bucket of each output file that has such a sample.
-* A reduce task collects the rows of one output file, places them by sample number and writes the file from front to
+* A reduce task collects the samples of one output file, places them by sample number and writes the file from front to
   back.
 
-Random access thus happens only once, in the exchange. Row n equals sample n as read from the shards: tokens, document
-boundaries and loss mask. A planner calls `map_drafts`, `reduce_drafts` and `publish_rows`, in this order.
+Random access thus happens only once, in the exchange. Row n of the output equals sample n as read from the shards:
+tokens, document boundaries and loss mask. A planner calls `map_drafts`, `reduce_drafts` and `publish_rows`, in this
+order.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ SEGMENT_BYTES = 16 << 20
 
 def record_dtype(sequence: int, itemsize: int, masked: bool = False) -> np.dtype:
     """Returns the dtype of one record of the exchange, which is one sample of L = `sequence` tokens of `itemsize`
-    bytes. Its fields are the sample number, the origin (stream, epoch, window), L + 1 tokens, L bits that mark the
-    document boundaries and, with `masked`, L bits that mark the tokens that count for the loss."""
+    bytes. Its fields are the sample number, the origin (stream, epoch, window), L + 1 tokens, and L bits that mark the
+    document boundaries. With `masked`, it also has L bits that mark the tokens that count for the loss."""
     bits = f"V{-(-sequence // 8)}"
     return np.dtype([("n", "<u8"), ("origin", f"V{ORIGIN.itemsize}"), ("tokens", f"V{(sequence + 1) * itemsize}"),
                      ("bounds", bits), *([("loss", bits)] if masked else [])])
@@ -74,8 +75,8 @@ class ScatterWindows:
 
     * curriculum (JSON), and stream (its index in the curriculum)
     * first, stop: the range of super-windows
-    * shards: the shards that hold the range, each as {body, ends, blocks: $ref; offset, tokens, documents}, with loss
-      ($ref) if the shard has a loss mask, and with packed if its rows are packed
+    * shards: the shards that hold the range, each as {body, ends, blocks: $ref; offset, tokens, documents}. A shard
+      with a loss mask also has loss ($ref), and one of packed rows has packed.
     * file_bytes: the bytes of tokens in an output file of a reduce task
     * masked: true if samples may have a loss mask
 
@@ -122,10 +123,12 @@ class ScatterWindows:
 
 def _records(tokens: np.ndarray, flags: Mapping[str, np.ndarray], starts: np.ndarray, length: int,
              dtype: np.dtype) -> np.ndarray:
-    """Returns the exchange records of the windows (samples of `length` tokens) that begin at the offsets `starts` of a
-    block of tokens. The caller fills in sample number and origin. `flags` maps a field of the record to one flag (u8, 0
-    or 1) for each token of the block. The field gets the flags of the window as bits: bit p - 1 is the flag of the
-    token at position p of the window, for p in [1, L]."""
+    """Returns the exchange records of the windows (samples of L = `length` tokens) that begin at the offsets `starts`
+    of a block of tokens. The caller fills in sample number and origin.
+
+    `flags` maps a field of the record to one flag (u8, 0 or 1) for each token of the block. In the record, the flags of
+    a window become the bits of the field: bit p - 1 is the flag of the token at position p, for p from 1 to L.
+    """
     records = np.zeros(len(starts), dtype)
     windows = np.lib.stride_tricks.sliding_window_view(tokens, length + 1)[starts]
     records["tokens"] = np.ascontiguousarray(windows).view(dtype["tokens"])[:, 0]
@@ -143,10 +146,14 @@ def _origin(stream: int, epoch: np.ndarray, window: np.ndarray) -> np.ndarray:
 
 # -- reduce ------------------------------------------------------------------------------------------------------
 class WriteRows:
-    """A reduce task: collects the training samples of one output file and writes the file. args: segments [$ref of
-    phaseP.seg], bucket (of this output file), first (number of the file's first sample), rows (number of samples),
-    sequence (tokens per sample), dtype (of a token), streams [names], format bytes | parquet, masked (true if samples
-    may have a loss mask).
+    """A reduce task: collects the training samples of one output file and writes the file. The args are
+
+    * segments [$ref of phaseP.seg], and bucket (of this output file)
+    * first (number of the file's first sample), and rows (number of samples)
+    * sequence (tokens per sample), and dtype (of a token)
+    * streams [names]
+    * format: bytes or parquet
+    * masked: true if samples may have a loss mask
 
     With format bytes, the output consists of three files with one record per sample: tokens, bounds (where documents
     begin) and origin (stream, epoch, window). A file loss is added if some token does not count for the loss. With
@@ -221,19 +228,22 @@ def _write_parquet(path: str, args: Mapping[str, Any], token: np.dtype, fields: 
 
 
 def _bits(packed: np.ndarray) -> np.ndarray:
-    """Returns a field of bits (document boundaries or loss mask) of many rows as u8 (rows, ceil(L / 8)), 8 bits in a
-    byte, where L is the tokens of a row. `packed` holds the same bytes in numpy's raw type V, as exchange files do."""
+    """Returns a field of bits (document boundaries or loss mask) of many rows, 8 bits in a byte, as u8 (rows, ceil(L /
+    8)). L is the number of tokens of a row. `packed` holds the same bytes in numpy's raw type V, as exchange files do.
+    """
     return packed.view(np.uint8).reshape(len(packed), -1)
 
 
 # -- for planners ------------------------------------------------------------------------------------------------
 def map_drafts(store: Store, curriculum: Curriculum, map_bytes: int | None = None,
                file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
-    """Returns the map tasks, each of which reads `map_bytes` of tokens from the shards. By default `map_bytes` is at
-    least MAP_BYTES, and so large that a task writes at least SEGMENT bytes, on average, for each output file. A task
-    needs scratch space for the bytes it reads. Raises CurriculumError if this version of Tokenmill would order the
-    samples in another way than the curriculum records (its hash of the order differs), and ShardError if a shard set
-    that the curriculum names is missing or was replaced."""
+    """Returns the map tasks, each of which reads `map_bytes` of tokens from the shards. The default is at least
+    MAP_BYTES, and so large that a task writes on average at least SEGMENT bytes for each output file. A task needs
+    scratch space for the bytes it reads.
+
+    Raises CurriculumError if the hash of the order in the curriculum differs: this version of Tokenmill would order the
+    samples in another way. Raises ShardError if a shard set that the curriculum names is missing or was replaced.
+    """
     order = Order(curriculum)
     if order.hash() != curriculum.order:
         raise CurriculumError("curriculum: this version of Tokenmill would order the samples in another way; run the "
@@ -299,9 +309,9 @@ def _shards(store: Store, stream: Stream) -> list[dict[str, Any]]:
 
 def reduce_drafts(curriculum: Curriculum, mapped: Sequence[TaskResult], format: str,
                   file_bytes: int = FILE_BYTES) -> list[TaskDraft]:
-    """Returns the reduce tasks, which write the training samples of a curriculum into files: one task per output file
-    of about `file_bytes` bytes of tokens, in order of sample number. `mapped` are the results of the tasks of
-    `map_drafts`. `format` is bytes or parquet."""
+    """Returns the reduce tasks, which write the training samples of a curriculum into files. Each task writes one file
+    of about `file_bytes` bytes of tokens; the tasks are in order of sample number. `mapped` are the results of the
+    tasks of `map_drafts`. `format` is bytes or parquet."""
     if format not in ("bytes", "parquet"):
         raise ValueError(f"format: '{format}' is neither bytes nor parquet")
     dtype, names = _dtype(curriculum), [s.name for s in curriculum.streams]

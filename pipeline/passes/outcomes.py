@@ -2,15 +2,15 @@
 prediction uses the stored signals of the document (numbers that the steps computed).
 
 The stages (the code of the steps) derive their verdicts from the signals (`pipeline.passes.verdicts`). This module
-decides which verdict counts. Where no verdict can be known, the outcome is `unknown`, with the reason; it is never
-guessed. REASONS lists all reasons. These are the main ones:
+decides which verdict counts. It never guesses: if the verdict of a step cannot be known, the outcome is `unknown`, with
+the reason. REASONS lists all reasons. These are the main ones:
 
 * A step dropped the document and would now let it pass. The later steps of the same pass have not seen it, so their
   signals are missing, unless the run had `signals: all`. The steps of later passes have not seen it in any case.
-* A step that edits the text or sets the language is left out, or an editing step would now keep a document that it
-  dropped. The later steps would see another text or language than they saw.
-* A barrier (a step over all documents at once, such as deduplication) is changed, or a step after a barrier is changed
-  together with one before it. The barrier would see, or remove, other documents than it did.
+* The later steps would see another text or language than in the run. This is so if a step that edits the text or sets
+  the language is left out. It is also so if an editing step dropped the document and would now edit it.
+* A barrier (a step over all documents at once, such as deduplication) would see or remove other documents. This is so
+  if the barrier is changed, or if steps before and after it are changed.
 """
 
 from __future__ import annotations
@@ -119,15 +119,15 @@ class ChangedSteps:
                 if stage is not None for name in (*stage.signals, *stage.reads())} - {"language"}
 
     def before(self, end: int, reason: str) -> Outcome:
-        """Return what became of a document in the run, up to the place `self.end`: a document that was dropped there or
-        later counts as kept. The step at place `end` dropped the document for `reason`; for a document that no step
-        dropped, `end` is the number of steps."""
+        """Return what became of a document in the run, seen from the place `self.end`: a document that was dropped
+        there or later counts as kept. The step at place `end` dropped it for `reason`; `end` is the number of steps if
+        no step dropped it."""
         return KEPT if end >= self.end else Outcome("dropped", self.links[end].name, reason)
 
     def outcome(self, doc: Any, end: int, reason: str) -> Outcome:
         """Return what would become of a document with the changed steps. In the run, the step at place `end` dropped it
-        for `reason`; for a document that no step dropped, `end` is the number of steps. `doc` has the document's
-        signals, language and source."""
+        for `reason`; `end` is the number of steps if no step dropped it. `doc` has the document's signals, language and
+        source."""
         last = self._last[end]
         if end >= self.end and self.all_unknown:
             return Outcome("unknown", self.barrier(), "barrier")
@@ -143,10 +143,12 @@ class ChangedSteps:
         return KEPT
 
     def _again(self, walk: _Walk, doc: Any, place: int, end: int, reason: str, last: int) -> Outcome | None:
-        """Return the outcome of a document at the step `place`, which the document went through in the run, or None if
-        the step would let it pass. `end` is the place of the step that dropped the document in the run, and `reason` is
-        its reason; for a document that no step dropped, `end` is greater than `place`. `last` is the place of the last
-        step that computed signals of the document. `walk` is the document's state, which the step may change."""
+        """Return what would become of a document at the step `place`, or None if the step would let it pass. The
+        document went through this step in the run.
+
+        The step at `end` dropped it for `reason`; `end` is greater than `place` if that was later or never. Signals
+        were computed up to the step at `last`. The step may change `walk`, the document's state.
+        """
         link = self.links[place]
         if walk.edited and not self._pass_all[place]:
             return Outcome("unknown", link.name, "edit")
@@ -177,10 +179,11 @@ class ChangedSteps:
         return None
 
     def _behind(self, walk: _Walk, doc: Any, place: int, end: int, last: int) -> Outcome | None:
-        """Return the outcome of a document at the step `place`, or None if the step would let it pass. In the run, the
-        step at the earlier place `end` dropped the document; with the changed steps, that step lets the document pass.
-        `last` is the place of the last step that computed signals of the document. `walk` is the document's state,
-        which the step may change."""
+        """Return what would become of a document at the step `place`, or None if the step would let it pass. In the
+        run, an earlier step, at `end`, dropped the document; with the changed steps, it lets the document pass.
+
+        Signals were computed up to the step at `last`. The step may change `walk`, the document's state.
+        """
         link, new = self.links[place], self.now.get(place, self.links[place].stage)
         if new is None:
             walk.leave_out(link.stage)
@@ -202,9 +205,9 @@ class ChangedSteps:
         return None
 
     def _unseen(self, walk: _Walk, place: int, end: int, last: int) -> str:
-        """Return why (a key of REASONS) stored signals do not determine the verdict of the step `place` on a document
-        that the earlier step at place `end` dropped in the run. Returns "" if they may determine the verdict. `last` is
-        the place of the last step that computed signals of the document, and `walk` is the document's state."""
+        """Return why the stored signals of a document cannot tell the verdict of the step `place`, as a key of REASONS;
+        "" if they may tell it. In the run, an earlier step, at `end`, dropped the document. Signals were computed up to
+        the step at `last`. `walk` is the document's state."""
         link, spoiled = self.links[place], self._spoiled[place]
         if link.foreign:
             return "own"
@@ -221,8 +224,8 @@ class ChangedSteps:
 
 @dataclass
 class _Walk:
-    """What is known about one document while its outcome is computed step by step. `edited`: the next steps would see
-    another text or language of the document than in the run. `left_out`: a step before them has been left out."""
+    """What is known about one document while its outcome is computed step by step. `edited`: the steps that follow
+    would see another text or language than in the run. `left_out`: one of the steps so far is left out."""
 
     edited: bool = False
     left_out: bool = False

@@ -1,12 +1,13 @@
 """Reads the records of a partition for the document pass: in order, counted, and in batches.
 
 A partition is the input of one task: either slices of source files, or one part (the output of one earlier task). Two
-tables may say which rows of a part to leave out. One is the removal slice of the barrier before this pass, the list of
-the rows that the barrier removes. (A barrier is a step that needs all documents at once, such as deduplication.) The
-other is the row set, the list of the rows that earlier passes removed. Some records have an outcome before any stage
-sees them: they could not be read, the barrier removed them, or they killed a process or exceeded its CPU time or memory
-before. Such a record carries its outcome through the pass. Batches bound memory; the outcome of a document does not
-depend on the batch it is in.
+tables may say which rows of a part to leave out. The removal slice lists the rows that the barrier before this pass
+removes. (A barrier is a step that needs all documents at once, such as deduplication.) The row set lists the rows that
+earlier passes removed.
+
+Some records have an outcome before any stage sees them. They could not be read, the barrier removed them, or in an
+earlier attempt they killed a process or exceeded its CPU time or memory. Such a record carries its outcome through the
+pass. Batches bound memory; the outcome of a document does not depend on the batch it is in.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ class Settled:
 
 @dataclass
 class QuarantinedRecord:
-    """A record that goes into quarantine: it could not be read, it killed a process or exceeded its CPU time or memory
-    before, a stage failed on it, or it was taken out of the store. If the record stands for the lost rest of a file,
-    `bytes` says how many bytes of the stored file were not read."""
+    """A record that goes into quarantine. Either it could not be read, it killed a process or exceeded its CPU time or
+    memory in an earlier attempt, a stage failed on it, or it was taken out of the store. If the record stands for the
+    lost rest of a file, `bytes` says how many bytes of the stored file were not read."""
 
     id: str
     source: str
@@ -91,9 +92,9 @@ Items = list[tuple[int, Item]]
 
 class _Verdicts:
     """Looks up the entries of a table about rows of a part (file of documents). The table is a removal slice (rows that
-    a barrier removes or cuts) or a row set (rows that are gone). Only VERDICTS entries are decoded at a time, because
-    all of them could exceed the memory of the task: an entry may name many passages to cut. Rows are therefore looked
-    up in ascending order; an earlier row makes the table be decoded again from its beginning."""
+    a barrier removes or cuts) or a row set (rows that are gone). Only VERDICTS entries are decoded at a time: an entry
+    may name many passages to cut, and all entries together could exceed the memory of the task. Rows are therefore
+    looked up in ascending order. A step back to an earlier row decodes the table again from its beginning."""
 
     def __init__(self, path: str | None) -> None:
         self._path, self._first = path, 0
@@ -104,8 +105,8 @@ class _Verdicts:
             row: place for place, row in enumerate(read_table(path, columns=["row"])["row"].to_pylist())}
 
     def get(self, row: int) -> dict[str, Any] | None:
-        """Return the entry about a row of the part as a dict with the columns of the table (SLICE_SCHEMA or
-        CUT_SCHEMA), or None if the table has no entry about the row."""
+        """Return the entry about a row of the part, as a dict with the columns of the table (SLICE_SCHEMA or
+        CUT_SCHEMA). Returns None if the table has no entry about the row."""
         place = self.rows.get(row)
         if place is None:
             return None
@@ -124,9 +125,9 @@ class _Verdicts:
 
 
 class PartitionReader:
-    """Reads the records of one partition (the input of a document pass task) in batches. The attribute `quarantined`
-    holds documents that killed a process, or exceeded its CPU time or memory, at a stage of `steps`: their ids, and
-    their entries in the commit log. `tombstones` says which documents were taken out of the store."""
+    """Reads the records of one partition (the input of a document pass task) in batches. `quarantined` maps the ids of
+    documents to their quarantine entries in the commit log: at a stage of `steps`, these documents killed a process, or
+    exceeded its CPU time or memory. `tombstones` says which documents were taken out of the store."""
 
     def __init__(self, inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs, steps: Sequence[LoadedStage],
                  counters: Counters) -> None:
@@ -243,8 +244,8 @@ class PartitionReader:
 
     def row_set(self, lost: Iterable[int]) -> pa.Table:
         """Returns the row set of the part after this pass: a table (SLICE_SCHEMA) of the rows that are gone, each with
-        the reason. `lost` are the rows that stages of this pass dropped or failed on. The table also lists rows that
-        stay, if a barrier noted their cluster or near duplicates.
+        the reason. `lost` are the rows that stages of this pass dropped or failed on. A row that stays is also in the
+        table if a barrier noted its cluster or near duplicates; its reason is "".
 
         The entry of a row that is gone does not name the document that was kept in its place. If it did, another choice
         among duplicates would change the keys of later tasks.
@@ -272,9 +273,9 @@ class PartitionReader:
         return size
 
     def _quarantined_before(self, row: int, doc: Document) -> QuarantinedRecord | None:
-        """Returns the quarantine entry of a document that must not be processed: it was taken out of the store, or it
-        killed a process or exceeded its CPU time or memory, either in an earlier attempt at this task
-        (`TaskInputs.skip`) or according to the commit log. Returns None for other documents."""
+        """Returns the quarantine entry of a document that must not be processed, and None for other documents. There
+        are two such cases: the document was taken out of the store, or it killed a process or exceeded its CPU time or
+        memory. The latter is known from earlier attempts at this task (`TaskInputs.skip`) and from the commit log."""
         if self.tombstones.cover(doc.id, doc.url, doc.text):
             return taken_down(doc)
         if row in self._skip:

@@ -1,8 +1,9 @@
 """Copies the tokens of documents into a shard (file of tokens), for the task `AssembleShard`. The tokens come from
 encoded parts, each of which holds the tokens of one file of documents.
 
-In all functions, `args` are the task's arguments, `piece` is the one of its `pieces` that describes the encoded part,
-and `table`, `body` and `loss` are the contents of the part's files."""
+In all functions, `args` are the task's arguments. `piece` describes one encoded part (an item of `args["pieces"]`), and
+`table`, `body` and `loss` are the contents of this part's files.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ TABLE_BATCH, BATCH = 4096, 256
 
 def add_piece(writer: ShardWriter, args: Mapping[str, Any], piece: Mapping[str, Any], table: pq.ParquetFile,
               body: np.ndarray, loss: np.ndarray | None) -> None:
-    """Append to the shard of `writer` the tokens of an encoded part (the tokens of one file of documents), but only
-    those of documents that start in the shard's token range."""
+    """Append the documents of an encoded part to the shard of `writer`, as tokens. Only documents that start in the
+    shard's token range are appended."""
     begin = 0
     for batch in table.iter_batches(TABLE_BATCH):
         ends = batch.column("end").to_numpy().astype(np.int64)
@@ -45,12 +46,13 @@ def add_piece(writer: ShardWriter, args: Mapping[str, Any], piece: Mapping[str, 
 
 def add_ranges(writer: ShardWriter, args: Mapping[str, Any], piece: Mapping[str, Any], inputs: TaskInputs,
                dtype: np.dtype) -> None:
-    """Append to the shard of `writer` the tokens of some documents of an encoded part: those that are in
-    `piece["ranges"]` and start in the shard's token range. `EncodePart` has grouped the documents of the part by label
-    (language, bucket, …), and each range holds the documents of one label.
+    """Append some documents of an encoded part to the shard of `writer`, as tokens: those that are in `piece["ranges"]`
+    and start in the shard's token range. `EncodePart` has grouped the documents of the part by label (language, bucket,
+    …), and each range holds the documents of one label.
 
     The documents are put back into the order of their rows in the part, so the order within a stream does not depend on
-    the grouping. Only the ranges are read. Memory: the tokens of the ranges."""
+    the grouping. Only the ranges are read. Memory: the tokens of the ranges.
+    """
     ranges = [LabelPiece(*values) for values in piece["ranges"]]
     width = dtype.itemsize
     body = np.concatenate([np.frombuffer(_read(inputs, piece["tokens"], r.first * width, r.stop * width, r.sums[0]),

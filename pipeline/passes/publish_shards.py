@@ -33,7 +33,7 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
                    tokenizer: Mapping[str, Any], check_lease: Callable[[], None] = lambda: None,
                    source: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Link finished shards under shards/NAME/split=…/ and write a manifest for each split. A manifest is written to two
-    files: first to a file whose name contains its hash and whose content therefore never changes, then to the current
+    files. The name of the first contains the manifest's hash, so its content never changes. The second is the current
     manifest.
 
     `check_lease` (`Log.check_lease`) is called before the manifests of a split are written. It raises if another driver
@@ -41,9 +41,9 @@ def publish_shards(store: Store, name: str, assembled: Sequence[TaskResult], par
 
     `source` says which token files the tokens are from, if they are from no dataset (`Manifest.source`).
 
-    Returns {name, tokenizer (sha256), dtype, train, val}, which is the form that `tokenizer.mixture.resolve.resolve`
-    takes. `train` and `val` are {path, sha256, tokens, documents, bytes}; `val` is None if no tokens are held out.
-    Publishing the same results again changes nothing. Raises ImportedShards if imported shards have this name.
+    Returns {name, tokenizer (sha256), dtype, train, val}, the form that `tokenizer.mixture.resolve.resolve` takes.
+    `train` and `val` are {path, sha256, tokens, documents, bytes}; `val` is None if no tokens are held out. Publishing
+    the same results again changes nothing. Raises ImportedShards if imported shards have this name.
     """
     refuse_imported(store, name)
     shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}

@@ -1,12 +1,15 @@
 """Reads the records of a task's input files, and handles files that cannot be read.
 
 The reading of a file ends early in three cases: its reader yields a fatal `BadRecord`, its reader raises an exception,
-or the process dies while it reads the file. The unread rest of the file (or of the piece that the task reads) is then
-quarantined as one record and counted under `bad_files` in the counters, and the task continues with the next file. If
-the process died and the reader can continue behind the record (`Reader.beyond`), only a part of the rest is lost; of a
-Parquet file, these are the unread rows of the row group. A record that killed a process is written to the commit log
-(`pipeline.store.view`). Every later task that reads the same piece of the file loses the same records, without trying
-them. After MAX_STOPS such records the whole piece is quarantined.
+or the process dies. The unread rest of the file (or of the piece that the task reads) is then quarantined as one record
+and counted under `bad_files` in the counters. The task continues with the next file.
+
+After the death of a process, less is lost if the reader can continue behind the record (`Reader.beyond`): in a Parquet
+file, only the unread rows of the row group.
+
+A record that killed a process is written to the commit log (`pipeline.store.view`). Every later task that reads the
+same piece of the file stops before this record, and thus loses the same records. After MAX_STOPS such records, the
+whole piece is quarantined.
 """
 
 from __future__ import annotations
@@ -192,9 +195,9 @@ class SourceFiles:
     def _rest_record(self, together: list[Piece], last: Document | BadRecord | None, reason: str, detail: str = "", *,
                      look: bool = False, resume_at: Slice | None = None) -> BadRecord:
         """Returns a bad record that stands for all unread records of a unit (a piece of a file, or files that are read
-        together). These records begin after the record `last` and end at the slice `resume_at`, if reading resumes
-        there, or else at the end of the unit. `reason` and `detail` say why they were not read. With `look`, the file
-        may be read to find how many bytes are lost."""
+        together). They begin after the record `last`. They end at the slice `resume_at`, where reading resumes, or
+        without it at the end of the unit. `reason` and `detail` say why they were not read. With `look`, the file may
+        be read to find how many bytes are lost."""
         slice = together[0][1] if len(together) == 1 else self._current_slice or together[0][1]
         offset = slice.start
         if len(together) == 1 and last is not None:
@@ -205,9 +208,9 @@ class SourceFiles:
         return record
 
     def _stored(self, together: list[Piece], offset: int, *, look: bool = True, resume_at: Slice | None = None) -> int:
-        """Returns how many bytes of the stored file lie between `offset` and the slice `resume_at` (or the end of the
-        piece). If this cannot be known, the size of all files together is returned. This is so if the unit has several
-        files, if the format cannot tell, or if the file must not be read (`look` is False)."""
+        """Returns how many bytes of the stored file lie between `offset` and the slice `resume_at`, or without it the
+        end of the piece. The number is unknown for a unit of several files, if the format cannot tell, and if the file
+        must not be read (`look` is False). The size of all files together is then returned."""
         arg, slice = together[0]
         if len(together) == 1 and look:
             missing = Slice(slice.source, slice.path, max(offset, slice.start),

@@ -82,12 +82,12 @@ class Replay:
     def of(cls, inputs: TaskInputs, steps: Sequence[LoadedStage], sides: Sequence[str], chain: Chain,
            quarantined: Iterable[str]) -> Replay | None:
         """Returns the replay (the reuse of an earlier run's results) that the task's arguments ask for. Returns None if
-        they ask for none, or if the pass must run from scratch. This is so in three cases:
+        they ask for none. Also returns None if the pass must run from scratch, which is so in three cases:
 
         * The earlier files are missing, damaged or made by other code.
         * The earlier pass counted a document that has been quarantined since (`quarantined`).
-        * The attempt follows a crash. Replay takes a document through a stage twice, so the memory or time that it
-          needs may have caused the crash; an attempt after a crash must need no more than a plain pass.
+        * The attempt follows a crash. Replay takes a document through a stage twice, and the memory or time that this
+          needs may have caused the crash.
         """
         arg = inputs.args.get("$volatile", {}).get("replay")
         if arg is None or inputs.skip or inputs.only is not None or inputs.batch_rows is not None:

@@ -21,16 +21,22 @@ GROUP_BYTES = 8 << 20
 
 
 class DrawSample:
-    """Draws a sample of the records of one source. args: source, reader {name, key, config}, files [$file], seed, share
-    (of all records, 0 … 1), least (minimum number of records drawn), most (maximum bytes drawn), read_most (the number
-    of bytes after which the task stops reading).
+    """Draws a sample of the records of one source. The args are
 
-    Each record has a rank, PRF(seed, id), which is a pseudo-random number. The sample consists of the records with the
-    lowest ranks: about the given share of all records, but at least `least` records, and then only as many as have at
-    most `most` bytes together (but at least one). Writes drawn.parquet
-    (stages.read.sample.SCHEMA, in the order of the files). Counters: records and bytes read; `covered`, the bytes of
-    the stored files that were read; and `complete` {"below": r}, which means that every record read with a rank below r
-    was drawn.
+    * source, reader {name, key, config} and files [$file]
+    * seed of the random choice
+    * share: wanted part of all records, 0 … 1
+    * least: minimum number of records drawn
+    * most: maximum bytes drawn
+    * read_most: number of bytes after which the task stops reading
+
+    Each record has a rank, PRF(seed, id), which is a pseudo-random number. The records with the lowest ranks are drawn:
+    about the given share of all records, but at least `least` of them. If they have more than `most` bytes together,
+    fewer are drawn, but at least one.
+
+    Writes drawn.parquet (stages.read.sample.SCHEMA, in the order of the files). The counters are the records and bytes
+    read; `covered`, the bytes of the stored files that were read; `drawn`, the number of records drawn; and `complete`
+    {"below": r}: every record read with a rank below r was drawn.
     """
 
     name = "draw_sample"

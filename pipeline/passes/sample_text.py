@@ -1,16 +1,18 @@
 """Draws the text sample for the training of a tokenizer, in many tasks, from a dataset too large for one task.
 
-Three waves of tasks run before the training. (The tasks of a wave may run at the same time.) First, each `RankTexts`
-task takes a group of parts (files of documents), ranks their documents by PRF(seed, id), a pseudo-random number, and
-notes the sizes of the documents. Then the single `CutSample` task merges these lists by rising rank, up to the first
-document that would make the sample too large; it reads little beyond that document. Last, each `PickTexts` task copies
-the texts of a group up to that rank.
+Three waves of tasks run before the training. (The tasks of a wave may run at the same time.)
+
+* Each `RankTexts` task takes a group of parts (files of documents). It ranks their documents by PRF(seed, id), a
+  pseudo-random number, and notes the sizes of the documents.
+* The single `CutSample` task merges these lists by rising rank. It stops at the first document that would make the
+  sample too large.
+* Each `PickTexts` task copies the texts of a group up to that rank.
 
 The sample consists of the documents with the lowest ranks, as many as together have at most `sample` bytes, but at
 least one. The sample is written in plan order. It equals the sample that a single `fit_tokenizer.FitTokenizer` task
 would draw from the same dataset.
 
-A sample may be balanced: it then consists of strata, such as the documents of one source or language, and each stratum
+A sample may be balanced. It then consists of strata, such as the documents of one source or language, and each stratum
 has a share of the bytes (`pipeline.passes.strata`). The rule above holds for each stratum with the bytes of its share.
 """
 
@@ -51,12 +53,12 @@ def rank_of(seed: int, id: str) -> int:
 
 class RankTexts:
     """Ranks the documents of a group of parts (files of documents) by a pseudo-random number, to draw a sample of
-    texts. args: parts [$ref of kept.parquet], where (see `pipeline.passes.rows.Selection`), sample (bytes), seed,
-    and perhaps strata (settings of Strata).
+    texts. args: parts [$ref of kept.parquet], where (`pipeline.passes.rows.Selection`), sample (bytes), seed and, for a
+    balanced sample, strata (settings of Strata).
 
-    Writes the exchange file `ranks.seg` (RANK, one bucket per range of ranks, sorted) with the documents of the group
-    that can be in a sample of `sample` bytes, and `strata.json` with the bytes of each stratum in the group. Memory:
-    150 bytes per document of the group.
+    Writes the exchange file `ranks.seg` (RANK, one bucket per range of ranks, sorted). It has the documents of the
+    group that can be in a sample of `sample` bytes. Also writes `strata.json`, the bytes of each stratum in the group.
+    Memory: 150 bytes per document of the group.
     """
 
     name = "rank_texts"
@@ -91,8 +93,8 @@ class RankTexts:
 class CutSample:
     """Finds the rank at which each stratum of a sample of texts ends, and counts the sample's documents and bytes. A
     rank is a pseudo-random number of a document. args: ranks [$ref of ranks.seg], sizes [$ref of strata.json], sample
-    (maximum bytes), and perhaps strata (settings of Strata). Writes `cuts.json`: {key of a stratum: rank of its last
-    document}, without strata of which nothing is in the sample."""
+    (maximum bytes) and, for a balanced sample, strata (settings of Strata). Writes `cuts.json`: {key of a stratum: rank
+    of its last document}, without strata of which nothing is in the sample."""
 
     name = "cut_sample"
     version = 2
@@ -113,8 +115,8 @@ class CutSample:
 
 class PickTexts:
     """Copies those texts of a group of parts (files of documents) that are in a sample. args: parts [$ref of
-    kept.parquet], where (selects documents), seed, cuts ($ref of cuts.json), and perhaps strata (settings of Strata).
-    Writes picked.parquet (PICKED), in the order of the parts."""
+    kept.parquet], where (selects documents), seed, cuts ($ref of cuts.json) and, for a balanced sample, strata
+    (settings of Strata). Writes picked.parquet (PICKED), in the order of the parts."""
 
     name = "pick_texts"
     version = 3

@@ -106,9 +106,12 @@ def _check_read(doc: Any, signals: tuple[str, ...]) -> None:
 
 
 def check(doc: Document, reason: Any, before: State) -> None:
-    """Raise TypeError or ValueError if a document, as a stage left it, cannot be stored, or if the stage's verdict
-    `reason` cannot be stored. `before` is the document's state before the stage (`state_of`). Signals are converted to
-    floats. Metadata with nested values is replaced by its JSON round trip, in which keys are strings and sorted."""
+    """Raise TypeError or ValueError if a document, as a stage left it, or the stage's verdict `reason` cannot be
+    stored. `before` is the document's state before the stage (`state_of`).
+
+    Changes two things in place. Signals become floats. Metadata with nested values becomes its JSON round trip, in
+    which keys are strings and sorted.
+    """
     if reason is not None and not (isinstance(reason, str) and 0 < len(reason) <= LONGEST_REASON):
         raise TypeError(f"the stage returned {_shown(reason)}: None keeps a document, a reason (a string of at most "
                         f"{LONGEST_REASON} characters) drops it")
@@ -156,9 +159,9 @@ def _check_places(doc: Document, who: str) -> None:
 
 
 def check_spans(doc: Document, text: str, spans: list[dict[str, int]] | None) -> None:
-    """Raise ValueError if a stage changed the text of a document but not its `loss_spans`, outside which text does not
-    count for the loss. `text` and `spans` are the values before the stage. With a changed text, old spans would mark
-    wrong passages."""
+    """Raise ValueError if a stage changed the text of a document but not its `loss_spans`. Text outside of these spans
+    does not count for the loss. In a changed text, old spans would mark wrong passages. `text` and `spans` are the
+    values before the stage."""
     if spans and doc.text != text and doc.loss_spans == spans:
         raise ValueError("the stage changed a text of which only spans count for the loss, and left the spans where "
                          "they were: set doc.loss_spans, or use the stage before the text is rendered")

@@ -46,8 +46,8 @@ class Strata:
         return json.dumps(self.sizes(dict(zip(map(str, unique.tolist()), totals.tolist()))), sort_keys=True)
 
     def sizes(self, totals: Mapping[str, int]) -> dict[str, Any]:
-        """Return {key of a stratum: {"names": [its source, its language], "bytes": its bytes}}; "names" has only what
-        the strata are made by. `totals` maps the key of each stratum to its bytes."""
+        """Return {key of a stratum: {"names": [source, language], "bytes": its bytes}}. If strata are made by only one
+        of source and language, "names" has only this one. `totals` maps the key of each stratum to its bytes."""
         return {key: {"names": list(self._names[int(key)]), "bytes": total} for key, total in totals.items()}
 
     def shares(self, files: Iterable[Mapping[str, Any]], size: int) -> dict[int, int]:
@@ -91,9 +91,8 @@ def _key(names: tuple[str, ...]) -> int:
 
 class Cut:
     """Decides which documents of a list are in the sample. The list is sorted by rising rank (a pseudo-random number).
-    Each stratum gets its documents before the first one with which they would exceed the stratum's share of bytes. If
-    this leaves the sample empty, it consists of the document of the lowest rank alone, among the strata with a
-    share."""
+    Each stratum gets its documents in this order, until the next one would exceed its share of bytes. If this leaves
+    the sample empty, it consists of a single document: the one of the lowest rank in the strata that have a share."""
 
     def __init__(self, shares: Mapping[int, int]) -> None:
         self._left = dict(shares)                                # bytes, of the strata that have not ended

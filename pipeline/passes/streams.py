@@ -1,9 +1,9 @@
 """Hides the streams (shards by label) that an entry of `shards:` had under other settings.
 
-After a change of `by` (the label by which shards are split), an old stream such as `web.en` would stay beside the new
-streams of `web`, and look as if it belonged to them. Hiding a stream removes its current manifest, `shards.json`, by
-which commands and the service list streams. Trainings of earlier runs still find the shards, because a curriculum names
-them by the hash of their manifest, `shards-SHA.json`.
+If `by` (the labels by which shards are split) changes, an old stream such as `web.en` would stay beside the new streams
+of `web`, and look like one of them. Hiding a stream removes its current manifest, `shards.json`, by which commands and
+the service list streams. Trainings of earlier runs still find the shards: a curriculum names them by the hash of their
+manifest, `shards-SHA.json`.
 """
 
 from __future__ import annotations

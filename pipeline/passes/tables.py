@@ -43,7 +43,7 @@ def to_blame(error: Exception) -> bool:
 
 
 class RowWriter:
-    """Writes rows into a Parquet file, for example of quarantined records. It writes after every 8,192 rows, and
+    """Writes rows into a Parquet file, for example of quarantined records. It writes after every 8,192 rows. It writes
     earlier if the binary values of the waiting rows (such as hashes of all paragraphs of long books) reach 32 MiB."""
 
     FLUSH, FLUSH_BYTES = 1 << 13, 32 << 20

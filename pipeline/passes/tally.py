@@ -9,9 +9,9 @@ Every count is taken from a row when it is written. So a document whose verdict 
     "dropped_lengths": {source: {bin: docs}}            dropped documents, by log2 of their characters when they were
                                         dropped
     "dropped_licences": {source: {licence: docs}}       dropped documents, by licence; '' for those that state none
-    "pii": {signal: n}                  sums of the signals pii_* over kept documents, whether this pass or an earlier
-                                        one computed them; whole numbers, because a sum of floats depends on their
-                                        order, and one NaN spoils it
+    "pii": {signal: n}                  sums of the signals pii_* over kept documents, also of signals that an earlier
+                                        pass computed. Values are cut to whole numbers: a sum of floats would depend on
+                                        their order, and one NaN would spoil it
     "dropped_pii": {signal: n}          the same sums over dropped documents
     "scores": {signal: {bin: docs}}     histograms of the signals that stages show (`Stage.scored`), over all documents
                                         that the stage has seen
@@ -42,10 +42,13 @@ BINS, LOWEST, HIGHEST = 16, -13, 40
 
 
 def score_bin(score: float) -> int | None:
-    """Returns the number of the histogram bin that a score falls into; None for a score that is not finite. From
-    2**LOWEST to 2**HIGHEST, there are BINS bins of equal width between each power of two and the next. Scores nearer to
-    0 have bin 0, and scores beyond have the last bin. A negative score has the negative number of its absolute value's
-    bin, so that bins are in the order of the scores. The arithmetic is exact."""
+    """Returns the number of the histogram bin that a score falls into; None for a score that is not finite.
+
+    Bin 0 holds scores whose absolute value is below 2**LOWEST. From there to 2**HIGHEST, the range between two
+    successive powers of two is divided into BINS bins of equal width. The last bin also holds all larger scores. A
+    negative score has the negative number of its absolute value's bin, so that bins are in the order of the scores. The
+    arithmetic is exact.
+    """
     if not math.isfinite(score):
         return None
     part, power = math.frexp(abs(score))                 # part · 2**power, 0.5 <= part < 1

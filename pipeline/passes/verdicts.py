@@ -16,8 +16,8 @@ from stages.stage import Stage
 
 
 class Judge(Protocol):
-    """The attributes of a loaded stage that the function `overwritten` needs; `pipeline.passes.chain.LoadedStage` has
-    them. `foreign` is true for a user's own stage."""
+    """What the function `overwritten` needs to know of a loaded stage (`pipeline.passes.chain.LoadedStage`). `foreign`
+    is true for a user's own stage."""
 
     @property
     def name(self) -> str: ...
@@ -48,9 +48,9 @@ def stored_verdicts(doc: Document, *stages: Stage) -> tuple[str | None, ...] | N
 
 
 def overwritten(steps: Sequence[Judge], place: int) -> int | None:
-    """Return the place of the first later stage that may overwrite a signal on which the verdict of the stage at
-    `place` depends, or None. If a document has been through the later stage, the stored signal may differ from the
-    value that decided the verdict."""
+    """Return the place of the first stage after `place` that may overwrite a signal on which the verdict at `place`
+    depends; None if there is none. After that stage, the stored value of the signal may not be the one that decided the
+    verdict."""
     stage = steps[place].stage
     used = {*stage.signals, *stage.reads()}
     return next((number for number, later in enumerate(steps[place + 1:], place + 1)

@@ -28,8 +28,8 @@ def source_of(inputs: TaskInputs, shards: Sequence[Mapping[str, Any]], curriculu
 
 def memory_mb(curriculum: Curriculum, stream: int) -> int:
     """Returns how many MB of memory a task needs that reads samples of a stream. For packed rows, a task holds up to
-    two blocks of tokens at a time, with 12 bytes for each token: the token itself, its flags, and copies of both in a
-    row."""
+    two blocks of tokens at a time. Each token takes 12 bytes: the token itself, its flags, and copies of both in a row.
+    """
     block = max(BLOCK_TOKENS, BLOCK_ROWS * curriculum.longest)
     return 500 if curriculum.streams[stream].packing is None else max(500, 300 + 24 * block // 10**6)
 
@@ -47,8 +47,8 @@ class _Windows:
         self._ends: dict[str, np.ndarray] = {}
 
     def supers(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the tokens of the super-windows [first, stop), back to back, and one more token, the last target. A
-        super-window is `longest` consecutive tokens of the stream. The three arrays are those of `read`."""
+        """Returns the three arrays of `read` for the super-windows [first, stop) and one more token, the last target. A
+        super-window is `longest` consecutive tokens of the stream."""
         return self.read(first * self.longest, stop * self.longest + 1)
 
     def starts(self, windows: np.ndarray, first: int, length: int) -> np.ndarray:

@@ -39,8 +39,8 @@ def run_recipe_of(store: Store, run: str) -> dict[str, Any]:
 
 def run_before(store: Store, run: str) -> str:
     """Return the name of the run that is the latest finished one when `run` begins, or "" if there is none. The caller
-    notes the name in the run.json of `run`. If `run` itself is the latest finished run and is started again, the name
-    that its earlier attempt noted is returned."""
+    notes the name in the run.json of `run`. A finished run may be started again while it is the latest one; the name
+    that its earlier attempt noted is then returned."""
     latest = latest_run(store)
     return str(facts_of(store, run).get("before", "")) if latest == run else latest or ""
 
@@ -53,8 +53,8 @@ def compare_command(store: Store, before: str, run: str) -> str:
 
 def comparable_run(store: Store, run: str) -> str | None:
     """Return the name of the run with which `run` can be compared: the latest run that was finished when `run` began.
-    Returns None if there was none, if the store no longer has the files of that run, or if the two runs have datasets
-    of different names."""
+    Returns None if there was none, or if the store no longer has its files. Also returns None if the names of the two
+    runs' datasets differ."""
     before: str = facts_of(store, run).get("before", "")
     if before == run or bad_name(before) is not None or not store.exists(f"runs/{before}/tasks.parquet"):
         return None
@@ -67,8 +67,11 @@ def comparable_run(store: Store, run: str) -> str | None:
 def changes(recipe: Recipe, store: Store) -> dict[str, Any] | None:
     """Return the settings that changed since the latest finished run, as {"run", "settings": [{"key", "was", "now"}]}.
     `was` or `now` is None where the key is missing. Locations of inputs are not compared, because no result depends on
-    them. Returns None when no run has finished, or when the latest run was of another recipe: when the names of the
-    sources or datasets differ, or more than MOST settings."""
+    them.
+
+    Returns None when no run has finished, or when the latest run was of another recipe. It counts as another recipe if
+    the names of its sources or datasets differ, or more than MOST settings.
+    """
     run = latest_run(store)
     if run is None:
         return None

@@ -1,11 +1,11 @@
 """Decides which barriers of a recipe count duplicates, that is, write the signal `dup_count` (`stages.dedup.counts`).
 
 A barrier is a step that needs all documents at once, such as `exact`. A barrier can count if `dup_count` is among its
-`signals`. It does count if
+`signals`. It does count in two cases:
 
-  * something after it reads the signal: a later step of its dataset, a step of a dataset that is made from this one,
-    or shards that are split by the signal; or
-  * a barrier before it counts. The documents then already have the signal, and it would become wrong if this barrier
+  * Something after it reads the signal: a later step of its dataset, a step of a dataset that is made from this one, or
+    shards that are split by the signal.
+  * A barrier before it counts. The documents then already have the signal, and it would become wrong if this barrier
     removed duplicates without counting them.
 
 If a barrier that cannot count, such as `repeats`, comes after one that counts, it hands the counts on unchanged.

@@ -1,6 +1,6 @@
 """Runs a plan: starts every node whose inputs exist, sends its tasks to the scheduler, and publishes finished nodes. A
-node is a pass (steps that run together, document by document), a barrier (a step that needs all documents at once), the
-tokenizer, or the shards of a stream.
+node is a group of tasks: a pass (steps that run together, document by document), a barrier (a step that needs all
+documents at once), the tokenizer, or the shards of a stream.
 
 The driver (the process that runs this module) holds no documents, only the tasks in progress and the records of their
 results. A node continues as soon as its own tasks are done, independent of other nodes. The tasks of all nodes share
@@ -139,14 +139,12 @@ def _sums(node: Node) -> NodeSums:
 
 def check_error_rate(node: Node, sums: NodeSums, allowed: float, *, picks: bool = False,
                      suffix: str = "") -> list[str]:
-    """Raise TooManyErrors when a pass, or the encoding of a token stream, lost too many documents to errors: more than
-    ten, and more than the share `allowed` of its documents.
+    """Raise TooManyErrors when a pass, or the encoding of a token stream, lost too many documents to errors. Too many
+    are more than ten that are also more than the share `allowed` of its documents. Documents that a takedown left out
+    do not count as lost, nor do records of input files that could not be read.
 
-    Documents that a takedown left out do not count as lost, nor do records of input files that could not be read. The
-    function returns warnings about what was read: about sources that lost more than the share `allowed` of their
-    records, sources that yielded no document at all, and column values that documents could not keep. `picks` says that
-    the pass selects documents by a `where`. A source without unreadable records may then yield no document, without a
-    warning. `suffix` is appended to the name under which the dataset is published.
+    Returns warnings about the sources that were read (`_reading`, `_unkept_values`). `picks` says that the pass selects
+    documents by a `where`. `suffix` is appended to the name under which the dataset is published.
     """
     if node.kind == "shards":                    # its documents are the encoded ones plus the lost ones
         encoded = sums.counters.get("encode", {})
@@ -169,9 +167,12 @@ def check_error_rate(node: Node, sums: NodeSums, allowed: float, *, picks: bool 
 
 
 def _reading(dataset: str, source: str, read: dict[str, Any], allowed: float, picks: bool) -> str:
-    """Return a warning if more than the share `allowed` of the records of a source could not be read, or if the source
-    yielded no document; otherwise "". `read` has the counts of records. `picks` says that a `where` selects documents,
-    so that an empty source without unreadable records needs no warning."""
+    """Return a warning about a source that yielded no document, or of whose records more than the share `allowed` could
+    not be read; otherwise "". `read` has the counts of records.
+
+    `picks` says that a `where` selects documents, for example those of other sources. A source that yielded none then
+    gets no warning, unless records could not be read.
+    """
     total, bad, skipped = read["records"], sum(read["bad"].values()), sum(read["skipped"].values())
     where = (f"look at `tokenmill inspect {dataset} --quarantined` and see that `read:` of the source and its "
              f"settings fit its files")

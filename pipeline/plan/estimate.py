@@ -54,10 +54,10 @@ LEAST_BYTES, LEAST_CPU = 1e6, 0.05
 
 @dataclass
 class Speeds:
-    """Speeds and sizes measured on finished tasks. `stages` maps the name of a step or node to its bytes of text per
-    CPU-second, and `remaining` to the bytes of text left per byte read. For a step that was not measured, `of` returns
-    the values that the step's class declares, or UNKNOWN_SPEED if it declares no speed. `compressed` is the number of
-    bytes stored per byte of text."""
+    """Speeds and sizes measured on finished tasks. `stages` maps the name of a step or node to the bytes of text that
+    it takes per CPU-second. `remaining` maps it to the bytes of text left per byte read. For a step that was not
+    measured, `of` returns the values that the step's class declares, or UNKNOWN_SPEED if it declares no speed.
+    `compressed` is the number of bytes stored per byte of text."""
 
     stages: dict[str, float] = field(default_factory=dict)
     remaining: dict[str, float] = field(default_factory=dict)
@@ -105,9 +105,9 @@ def measured(records: Iterable[PartRecord]) -> Speeds:
 
 
 def _count_node(nodes: dict[str, list[float]], record: PartRecord, bytes_per_document: float) -> None:
-    """Add the bytes that a finished task read, and its CPU seconds, to the entry of its kind in `nodes`: {kind: [bytes,
-    CPU seconds]}. The task belongs to a barrier such as deduplication (`deduped/minhash.1/bands`), to shards
-    (`shards:web/encode`), or to the tokenizer. Other tasks are not counted."""
+    """Add the bytes that a finished task read, and its CPU seconds, to its entry in `nodes`: {kind: [bytes, CPU
+    seconds]}. Only the tasks of a barrier such as deduplication (`deduped/minhash.1/bands`), of shards
+    (`shards:web/encode`) and of the tokenizer are counted."""
     top, _, wave = record.node.partition("/")
     if top == TOKENIZER:
         if not wave:                                 # the training task, and the bytes it has read
@@ -206,8 +206,8 @@ class Flow:
     def row(self, state: NodeState) -> dict[str, Any]:
         """Return the line of the plan for one node (pass, barrier …), as a dict. `partitions` is None while the number
         of the node's tasks is not known. `status` is fresh (all tasks have results), stale (no task has one), partly
-        (some tasks have one) or waits (the tasks are not known yet, or all of them wait for parts of an earlier
-        pass)."""
+        (some tasks have one) or waits. A node waits if its tasks are not known yet, or if all of them wait for parts of
+        an earlier pass."""
         node = state.node
         total = state.fresh + state.stale + state.pending
         if state.unknown or (state.pending and not state.fresh and not state.stale):

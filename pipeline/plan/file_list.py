@@ -15,11 +15,14 @@ Listed: TypeAlias = tuple[str, int, str, str, str]
 class SourceFile(NamedTuple):
     """One input file. `path` is relative to `root`, with forward slashes.
 
-    `etag` changes when the file changes: it is the modification time in ns, an object store's etag or version id, or
-    'sha256:…' when inputs are verified by content. `bad` is the reason why the file is not read, or "". The reason
-    enters the keys of tasks, so that the file is read as soon as the reason is gone. `hashed` is the state of the file
-    on disk (`pipeline.base.files.state`) when its content had the hash in `etag`, or "". While the state stays the
-    same, no worker hashes the file again.
+    `etag` changes when the file changes. It is the modification time in ns, an object store's etag or version id, or,
+    when inputs are verified by content, 'sha256:…'.
+
+    `bad` is the reason why the file is not read, or "". The reason enters the keys of tasks, so that the file is read
+    as soon as the reason is gone.
+
+    `hashed` is the state that the file had on disk when it was hashed (`pipeline.base.files.state`). It is "" if there
+    is no hash, or if the state cannot vouch for the content. While a file has this state, no worker hashes it again.
     """
 
     path: str

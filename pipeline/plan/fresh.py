@@ -1,8 +1,8 @@
-"""Finds nodes of a plan (groups of tasks) that are *fresh* as a whole: all of their tasks have results in the store. To
-find them, it need not check the tasks one by one.
+"""Finds nodes of a plan (groups of tasks) that are *fresh* as a whole: all of their tasks have results in the store.
+The tasks of such a node need not be checked one by one.
 
-To check a task, a plan forms the key of the task and reads its record (the entry in the commit log that tells of its
-result), which takes 0.1 ms. A run then reads each record again to add up counters and to publish results. With two
+To check a task, a plan forms the key of the task and reads its record, the entry in the commit log that tells of its
+result. This takes 0.1 ms. A run then reads each record again to add up counters and to publish results. With two
 million tasks this takes many minutes, even when nothing has changed. When a node ends, the driver therefore writes one
 file, `nodes/NAME`:
 
@@ -12,14 +12,13 @@ file, `nodes/NAME`:
 These two parts come after a first line, which holds their sha256. A later plan treats the node as fresh when two
 conditions hold:
 
-* `inputs` in the file is equal to the `inputs` computed by the later plan. It is a hash of everything that decides
-  which tasks the node has: our code, the node's ingredients (`plan.provenance`) and arguments, the files of its
-  sources, and the `results` (`NodeSums`) of the nodes it depends on. The `results` of a node differ when any record
-  of the node differs.
-* Since the node ended, the commit log has merely grown, and no record was retired (made invalid;
-  `LogView.retired_at`). That the log has merely grown is known if its segment (file) number `segment` still has the
-  checksum `sum`. All records that were valid when the node ended are then still there. Of several records for a key
-  the first one is valid, so each task still has the record it had.
+* The later plan computes the same `inputs` for the node. It is a hash of everything that decides which tasks the node
+  has: our code, the node's ingredients (`plan.provenance`) and arguments, the files of its sources, and the `results`
+  (`NodeSums`) of the nodes it depends on. The `results` of a node differ when any record of the node differs.
+* Since the node ended, the commit log has only grown, and no record was retired (made invalid; `LogView.retired_at`).
+  The log has only grown if its segment (file) number `segment` still has the checksum `sum`. All records that were
+  valid when the node ended are then still there. Of several records for a key the first one is valid, so each task
+  still has the record it had.
 
 Otherwise the tasks of the node are checked one by one, which is called *walking* the node, and its file is written
 again. A file that is missing, damaged, or older or newer than the log therefore costs only time. After one record is
@@ -176,8 +175,8 @@ class FreshNodes:
 
     def _inputs(self, node: Node) -> str | None:
         """Return a hash of everything that decides which tasks a node of the plan has. Returns None when the node
-        cannot name all of this (`Node.inputs` is None), or when the results of a node that it depends on are not known
-        yet."""
+        cannot name all of this (`Node.inputs` is None). Also returns None while the results of a node that it depends
+        on are not known."""
         if node.inputs is None or any(dep not in self._results for dep in node.deps):
             return None
         parts = [FORMAT, self._code, node.name, node.kind, self._ingredients.get(node.name), node.inputs(),
@@ -221,10 +220,13 @@ def _decode(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _batches(described: list[Any], keys: bytes, log: LogView) -> list[TaskRecords]:
-    """Return, for each batch of tasks of a node, its commit records, which are read from the log only when they are
-    used. `described` and `keys` come from the node's file: [[node, [[origin, tasks], ...]], ...], and the keys of all
-    tasks, 16 bytes each. The keys are moved to a database on disk, so that they do not stay in memory until somebody
-    uses the records, which may never happen. Raises ValueError when keys are missing."""
+    """Return, for each batch of tasks of a node, its commit records. They are read from the log only when they are
+    used.
+
+    `described` and `keys` come from the node's file: [[node, [[origin, tasks], ...]], ...], and the keys of all tasks,
+    16 bytes each. The keys are moved to a database on disk, so that they take no memory while nobody uses the records.
+    Raises ValueError when keys are missing.
+    """
     if len(keys) != KEY_BYTES * sum(n for _, runs in described for _, n in runs):
         raise ValueError("keys are missing")
     db = scratch_database(1)
@@ -240,9 +242,9 @@ def _batches(described: list[Any], keys: bytes, log: LogView) -> list[TaskRecord
 
 
 class _Rows:
-    """Reads the tasks of one batch of a node from the database of task keys, each as (key, origin, 0); the origin is a
-    source or dataset. A `TaskRecords` uses it as its `rows`. The keys of the batch begin at key number `start` of the
-    database. `runs` lists (origin, number of consecutive tasks with this origin)."""
+    """Reads the tasks of one batch of a node from the database of task keys. Each task is (key, origin, 0), where the
+    origin is a source or dataset. A `TaskRecords` uses it as its `rows`. The keys of the batch begin at key number
+    `start` of the database. `runs` lists (origin, number of consecutive tasks with this origin)."""
 
     def __init__(self, db: sqlite3.Connection, start: int, runs: list[tuple[str, int]]) -> None:
         self._db, self._start = db, start

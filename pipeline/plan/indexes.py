@@ -1,6 +1,6 @@
-"""Finds which deduplications of a recipe make an index (hashes and texts of the documents that they keep), and which
-indexes each deduplication reads in order to compare documents with older ones (`against` of a step;
-`stages.dedup.index`)."""
+"""Finds which deduplications of a recipe make an index, and which indexes each deduplication reads. An index holds
+hashes and texts of the documents that a deduplication keeps. Another deduplication reads it to compare its documents
+with these older ones (`against` of a step; `stages.dedup.index`)."""
 
 from __future__ import annotations
 

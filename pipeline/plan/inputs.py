@@ -45,20 +45,24 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
                 follow_symlinks: bool = False, clock: Clock = SYSTEM) -> FileList:
     """List the files of source `name`, sorted by relative path.
 
-    A pattern is a file, a directory or a glob, in which `**` matches any number of directories; relative patterns start
+    A pattern is a file, a directory or a glob, in which `**` matches any number of directories. Relative patterns start
     at `base` (the recipe's folder). A directory means all files below it that end in one of `suffixes` (all files if
-    there are none). `verify` hashes the contents of local files instead of trusting size and time. `listings` holds the
-    buckets that were listed before, and `journal` continues the listing of one that an earlier run did not finish.
-    Warnings about skipped files are added to `warnings`. Raises InputError, for example when a pattern matches no file;
-    a file that this user may not read is listed with the reason in `bad`.
+    there are none).
 
-    Paths are relative to `root`. By default `root` is the deepest directory that contains the directories of all
-    patterns. The directory of a pattern is the one that it names, the one that holds the file that it names, or the
-    last one before its first wildcard. The same files thus yield the same documents from a disk and from a bucket.
+    With `verify`, the contents of local files are hashed; otherwise, size and time are trusted. `listings` holds the
+    buckets that were listed before. `journal` continues the listing of a bucket that an earlier run did not finish.
+    Warnings about skipped files are added to `warnings`. A file that this user may not read is listed with the reason
+    in `bad`. Raises InputError, for example when a pattern matches no file.
 
-    Symbolic links are followed, but never around a loop. A link that leads out of the folders of the patterns is
-    followed only with `follow_symlinks`, because in a downloaded folder it may lead to any file of this machine. A link
-    that a pattern names before its first wildcard is always followed."""
+    Paths are relative to `root`. By default, `root` is the deepest directory that contains the directories of all
+    patterns. The directory of a pattern is the directory that it names, or that of the file that it names. For a glob,
+    it is the last one before the first wildcard. The same files thus yield the same documents from a disk and from a
+    bucket.
+
+    Symbolic links are followed, but never around a loop. Only with `follow_symlinks` is a link followed that leads out
+    of the folders of the patterns: in a downloaded folder it may lead to any file of this machine. A link that a
+    pattern names before its first wildcard is always followed.
+    """
     patterns = [p.removeprefix("file://") for p in patterns]
     if _in_object_storage(name, patterns):
         if verify:
@@ -158,10 +162,12 @@ def _local(name: str, patterns: Mapping[str, str], top: str, suffixes: tuple[str
 
 
 def _hashed(path: str, info: os.stat_result, clock: Clock) -> tuple[str, str]:
-    """Return (etag, state) of a file. The etag is the hash of its content, and the state is the state of the file when
-    it was hashed (`pipeline.base.files.state`). Later, an equal state shows that the content is unchanged. The state is
-    "" if it cannot show this: if the file changed during hashing, or so shortly before that another change may leave
-    the state the same."""
+    """Return (etag, state) of a file. The etag is the hash of its content. The state is that of the file when it was
+    hashed (`pipeline.base.files.state`). While the file has this state, its content is unchanged.
+
+    The state is "" if it cannot show this. Either the file changed during hashing, or its last change was less than
+    SETTLED_S ago: another change in the same tick of the clock would leave the state the same.
+    """
     settled = clock.wall() - max(info.st_mtime, info.st_ctime) > SETTLED_S
     etag = "sha256:" + file_sha256(path)
     return etag, state(info) if settled and state(os.stat(path)) == state(info) else ""
@@ -216,9 +222,9 @@ class _Links:
 def _matching(folder: str, parts: list[str], above: tuple[tuple[int, int], ...], hidden: bool,
               links: _Links) -> Iterator[str]:
     """Yield the paths below `folder` that match the components `parts` of a pattern, as `glob.glob` does, but in no
-    particular order. Links that `links` excludes are not followed. A folder is not entered again from inside itself
-    (`above` holds device and inode of the folders around `folder`). With `hidden`, names with a leading dot match,
-    too."""
+    particular order. Links that `links` excludes are not followed. `above` holds device and inode of the folders around
+    `folder`, so that no folder is entered again from inside itself. With `hidden`, names with a leading dot match, too.
+    """
     info = os.stat(folder)
     here = (info.st_dev, info.st_ino)
     if here in above:

@@ -1,7 +1,7 @@
-"""Warns about a recipe that can run but looks wrong. Each warning names the place in the recipe and, unless it is about
-an entry that nothing uses, a remedy.
+"""Warns about a recipe that can run but looks wrong. Each warning names the place in the recipe and a remedy. A warning
+about an entry that nothing uses needs no remedy.
 
-A recipe that cannot run is refused by `pipeline.recipe`. A rule warns only when it is sure. There are no warnings about
+`pipeline.recipe` refuses a recipe that cannot run. A rule warns only when it is certain. There are no warnings about
 the recipes that come with Tokenmill and the demo.
 """
 
@@ -260,7 +260,8 @@ def _list(names: set[str]) -> str:
 # -- old documents ----------------------------------------------------------------------------------------------------
 def _against(recipe: Recipe) -> Iterator[Finding]:
     """Finds deduplications that compare a dataset with an old one, but not with the still older ones with which the old
-    one was compared. The old dataset lacks copies of documents of the older ones, so a further copy would be kept."""
+    one was compared. The old dataset lacks documents that are in the older ones. Copies of these would thus be kept in
+    the new dataset."""
     for name, dataset in recipe.datasets.items():
         for number, step in enumerate(dataset.steps):
             named = (step.config.get("against") or ()) if _is_barrier(step) else ()
@@ -352,8 +353,8 @@ def _unused(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _overlap(recipe: Recipe) -> Iterator[Finding]:
-    """Finds pairs of shards that are made from the same dataset and whose `where` settings do not keep them apart.
-    Training would read documents that are in both more often than the mixture says."""
+    """Finds pairs of shards that are made from the same dataset and whose `where` settings do not keep them apart. A
+    training would read documents of both more often than the mixture says."""
     entries = list(recipe.shards.items())
     for i, (name, shards) in enumerate(entries):
         for other, earlier in entries[:i]:
@@ -378,8 +379,9 @@ def _epochs(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _tokenizer(recipe: Recipe) -> Iterator[Finding]:
-    """Finds a tokenizer that is trained on a dataset none of whose sources gets into the shards that are trained on. In
-    a recipe with a curriculum, these are the shards that a phase mixes in, otherwise all."""
+    """Finds datasets that a tokenizer is trained on, but whose sources the training of the model does not read. The
+    training reads the shards that a phase of the curriculum mixes in, or all shards in a recipe without a curriculum.
+    """
     train = recipe.tokenizer.train if recipe.tokenizer else None
     if train is None or not recipe.shards:
         return

@@ -46,8 +46,8 @@ class ChainStep:
 
 @dataclass
 class Node:
-    """A node of the plan, which is a group of tasks: the indexing of a source, a pass (steps that run together), a
-    barrier (a step that needs all documents at once), the tokenizer, or the shards of a stream.
+    """A node of the plan, which is a group of tasks. It is the indexing of a source, a pass (steps that run together),
+    a barrier (a step that needs all documents at once), the tokenizer, or the shards of a stream.
 
     `work(results)` returns the generator that yields the tasks, and `deps` are the names of the nodes whose results it
     needs. `inputs` returns, as JSON, everything else that decides which tasks the node has and what the keys of the
@@ -114,9 +114,9 @@ class SplitIndex(Mapping[str, Any]):
     splits are read from the store on access; their paths in the store are kept in a database on disk."""
 
     def __init__(self, places: Iterable[tuple[str, str, str]], read: Callable[[str, str], bytes]) -> None:
-        """Make the map from `places`, which holds one tuple for each big input file: the path of the input file, and
-        the path and the sha256 of a file in the store that lists where its splits begin. `read` (`Store.read_checked`)
-        reads such a file."""
+        """Make the map from `places`, one tuple for each big input file. It has the path of the input file, and the
+        path and the sha256 of a file in the store that lists where the input file's splits begin. `read`
+        (`Store.read_checked`) reads such a file."""
         self._read = read
         self._db = scratch_database(1)
         self._db.execute("CREATE TABLE place (file BLOB PRIMARY KEY, path TEXT, sha256 TEXT) WITHOUT ROWID")

@@ -149,7 +149,8 @@ def root_folder(pattern: str) -> str:
 
 
 def fixed_prefix(pattern: str) -> str:
-    """Return the directory part of a glob pattern before its first wildcard, to which paths of files are relative."""
+    """Return the directories of a glob pattern that come before its first wildcard. The paths of the files that it
+    matches are relative to this directory."""
     fixed = takewhile(lambda part: not glob.has_magic(part), pattern.split("/")[:-1])
     return "/".join(fixed) or ("/" if pattern.startswith("/") else ".")
 

@@ -11,8 +11,9 @@ from stages.filter.where import Where
 
 
 def check_overlaps(recipe: Recipe) -> None:
-    """Raise InputError for a dataset that has two inputs made from the same source. Two such inputs are allowed when
-    their `where:` settings, and the `where` steps before all their other steps, select different documents."""
+    """Raise InputError for a dataset that has two inputs made from the same source. Two such inputs are allowed if they
+    select different documents, by their `where:` settings or by `where` steps that are the first steps of their
+    datasets."""
     for name, dataset in recipe.datasets.items():
         for i, one in enumerate(dataset.inputs):
             for other in dataset.inputs[:i]:
@@ -24,7 +25,7 @@ def check_overlaps(recipe: Recipe) -> None:
 
 
 def _apart(recipe: Recipe, one: str, other: str) -> bool:
-    """Whether no document can be selected by both inputs. An input selects documents by its `where`, and by `where`
+    """Whether no document can be selected by both inputs. An input selects documents by its `where:`, and by `where`
     steps that come before all its other steps.
 
     Two different datasets made from one source may hold different values (language, signals) for the same document. For

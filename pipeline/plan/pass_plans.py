@@ -1,21 +1,24 @@
 """Divides the steps of datasets into passes and barriers.
 
 How a dataset becomes passes (docs/contracts.md: Documents on disk, Tasks and blame):
-  * A barrier (deduplication) ends a pass. The next pass begins by applying the barrier's removal slices (lists of rows
-    to drop). If two barriers follow each other without a step between them, the pass between them writes no text. It
-    writes only row sets, which list the rows that the first barrier removed. The pass after the second barrier reads
-    the files that the pass before the first one wrote, and drops the rows that either barrier removed.
-  * A numeric stage (fastText, OCR …) ends a pass, so that its scores are committed before later steps use them.
-  * Consecutive steps that need different shares of a GPU run in separate passes, so that a step that needs none does
-    not wait for one.
-  * The `prepare` stage of a barrier, which computes signatures of texts, runs in the pass before the barrier. It stands
-    before the first scrubber (a step that masks parts of the text), so signatures are computed from the texts before
-    scrubbing, while the stored texts are scrubbed. When a dataset begins with a barrier, the `prepare` stage of this
-    barrier runs in the last pass of each input dataset, and in a pass of its own for each input source. If the dataset
-    selects documents by `where:`, it runs in a first pass of the dataset instead.
-  * A barrier that cuts passages out of texts (`edits`) names them by ranges of bytes in the stored texts. Its `prepare`
-    stage is therefore the last one of its pass, so that no later stage changes the texts. The next pass begins with
-    the stage that carries out the cuts (`stages.cut`), and always writes its documents.
+
+* A barrier (deduplication) ends a pass. The next pass begins by applying the barrier's removal slices (lists of rows to
+  drop). If two barriers follow each other without a step between them, the pass between them writes no text. It writes
+  only row sets, which list the rows that the first barrier removed. The pass after the second barrier reads the files
+  that the pass before the first one wrote, and drops the rows that either barrier removed.
+* A numeric stage (fastText, OCR …), whose scores may differ between machines, ends a pass. So its scores are committed
+  before later steps use them.
+* Consecutive steps that need different shares of a GPU run in separate passes, so that a step that needs none does not
+  wait for one.
+* The `prepare` stage of a barrier computes signatures of texts. It runs in the pass before the barrier, before the
+  first scrubber (a step that masks parts of the text). So signatures are computed from the unmasked texts, while the
+  stored texts are masked.
+* A dataset may begin with a barrier. The `prepare` stage then runs in the last pass of each input dataset, and in a
+  pass of its own for each input source. If the dataset selects documents by `where:`, it runs in a first pass of the
+  dataset instead.
+* A barrier that cuts passages out of texts (`edits`) names them by ranges of bytes in the stored texts. Its `prepare`
+  stage is therefore the last one of its pass, so that no later stage changes the texts. The next pass begins with the
+  stage that carries out the cuts (`stages.cut`), and always writes its documents.
 """
 
 from __future__ import annotations
@@ -58,22 +61,21 @@ class PassPlan:
     @property
     def rewrites(self) -> bool:
         """Whether the pass writes the documents that it keeps. A pass between two barriers (steps that need all
-        documents at once) with no step between them writes no documents, unless one of its `prepare` stages adds
-        signals. It writes a row set instead, which lists the rows that were removed."""
+        documents at once) with no step between them writes none. It writes a row set instead, which lists the rows that
+        were removed. But it does write documents if one of its `prepare` stages adds signals."""
         return (self.final or self.barrier is None or not self.prepares
                 or any(s.stage.signals for s in self.chain))
 
     @property
     def reads_counts(self) -> bool:
-        """Whether the pass writes the signal `dup_count` of its documents, from the duplicate counts of the barrier
-        before it. A pass that writes documents always does. A pass that writes no documents does so only if one of its
-        stages reads the signal. Otherwise a later pass writes it, and the results of this pass stay fresh when only
-        counts change."""
+        """Whether the pass reads the duplicate counts of the barrier before it, and sets the signal `dup_count` of its
+        documents from them. A pass that writes documents does. A pass that writes none does so only if one of its
+        stages uses the signal, so that its results otherwise stay fresh when only counts change."""
         return self.counting and (self.rewrites or any(COUNT in s.stage.reads() for s in self.chain))
 
     def add_prepare(self, step: ChainStep, *, last: bool) -> None:
-        """Add the `prepare` stage of a barrier to the pass, unless the pass has it already: with `last` after all other
-        stages, otherwise before the first scrubber."""
+        """Add the `prepare` stage of a barrier to the pass, unless the pass has it already. It is added before the
+        first scrubber, or with `last` after all other stages."""
         if any(s.name == step.name and s.key == step.key for s in self.chain):
             return
         place = next((i for i, s in enumerate(self.chain) if s.stage.scrubs and not last), len(self.chain))
@@ -83,8 +85,9 @@ class PassPlan:
 class DatasetPasses:
     """The passes and barriers of all datasets of a recipe, in an order in which each comes after those that it reads.
 
-    `passes` maps a dataset to its passes. `barriers` maps the name of a barrier's node to (name of its side table, the
-    barrier, the inputs of its dataset in the order of their priority, these inputs in the order of `from:`)."""
+    `passes` maps a dataset to its passes. `barriers` maps the name of a barrier's node to a tuple: the name of its side
+    table, the barrier, and the inputs of its dataset twice, in the order of their priority and in the order of `from:`.
+    """
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -135,9 +138,10 @@ class DatasetPasses:
         next pass. The ended pass gets the barrier's `prepare` stage and is added to `plans`. The next pass begins by
         dropping the documents that the barrier removes.
 
-        If the dataset begins with the barrier (`fresh`) and has no `where:`, the last pass of each of its `inputs` gets
-        the `prepare` stage instead; an input that is a source gets a pass of its own for this. `priority` lists the
-        inputs whose documents are preferred among duplicates."""
+        If the dataset begins with the barrier (`fresh`) and has no `where:`, each input runs the `prepare` stage
+        instead: a dataset in its last pass, a source in a pass of its own. `priority` lists the inputs whose documents
+        are preferred among duplicates.
+        """
         barrier = placed.stage
         assert isinstance(barrier, Barrier)
         target, config = barrier.prepare()
@@ -169,8 +173,8 @@ class DatasetPasses:
         return [self._chain_step(cut_name(placed.name), CUT, cut_settings(placed.name, placed.stage.config))]
 
     def _signals(self, plan: PassPlan) -> tuple[str, ...]:
-        """Return the names of all signals (numbers stored beside the text) that a document of this pass can have: those
-        of the pass's own stages and of all earlier passes, and columns of the sources."""
+        """Return the names of all signals (numbers stored beside the text) that a document of this pass can have. They
+        come from the pass's own stages, from all earlier passes, and from columns of the sources."""
         names = {s for step in plan.chain for s in step.stage.signals} | ({COUNT} if plan.counting else set())
         for kind, name in plan.inputs:
             if kind == "pass":

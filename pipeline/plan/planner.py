@@ -65,13 +65,14 @@ LONG = 4
 class Planner:
     """Makes the nodes of a recipe's plan (passes, barriers …), each of which is a group of tasks.
 
-    `read_file` (`Store.read_checked`) reads a file of the store, here the splits of big input files. `quarantined`
-    takes a list of stage keys, and returns the documents that these stages have put into quarantine. `earlier` takes a
-    `replay_key`, and returns the latest record of a task with this `replay_key`, that is, of a task that differs from
-    the new one only in thresholds. `put_list` writes long lists in task arguments to files (`pipeline.store.lists`).
-    `journal` continues an interrupted listing of a bucket. `put_list` and `journal` are None when nothing will run.
-    `tombstones` says which documents tasks must leave out. `indexed` is a dataset whose deduplications make indexes,
-    even if nothing in the recipe reads these.
+    * `read_file` (`Store.read_checked`) reads a file of the store, here the splits of big input files.
+    * `quarantined` takes a list of stage keys, and returns the documents that these stages have put into quarantine.
+    * `earlier` takes the `replay_key` of a new task. It returns the record of the latest task that differs from the new
+      one only in thresholds.
+    * `put_list` writes long lists in task arguments to files (`pipeline.store.lists`), and `journal` continues an
+      interrupted listing of a bucket. Both are None when nothing will run.
+    * `tombstones` says which documents tasks must leave out.
+    * `indexed` names a dataset whose deduplications make indexes, even if nothing in the recipe reads these.
     """
 
     def __init__(self, recipe: Recipe, read_file: Callable[[str, str], bytes], *,
@@ -196,9 +197,10 @@ class Planner:
         return self._spec(UNITS, f"index:{name}", 0, len(files), f"{name}: {len(files):,} files", self.lists.fold(args))
 
     def _splits(self, name: str, indexed: Iterable[tuple[SourceFile, PartRecord]]) -> Iterator[tuple[str, str, str]]:
-        """Yield (path, path of its splits in the store, sha256 of the file with the splits) for each big input file of
-        the source `name` that can be split into pieces for separate tasks. `indexed` lists the big files, with the
-        records of the tasks that looked for their splits."""
+        """Yield the splits of each big input file of the source `name`; separate tasks read these pieces. They are
+        given as (path, path of the file with the splits in the store, its sha256). `indexed` lists the big files, with
+        the records of the tasks that looked for their splits. Files that cannot be split are left out, and a warning is
+        added about very big ones."""
         for file, record in indexed:
             if record.counters.get("unreadable"):
                 continue                                  # the pass that reads the file reports it
@@ -243,8 +245,8 @@ class Planner:
         return PassResult(records, plan.dataset, results[plan.barrier] if plan.barrier and not plan.rewrites else None)
 
     def _pass_specs(self, plan: PassPlan, results: Mapping[str, Any]) -> Iterator[TaskSpec]:
-        """Yield the tasks of a pass: one for each partition (group of slices of files) of its sources, and one for each
-        part (file of documents) that the passes before it wrote."""
+        """Yield the tasks of a pass. There is one for each partition (group of slices of files) of its sources, and one
+        for each part (file of documents) that the passes before it wrote."""
         memory = 300 + self.tombstones_mb + sum(s.stage.memory_mb for s in plan.chain) + max(
             (reader_class(self.recipe.sources[n].read).memory_mb for kind, n in plan.inputs if kind == "source"),
             default=0)
@@ -269,9 +271,8 @@ class Planner:
 
     def _pass_inputs(self, plan: PassPlan,
                      results: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], int, str, str]]:
-        """Yield a tuple for each task of a pass: the arguments that name the task's input, the estimated number of
-        bytes that the task reads (`TaskSpec.weight`), the label of the task, and the name of the source or dataset that
-        the input comes from."""
+        """Yield a tuple for each task of a pass: the arguments that name its input, the estimated number of bytes that
+        it reads (`TaskSpec.weight`), its label, and the source or dataset that its input comes from."""
         for kind, name in plan.inputs:
             if kind == "source":
                 reader = self.reader_arg(name)

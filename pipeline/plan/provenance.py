@@ -142,10 +142,10 @@ def _reader(planner: Planner, name: str) -> Ingredients:
 
 
 def _barrier_tasks(barrier: Stage) -> Ingredients:
-    """Return the versions of the tasks of a barrier (a step such as deduplication). The tasks are those defined in the
-    barrier's module, and in modules of the same package that the source code of this module names, directly or through
-    other modules. Modules of other barriers are left out. A barrier in a module without a package, such as a file that
-    a recipe names under `code:`, has only the tasks of this module."""
+    """Return the versions of the tasks of a barrier (a step such as deduplication). The tasks are those that the
+    barrier's module defines. Tasks of other modules of its package count as well, if the source code of the module
+    names these modules, directly or through other modules. Modules of other barriers are left out. If the module has no
+    package, such as a file under a recipe's `code:`, only its own tasks count."""
     package = type(barrier).__module__.rpartition(".")[0]
     versions: Ingredients = {}
     names, visited = [type(barrier).__module__], set()

@@ -41,8 +41,8 @@ def lines(document: dict[str, Any]) -> list[str]:
 
 
 def _node(row: dict[str, Any], width: int) -> list[str]:
-    """Return the lines that `tokenmill plan` prints for one node of the plan: first the counts of its tasks and its
-    forecast, then its steps and the nodes that its documents come from."""
+    """Return the lines that `tokenmill plan` prints for one node of the plan. The first has the counts of its tasks and
+    its forecast. The others name its steps and the nodes that its documents come from."""
     state, total = _state(row), row["partitions"]
     if total is None:
         total = f"about {row['expected_partitions']}" if row["expected_partitions"] else "?"
@@ -73,8 +73,8 @@ def _state(row: dict[str, Any]) -> str:
 
 
 def _what_reruns(document: dict[str, Any]) -> list[str]:
-    """Return lines of text: the settings that changed since the latest run, the nodes that a run would execute, and the
-    nodes that it would leave as they are."""
+    """Return lines of text: which settings changed since the latest run, which nodes a run would execute, and which it
+    would leave as they are."""
     out = []
     changes = document["changes"]
     if changes and changes["settings"]:

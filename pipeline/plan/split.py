@@ -52,15 +52,18 @@ def partitions(source: str, files: Iterable[SourceFile], expansions: Callable[[s
     """Yield the partitions of a source (each the input of one task), in the order of `files`, which the caller gives in
     path order. They are not returned as a list, because there may be millions.
 
-    `expansions` maps a path to the expected uncompressed bytes per stored byte. `indexes` maps the path of a big file
-    to its splits, {start, stop, ordinal (number of the first record in the file), records, bytes (uncompressed)}; a
-    file that cannot be split is missing or None in `indexes`.
-    `target` is the wanted number of uncompressed bytes in a partition (`run.partition`).
+    `target` is the wanted number of uncompressed bytes in a partition (`run.partition`). `expansions` maps a path to
+    the expected uncompressed bytes per stored byte. `indexes` maps the path of a big file to its splits, {start, stop,
+    ordinal (number of the first record in the file), records, bytes (uncompressed)}. A file that cannot be split is
+    missing or None in `indexes`.
 
-    Some files must be read by the same task. Consecutive files for which `group` (`Reader.group`) returns the same
-    text, other than "", stay together, however many they are. For some formats, only the contents of the files tell
-    which of them belong together. Then `units` (the result of `Reader.units`) gives the groups, in the order in
-    which they are to be read, and `files` and `group` are ignored. A file may be in several groups."""
+    Some files must be read by the same task. `group` (`Reader.group`) returns a text for each file. Consecutive files
+    with the same text stay together, however many they are; "" means no group.
+
+    For some formats, only the contents of the files tell which of them belong together. `units` (the result of
+    `Reader.units`) then gives the groups, in the order in which they are to be read; `files` and `group` are ignored. A
+    file may be in several groups.
+    """
     pending: list[SourceFile] = []
     size = 0.0
 

@@ -70,7 +70,7 @@ class _Survey:
         return state
 
     def _walk(self, node: Node, state: NodeState) -> None:
-        """Run the generator of a node, with the records that the log has for its tasks, until the generator ends or
+        """Run the generator of a node with the records that the log has for its tasks. Stop when the generator ends, or
         needs a record that the log does not have. The tasks are counted in `state` as done or to be run."""
         if self.keep:
             state.stale_tasks = Spilled(encode=TaskSpec.to_json, decode=TaskSpec.from_json)
@@ -94,9 +94,12 @@ class _Survey:
 
     def _batch(self, state: NodeState, specs: Iterable[TaskSpec], summing: Summing) -> tuple[TaskRecords, bool]:
         """Count the tasks of a batch, `specs`, in `state` as fresh (done) or stale (to be run), and add the records of
-        the fresh ones to `summing`. Returns these records, and whether the node must stop because it needs the records
-        of the stale ones, too. A document pass need not stop: each of its tasks makes one part, so later passes can be
-        planned for the parts that exist."""
+        the fresh ones to `summing`. Returns these records, and whether the node must stop here, because stale tasks
+        have no records.
+
+        A document pass goes on without them: each of its tasks makes one part, so later passes can be planned for the
+        parts that exist.
+        """
         self.batches += 1
         size, name, ends, specs = 0, "", False, iter(specs)
         while chunk := list(islice(specs, CHUNK)):

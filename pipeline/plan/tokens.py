@@ -36,11 +36,15 @@ TOKENIZER = "tokenizer:"
 @dataclass(frozen=True)
 class StreamResult:
     """The result of the node that makes the shards of a token stream, or of several streams if the shards are split.
-    `assembled` are the results of the tasks that wrote shards, by stream, and `parts` the files of documents that the
-    tokens come from; `publish_shards` needs both. `encoded` are the records of the encoding tasks, which count the
-    documents that could not be encoded. `packed` are the results of the tasks that packed the documents of training
-    shards into rows, by stream; empty without `packing`. `source` describes the imported token files, for the manifests
-    of the shards; it is empty if the tokens are from datasets."""
+
+    * `assembled`: the results of the tasks that wrote shards, by stream
+    * `parts`: the files of documents that the tokens come from
+    * `encoded`: the records of the encoding tasks, which count the documents that could not be encoded
+    * `packed`: the results of the tasks that packed the documents of training shards into rows, by stream; empty
+      without `packing`
+    * `source`: describes the imported token files, for the manifests of the shards; empty if the tokens are from
+      datasets
+    """
 
     assembled: dict[str, list[TaskResult]]
     parts: Sequence[PartRef]
@@ -180,10 +184,13 @@ def _imports(recipe: Recipe, planner: Planner, source: str, results: Mapping[str
 
 def _imported(planner: Planner, sources: Sequence[str], imported: Sequence[TaskResult],
               drafts: Sequence[TaskDraft]) -> tuple[list[tuple[int, int]], dict[str, list[tuple[str, int]]]]:
-    """Number the documents of imported token files. Returns a list and a dict. The list has, for each task of `drafts`,
-    (number of its source, number of its first document in the source). The dict has, for each source, a list of (file,
-    number of the file's first document in the source). Raises InputError if a source has no documents or too many, or
-    if only some of its files have loss masks."""
+    """Number the documents of imported token files. Returns a list and a dict:
+
+    * for each task of `drafts`, (number of its source, number of its first document in the source)
+    * for each source, a list of (file, number of the file's first document in the source)
+
+    Raises InputError if a source has no documents or too many, or if only some of its files have loss masks.
+    """
     rows = dict.fromkeys(sources, 0)
     masks: dict[str, dict[bool, str]] = {source: {} for source in sources}
     places: list[tuple[int, int]] = []

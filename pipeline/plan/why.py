@@ -2,9 +2,10 @@
 reason, and since which run.
 
 A task is stale when the log has no record under its key. The key is a hash and shows no reason. Therefore the
-ingredients of the key are compared with those that the runs of the store have recorded (`pipeline.plan.provenance`):
-settings and thresholds, versions of stages, readers, tasks and libraries, contents of resource files, input files, the
-partition size. If a node is stale because of an earlier node, the cause is traced to the earlier node.
+ingredients of the key are compared with those that the runs of the store have recorded (`pipeline.plan.provenance`).
+Ingredients are settings and thresholds, versions of stages, readers, tasks and libraries, contents of resource files,
+input files, and the partition size. If a node is stale because of an earlier node, the cause is traced to the earlier
+node.
 """
 
 from __future__ import annotations
@@ -47,9 +48,8 @@ class Cause:
 
 
 def explain(recipe: Recipe, store_root: str, name: str, *, verify_inputs: bool = False) -> dict[str, Any]:
-    """Explain why tasks of the node `name` are stale (have to run). A node is a group of tasks, such as a pass. The
-    name of a dataset means the dataset's last pass; the name of shards means their node, if no node has this name.
-    Returns a document:
+    """Explain why tasks of the node `name` are stale (have to run). A node is a group of tasks, such as a pass. `name`
+    may also be a dataset, which means its last pass, or an entry of `shards:`. Returns a document:
 
         {"node", "state": fresh | stale | waits, "fresh", "stale", "pending", "compared_with": run or None,
          "causes": [{"what", "tasks", "examples"}], "notes": [str],

@@ -35,8 +35,12 @@ def check_against(recipe: Recipe, checker: Checker) -> None:
 
 def _check_dataset(recipe: Recipe, checker: Checker, name: str, step: Step, old: str, at: KeyPath) -> None:
     """Check that the deduplication `step` of the dataset `name` can compare its documents with those of the dataset
-    `old`, and add a problem at the key `at` if not. It cannot in three cases: `name` is made from `old`; both read the
-    same source, and no `where:` selects documents of it; or `old` has no such step with the same settings."""
+    `old`. If not, add a problem at the key `at`. There are three cases:
+
+    * `name` is made from `old`.
+    * Both read the same source, and no `where:` selects documents of it.
+    * `old` has no such step, or only one with other settings.
+    """
     if old in _before(recipe, name):
         checker.fail(at, f"'{name}' is made from '{old}', whose documents it would be compared with; remove '{old}' "
                          f"here, or from `from:`")

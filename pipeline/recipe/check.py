@@ -30,8 +30,8 @@ from stages.stage import Stage, role_of
 
 def check_recipe(recipe: Recipe, checker: Checker) -> None:
     """Check the whole recipe, and fill in the defaults of settings that it leaves out, in place. The checks run in
-    groups. If a group finds problems, RecipeError is raised with all problems of this group, and later groups do not
-    run, because they rely on what earlier ones have checked."""
+    groups. A group that finds problems raises RecipeError with all of them. Later groups then do not run, because they
+    rely on what earlier ones have checked."""
     for both in sorted(recipe.sources.keys() & recipe.datasets.keys()):
         checker.fail(("datasets", both), f"'{both}' is a source as well; give the dataset another name")
     for name in sorted({"index", "shards"} & recipe.datasets.keys()):  # names of the plan's own nodes: index:SOURCE
@@ -246,9 +246,9 @@ def _signals(recipe: Recipe, checker: Checker) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _ScrubbedPass:
-    """The signals of a pass (steps that run together) that a barrier after the pass cannot read. They are the signals
-    that are written after the first step that removes personal data, because the barrier's `prepare` stage runs before
-    this step. `late` maps a signal to (step that writes it, step that removes personal data before)."""
+    """The signals of a pass (steps that run together) that a barrier after the pass cannot read: those that are written
+    after the first step that removes personal data. The barrier's `prepare` stage runs before this step. `late` maps a
+    signal to (step that writes it, step that removes personal data before)."""
 
     late: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     scrubber: str = ""
@@ -259,9 +259,9 @@ class _ScrubbedPass:
         return cls({signal: names for one in passes for signal, names in one.late.items()})
 
     def after(self, name: str, stage: Stage, *, first: bool) -> _ScrubbedPass:
-        """Return the state of the pass with the step `name` added to it. If the step begins a new pass by the rules of
-        `pipeline.plan.pass_plans`, this is the state of the new pass; for a barrier, that of an empty pass. `first`
-        says that the step is the first of its dataset."""
+        """Return the state after the step `name`, which is usually that of this pass with the step added to it. If the
+        step begins a new pass by the rules of `pipeline.plan.pass_plans`, it is that of the new pass. After a barrier,
+        it is that of an empty pass. `first` says that the step is the first of its dataset."""
         if isinstance(stage, Barrier):
             return _ScrubbedPass()
         begins = first or (self.last is not None and (not self.last.exact or self.last.gpus != stage.gpus))

@@ -18,13 +18,13 @@ _NOT_MADE_BY = {"about", "wants", "input", "run", "sources"}
 
 
 def citation(recipe: Recipe) -> dict[str, Any] | None:
-    """Return how to cite a corpus made with `recipe`: the fields of its `about:`, and `changed`, a list of the keys
-    whose values differ from the ready recipe (one that comes with Tokenmill) with the same `about:`. `changed` is None
-    when there is no such ready recipe, or the two recipes cannot be compared. Returns None for a recipe without
-    `about:`.
+    """Return how to cite a corpus made with `recipe`: the fields of its `about:`, and `changed`. Returns None for a
+    recipe without `about:`.
 
-    Some differences do not count as changes: files that the recipe asks for under `wants:`, inputs, datasets left out
-    with `until=NAME`, and settings of `run:` (except `run.signals`, which decides what is stored).
+    `changed` lists the keys whose values differ from the ready recipe (one that comes with Tokenmill) with the same
+    `about:`. It is None when there is no such ready recipe, or the two recipes cannot be compared. Some differences do
+    not count as changes: files that the recipe asks for under `wants:`, inputs, datasets left out with `until=NAME`,
+    and settings of `run:` (except `run.signals`, which decides what is stored).
     """
     if recipe.about is None:
         return None

@@ -71,8 +71,8 @@ def import_planned(store: Store, files: Iterable[Mapping[str, str]]) -> None:
     "sha256", "kept"} (`Recipe.code_args`).
 
     Files that this process has imported before are skipped. Raises ChangedInput when neither this machine nor the store
-    has a file with the planned sha256. Raises FreshProcess when a file is still to be imported and this process is
-    already sealed (cut off from the network), because an import may need the network.
+    has a file with the planned sha256. An import may need the network. If this process is already sealed (cut off from
+    the network) and a file is still to be imported, raises FreshProcess.
     """
     for file in files:
         path, name = file["path"], os.path.basename(file["path"])
@@ -108,10 +108,14 @@ def check_resources(files: Mapping[str, str], planned: Mapping[str, str]) -> Non
 
 
 def own_source(target: str, files: Sequence[str]) -> list[str]:
-    """Return strings that identify the source code of `target`, a class from outside Tokenmill ('module:Class'): the
-    class name, the sha256 of the files under the recipe's `code:` and of the modules that define the class and its
-    bases, and the versions of the installed packages of these modules. The strings enter the keys of results, so that
-    the results of a changed class are computed anew. Returns [] for Tokenmill's own classes."""
+    """Return strings that identify the source code of `target`, a class from outside Tokenmill ('module:Class'). They
+    enter the keys of results, so that the results of a changed class are computed anew. Returns [] for Tokenmill's own
+    classes.
+
+    The strings are the class name, sha256 hashes, and versions of installed packages. The hashes are those of the files
+    under the recipe's `code:`, and of the modules that define the class and its bases. The packages are those of these
+    modules.
+    """
     if target.partition(".")[0] == "stages":
         return []
     cls = load(target)

@@ -1,10 +1,14 @@
 """Confines a recipe by somebody else: it may use only the folders and URLs (roots) that the operator allows.
 
 `refusals` checks the plain data of a recipe, before any file that the recipe names is opened or imported. It checks
-every path, glob and URL: those of sources, of files that steps and readers name, of the tokenizer, of `code:`, and of
-the checkpoints that `train:` starts from and the benchmark tasks that it evaluates. Symbolic links are resolved first.
-Links that are found later, when a glob is expanded, are not followed out of the glob's folder (`pipeline.plan.inputs`),
-because `follow_symlinks` is refused.
+every path, glob and URL of
+
+* sources, and files that steps and readers name
+* the tokenizer and `code:`
+* under `train:`, the checkpoints to start from and the benchmark tasks to evaluate.
+
+Symbolic links are resolved first. Links that are found later, when a glob is expanded, are not followed out of the
+glob's folder (`pipeline.plan.inputs`), because `follow_symlinks` is refused.
 """
 
 from __future__ import annotations
@@ -137,10 +141,10 @@ def _named(data: dict[str, Any], base: str) -> Iterator[tuple[KeyPath, str]]:
 
 def _settings(name: Any, config: dict[str, Any], at: KeyPath, base: str, catalog: dict[str, str],
               load: Callable[[str], Any]) -> Iterator[tuple[KeyPath, str]]:
-    """Yield (key, value) for the settings of a step or reader that name files. A step or reader in `catalog` comes with
-    Tokenmill and declares which settings name files. For the user's own steps and readers, and for `datatrove`, which
-    passes settings to another library, every string counts that looks like a path or names an existing one. Relative
-    paths in these settings start at the folder in which the run was started, which is `base`."""
+    """Yield (key, value) for the settings of a step or reader that name files. Those in `catalog` come with Tokenmill,
+    and declare which settings name files. The user's own do not, nor does `datatrove`, which passes settings to another
+    library. Of their settings, every string counts that looks like a path or names an existing one. Relative paths
+    start at `base`, the folder in which the run was started."""
     if isinstance(name, str) and name in catalog and name != "datatrove":
         fields = load(name).Config
         for field, value in config.items():

@@ -1,5 +1,5 @@
-"""Checks the curriculum (the phases of a training) of a recipe: names, order and completeness of its phases, and that
-the recipe's shards (token files) suit the phases. `tokenizer.mixture.curriculum` checks whether there are enough
+"""Checks the curriculum (the phases of a training) of a recipe: that names, order and values of its phases are right,
+and that the recipe's shards (token files) suit them. `tokenizer.mixture.curriculum` checks whether there are enough
 tokens."""
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ def _phases(curriculum: CurriculumSettings) -> Iterator[tuple[KeyPath, PhaseSett
 
 
 def _shards(recipe: Recipe, checker: Checker) -> None:
-    """Check that all entries of `shards:` have the same `longest` (length of a super-window, the unit in which a phase
-    reserves tokens) and the same `val` (share of documents held out for evaluation). Two kinds of shards may have
-    another `val`: shards of token files, because no deduplication has compared their documents with those of others,
-    and shards that hold everything out, because nothing of them is trained on."""
+    """Check that all entries of `shards:` have the same `longest`, and the same `val`. `longest` is the length of a
+    super-window, the unit in which a phase reserves tokens. `val` is the share of documents held out for evaluation.
+
+    Two kinds of shards may have another `val`. One is shards of token files, because no deduplication has compared
+    their documents with those of others. The other is shards that hold everything out, because nothing of them is
+    trained on.
+    """
     first, shards = next(iter(recipe.shards.items()))
     texts = [name for name, other in recipe.shards.items()
              if other.val < 1 and not token_sources(recipe, other.inputs)]
@@ -55,7 +58,8 @@ def _shards(recipe: Recipe, checker: Checker) -> None:
 
 
 def _inheritance(curriculum: CurriculumSettings, checker: Checker) -> None:
-    """Check that the names of phases are unique, and that the first phase has every field that later phases inherit."""
+    """Check that the names of phases are unique, and that the first phase has `sequence`, `batch` and `mix`. Later
+    phases may inherit these."""
     names: set[str] = set()
     for i, (at, phase) in enumerate(_phases(curriculum)):
         if phase.name in names:
@@ -161,8 +165,9 @@ def _weights(phase: PhaseSettings, at: KeyPath, recipe: Recipe, checker: Checker
 
 
 def _stream(name: str, path: KeyPath, recipe: Recipe, checker: Checker) -> None:
-    """Check that `name` is an entry of `shards:`. The streams of split shards are only known when their documents have
-    been seen, so any name that begins with the name of split shards is accepted."""
+    """Check that `name` is an entry of `shards:`, or may be a stream of split shards. The streams of split shards are
+    known only when their documents have been seen. Therefore any name that begins with the name of split shards is
+    accepted."""
     if recipe.split_of(name) is None:
         checker.check_name(name, recipe.shards, path, "shards")
 

@@ -14,8 +14,8 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in a recipe: the file (or the option, `--set` or `--input`, that put the value there), and the line and
-    column, counted from 1; both are 0 if there is no line."""
+    """A place in a recipe. `file` is a file, or the option (`--set` or `--input`) that put the value there. `line` and
+    `column` are counted from 1; both are 0 if there is no line."""
 
     file: str
     line: int = 0
@@ -41,8 +41,8 @@ class Problem:
 
 class RecipeError(TokenmillError):
     """Raised for a recipe that cannot be run. `problems` lists the errors that were found before the check stopped, in
-    the order of the file; those without a line, such as errors in `--set`, come first. The command exits with code
-    2."""
+    the order of the file. Errors without a line, such as those in `--set`, come first. The command exits with code 2.
+    """
 
     exit_code = 2
 

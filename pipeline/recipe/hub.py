@@ -34,9 +34,8 @@ class HubTokenizer:
 
 
 def is_hub_name(load: str, base: str) -> bool:
-    """Whether `load` is the name of a tokenizer on the Hugging Face hub. Such a name has the form of a hub name and
-    does not end in .json, .model or .tiktoken, and below the folder `base` there is no file or folder of the same
-    name."""
+    """Whether `load` is the name of a tokenizer on the Hugging Face hub. It is one if it has the form of a hub name,
+    does not end in .json, .model or .tiktoken, and names neither a file nor a folder below the folder `base`."""
     return (_NAME.fullmatch(load) is not None and not load.endswith((".json", ".model", ".tiktoken"))
             and not os.path.exists(os.path.join(base, load)))
 
@@ -49,9 +48,9 @@ def hub_tokenizer(recipe: Recipe) -> HubTokenizer | None:
 
 @lru_cache(maxsize=8)
 def fetch(load: str) -> HubTokenizer:
-    """Fetch the tokenizer named `load` from the Hugging Face hub, or take it from the cache of this machine. Raises
-    TokenizerError, whose message says what to do, when neither has it. Whether the hub can be reached is tried once,
-    without retries, so that the error comes soon where there is no network."""
+    """Fetch the tokenizer named `load` from the Hugging Face hub, or take it from the cache of this machine. If neither
+    has it, raises TokenizerError, whose message says what to do. The hub is contacted once, without retries, so that
+    the error comes soon where there is no network."""
     try:
         from huggingface_hub import constants
     except ImportError:

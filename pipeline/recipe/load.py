@@ -30,12 +30,15 @@ def load_recipe(path_or_name: str | os.PathLike[str], overrides: Sequence[str] =
 
     `overrides` have the form `a.b.c=value` with a YAML value, for example `datasets.clean.steps.language.min=0.8`. An
     item of a list is given by its number, counted from 0, or by the name of the step or phase. The override
-    `until=NAME` (or a list of names) keeps only the dataset NAME and what it is made from or compared with (`against`),
-    and removes `tokenizer:`, `shards:`, `curriculum:` and `train:`. `inputs` are paths for the source that the recipe
-    names under `input:`, or for its only source; they are relative to the current folder. All paths given to a ready
-    recipe are relative to the current folder, too. With `allow_custom` the recipe may name the user's own stages, and
-    its files under `code:` are imported. Raises RecipeError, which lists problems with their places (`check_recipe`
-    says how many at once)."""
+    `until=NAME` (or a list of names) keeps only the dataset NAME and what it is made from or compared with (`against`).
+    It removes `tokenizer:`, `shards:`, `curriculum:` and `train:`.
+
+    `inputs` are paths for the source that the recipe names under `input:`, or for its only source. They are relative to
+    the current folder, and so are all paths given to a ready recipe.
+
+    With `allow_custom`, the recipe may name the user's own stages, and its files under `code:` are imported. Raises
+    RecipeError, which lists problems with their places (`check_recipe` says how many at once).
+    """
     file = _find(str(path_or_name))
     try:
         text = file.read_text(encoding="utf-8")

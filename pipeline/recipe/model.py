@@ -91,11 +91,16 @@ def _files(value: Any) -> int | float:
 class RunSettings(RecipeModel):
     """Settings for how a recipe is run. They do not change which documents are kept, nor their texts.
 
-    `partition`: uncompressed bytes per partition (the input of one task). `signals`: which signals (numbers that steps
-    store beside a text) are computed for a dropped document: `until-drop` computes those of the steps up to the one
-    that drops it, `all` those of all steps. `max_error_rate`: the share of documents that may fail in one pass before
-    the run fails (ten may always fail). `max_bad_files`: how many input files may be unreadable, whole or in part,
-    before the run fails: a number, or a share of the input files (but at least ten).
+    `partition`: uncompressed bytes per partition (the input of one task).
+
+    `signals`: which signals (numbers that steps store beside a text) a dropped document gets. With `until-drop`, it
+    gets those of the steps up to the one that drops it; with `all`, also those of the later steps of the pass.
+
+    `max_error_rate`: the share of documents that may fail in one pass. If more than this share and more than ten fail,
+    the run fails.
+
+    `max_bad_files`: how many input files may be unreadable, whole or in part, before the run fails. It is a number, or
+    a share of the input files; with a share, at least ten may be unreadable.
     """
 
     partition: Bytes = 32_000_000
@@ -106,9 +111,9 @@ class RunSettings(RecipeModel):
 
 
 class About(RecipeModel):
-    """The description of a ready recipe (one that comes with Tokenmill), by which a corpus made with the recipe can be
-    cited: its `name`, its `version`, a one-line `title`, and the papers and code it follows (`after`). The version is
-    raised whenever a change to the recipe changes the documents it makes."""
+    """The description of a ready recipe (one that comes with Tokenmill), by which a corpus made with it can be cited.
+    It has a `name`, a `version`, a one-line `title`, and the papers and code that the recipe follows (`after`). The
+    version is raised whenever a change to the recipe changes the documents it makes."""
 
     name: Name
     version: Annotated[int, Field(ge=1)]
@@ -147,8 +152,8 @@ class Recipe(RecipeModel):
 
     @property
     def text(self) -> str | None:
-        """The text of the recipe, with comments, as its author wrote it. None if settings or inputs were overridden, so
-        that the recipe says something else."""
+        """The text of the recipe, with comments, as its author wrote it. None if settings or inputs were overridden,
+        because the text then differs from what is run."""
         return self._text
 
     @property
@@ -183,8 +188,8 @@ class Recipe(RecipeModel):
         self._pinned = name
 
     def code_args(self) -> list[dict[str, str]]:
-        """Describe the user's own Python files (`code`) for the arguments of tasks, as a list of {"path" on this
-        machine, "sha256", "kept": path of the copy in the store}. Workers pass the list to
+        """Describe the user's own Python files (`code`) for the arguments of tasks, as a list of {"path", "sha256",
+        "kept"}. "path" is on this machine, and "kept" is the path of the copy in the store. Workers pass the list to
         `pipeline.recipe.code.import_planned`."""
         return [{"path": path, "sha256": file_sha256(path), "kept": f"{self._kept_at}/{os.path.basename(path)}"}
                 for path in self.code]
@@ -229,16 +234,18 @@ class Recipe(RecipeModel):
         return next((name for name, shards in self.shards.items() if shards.by and stream.startswith(f"{name}.")), None)
 
     def plain(self) -> dict[str, Any]:
-        """Return the recipe as plain values under the keys of the recipe file. Values of None are left out, defaults
-        are filled in, the settings of a reader stand under `config`, and a step is {"name", "config"}. Paths of
-        resource files, of folders in `against`, of `--input` and, if the recipe may run its own code, of `code` are
-        absolute; other paths are as the user wrote them."""
+        """Return the recipe as plain values under the keys of the recipe file. Defaults are filled in, and values of
+        None are left out. The settings of a reader stand under `config`, and a step is {"name", "config"}.
+
+        Some paths are absolute: those of resource files, of folders in `against`, and of `--input`. Those of `code` are
+        absolute if the recipe may run its own code. All other paths are as the user wrote them.
+        """
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def canonical(self) -> dict[str, Any]:
-        """Return the recipe as plain values without the paths of its sources and without the folder `base`, which is
-        taken off all other paths. So the result does not depend on where the inputs are, nor on the folder that holds
-        the recipe and the files below it. Absolute paths of files elsewhere remain."""
+        """Return the recipe as plain values that do not depend on where the inputs are, nor on the folder that holds
+        the recipe. The paths of sources are left out. From other paths, the folder `base` is removed; of the files in
+        `code`, only the names stay. Absolute paths outside of `base` remain."""
         doc = self.plain()
         for source in doc["sources"].values():
             source.pop("path")

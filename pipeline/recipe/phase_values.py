@@ -40,9 +40,9 @@ def parse_batch(value: Any) -> Any:
 
 
 def check_rate(value: Any) -> Any:
-    """Check the learning rate of a phase: a name in RATES (stable, constant, decay), a mapping that describes a curve
-    for this phase alone, or None (inherited). Raises ValueError for anything else. `tokenizer.mixture.resolve` computes
-    the numbers of the curve later."""
+    """Check the learning rate of a phase; raises ValueError if it is wrong. It is a name in RATES (stable, constant,
+    decay), a mapping that describes a curve for this phase alone, or None (inherited). `tokenizer.mixture.resolve`
+    computes the numbers of the curve later."""
     if isinstance(value, dict):
         try:
             own_rate(value, 10**18, "")

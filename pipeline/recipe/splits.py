@@ -11,10 +11,13 @@ from stages.catalog import reader_class, stage_class
 
 
 def label_sources(recipe: Recipe, name: str) -> list[dict[str, Any]]:
-    """Return where the labels of a document are found by which the shards `name` are split, in the form that
-    `pipeline.passes.labels.ShardLabels` takes; [] if the shards are not split. Raises ValueError if `by` names a signal
-    that no step or source of the shards' datasets writes. It also does so if `by` names `bucket` and not exactly one of
-    their signals holds a bucket (has a name that ends in `_bucket`)."""
+    """Return where the labels of a document are found, for the shards `name`, which are split by these labels. The
+    result has the form that `pipeline.passes.labels.ShardLabels` takes; it is [] if the shards are not split.
+
+    The label `bucket` means the signal of the shards' datasets whose name ends in `_bucket`. Raises ValueError if there
+    is not exactly one such signal. Also raises it for a label `signal.NAME` if no step or source of these datasets
+    writes the signal.
+    """
     written = signals_written(recipe, recipe.shards[name].inputs)
     sources: list[dict[str, Any]] = []
     for item in recipe.shards[name].by or ():
@@ -52,8 +55,8 @@ def signals_written(recipe: Recipe, inputs: list[str]) -> set[str]:
 
 
 def check_splits(recipe: Recipe, checker: Checker) -> None:
-    """Check the labels by which shards are split, that no other shards have a name that one of their streams may get,
-    and that only split shards have `min_tokens`."""
+    """Check the labels by which shards are split. Add problems for other shards whose name may be that of one of their
+    streams, and for `min_tokens` of shards that are not split."""
     for name, shards in recipe.shards.items():
         if shards.min_tokens is not None and shards.by is None:
             checker.fail(("shards", name, "min_tokens"), "only split shards have labels with few tokens; add `by:`, or "

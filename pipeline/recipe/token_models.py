@@ -65,13 +65,16 @@ def _sample(value: Any) -> Any:
 
 class TokenizerTrain(RecipeModel):
     """Settings for the training of a tokenizer: byte-level BPE or SentencePiece (`model: unigram | bpe`), with `vocab`
-    tokens, on a `sample` of the text of `inputs` (the key is `from:`). The sample is given by its largest number of
-    bytes, or by a TokenizerSample.
+    tokens. It is trained on a `sample` of the text of `inputs` (the key is `from:`). The sample is given by its largest
+    number of bytes, or by a TokenizerSample.
 
-    `digits`: whether each digit of a number is encoded alone (single, the default of SentencePiece and all it can do),
-    or groups of three, counted from the first digit (left3, the default of BPE) or from the last (right3).
+    `digits`: how numbers are encoded. With single, each digit is encoded alone. Otherwise digits are encoded in groups
+    of three, counted from the first digit (left3) or from the last (right3). The default of BPE is left3. SentencePiece
+    can only do single.
+
     `space_runs`: every run of spaces, from 2 up to this number, has a token of its own. `special`: further special
-    tokens."""
+    tokens.
+    """
 
     kind: Literal["bpe", "sentencepiece"] = "bpe"
     model: Literal["unigram", "bpe"] = "unigram"
@@ -106,10 +109,12 @@ class TokenizerTrain(RecipeModel):
 class TokenizerSettings(RecipeModel):
     """The tokenizer of a recipe. `kind: bytes` is the tokenizer whose tokens are the bytes of UTF-8. `train:` trains a
     new tokenizer. `load:` names a tokenizer.json, a SentencePiece .model, a .tiktoken file, a folder that holds one of
-    these files, or a tokenizer on the Hugging Face hub. `pattern` is the pattern by which a .tiktoken file splits text:
-    r50k, p50k, cl100k, o200k, qwen or a regular expression. It may be left out if the name of the file contains one of
-    these five names. `eos` is the end-of-text token; it is needed when it cannot be told from the tokenizer's files
-    (`tokenizer.load.load_tokenizer` says how it is told)."""
+    these files, or a tokenizer on the Hugging Face hub.
+
+    `pattern` is the pattern by which a .tiktoken file splits text: r50k, p50k, cl100k, o200k, qwen or a regular
+    expression. It may be left out if the name of the file contains one of these five names. `eos` is the end-of-text
+    token. It may be left out if the tokenizer's files tell it (`tokenizer.load.load_tokenizer` lists how).
+    """
 
     kind: Literal["bytes"] | None = None
     train: TokenizerTrain | None = None
@@ -139,16 +144,17 @@ SplitLabel = Annotated[str | dict[str, list[float]], BeforeValidator(_split_labe
 
 class Shards(RecipeModel):
     """The token files (shards) of one stream. They hold the documents of the datasets in `inputs` (the key is `from:`)
-    that match `where`. `longest` is the length in tokens of a super-window (the unit in which a phase of the training
-    reserves tokens); it is a multiple of every sequence length used. `val` is the share of documents held out for
-    evaluation. With `from_phase`, the name of a phase, only this phase and later ones may read the stream.
-    With `packing: best-fit`, a training sample is a row of whole documents instead of consecutive tokens.
+    that match `where`. `longest` is the length in tokens of a super-window, the unit in which a phase of the training
+    reserves tokens. It is a multiple of every sequence length used. `val` is the share of documents held out for
+    evaluation. With `from_phase`, the name of a phase, only this phase and later ones may read the stream. With
+    `packing: best-fit`, a training sample is a row of whole documents instead of consecutive tokens.
 
     With `by`, the documents are split into several streams by one to three labels (`by: [language, bucket]`). A label
     is `source`, `language`, `bucket` (the number that the step `buckets` gives), `meta.KEY`, `signal.NAME`, or
     `{signal.NAME: [edges]}`, which cuts the signal into numbered buckets. Labels with fewer than `min_tokens` training
-    tokens are put together (`pipeline.passes.labels.streams_of`); by default, labels that do not fill one
-    super-window."""
+    tokens are put together (`pipeline.passes.labels.streams_of`). By default, these are the labels that do not fill one
+    super-window.
+    """
 
     inputs: Names = Field(alias="from")
     where: Where = {}
@@ -188,13 +194,14 @@ class Curve(RecipeModel):
 
 
 class LabelRule(RecipeModel):
-    """How the streams of split shards divide the share that they have together (`tokenizer.mixture.split`): by one rule
-    (`alpha`, `temperature`, `unimax`, `weights`, `upsample` or `curve`), or without a rule in proportion to their
-    tokens.
+    """How the streams of split shards divide the share that they have together (`tokenizer.mixture.split`). They divide
+    it by one rule (`alpha`, `temperature`, `unimax`, `weights`, `upsample` or `curve`), or without a rule in proportion
+    to their tokens.
 
     `by` names a label, such as `language`. The share is then first divided among the values of this label. The streams
     with the same value divide the part of that value by the rule `within`, or without `within` in proportion to their
-    tokens. Without `by`, the share is divided among all streams at once."""
+    tokens. Without `by`, the share is divided among all streams at once.
+    """
 
     by: str | None = None
     alpha: Annotated[float, Field(ge=0)] | None = None
@@ -213,14 +220,13 @@ class LabelRule(RecipeModel):
 
 
 class StreamGroup(LabelRule):
-    """Several streams (sets of token files) of a phase that together get the weight `share`. `streams` is either a
-    mapping from each stream to its weight within the group, or a list of streams. Without `streams`, the group's name
-    is that of split shards. It then consists of the streams of these shards, which divide the share as `LabelRule`
-    says.
+    """Several streams (sets of token files) of a phase that together get the weight `share`. `streams` is a mapping
+    from each stream to its weight within the group, or a list of streams. Without `streams`, the group has the name of
+    split shards and consists of their streams, which divide the share as `LabelRule` says.
 
     For a list, the weights follow from the streams' numbers of tokens: they are in proportion to tokens^`alpha`
-    (default 1). With `unimax`, they are equal instead, but no stream is read more than `unimax` times in the phase,
-    unless all of them together have too few tokens for that.
+    (default 1). With `unimax`, they are equal instead, but no stream is read more than `unimax` times in the phase.
+    This limit does not hold if all streams together have too few tokens for it.
     """
 
     share: Weight
@@ -255,14 +261,17 @@ class PhaseSettings(RecipeModel):
     """A phase of the curriculum (the plan of a training), as written in the recipe. A field that is None is inherited
     from the phase before, except `until`, `extra`, `reset_optimizer`, and an `lr` that is a curve.
 
-    `until`: where the phase ends, as a share of the total such as '70%' or as a token count. `extra`, instead of
-    `until`: how many tokens the phase has beyond the total. `sequence`: tokens of a window. `batch`: tokens of a
-    training step; with a mapping, the number changes during the phase. `mix`: the weight of each stream in `shards:`,
-    or of a group of streams. `max_epochs`: how often each stream may have been read when the phase ends (default 1).
-    `on_exhausted`: whether reading a stream more often is an error or is allowed. `lr`: how the learning rate behaves
-    in this phase (stable, constant or decay), or a mapping that describes a curve for this phase alone.
-    `reset_optimizer`: whether the optimizer's moments start at zero. `rope_theta` and `rope_scaling`: as in
-    `train.model`, from this phase on.
+    * `until`: where the phase ends, as a share of the total such as '70%' or as a token count
+    * `extra`, instead of `until`: how many tokens the phase has beyond the total
+    * `sequence`: tokens of a window
+    * `batch`: tokens of a training step; with a mapping, the number changes during the phase
+    * `mix`: the weight of each stream in `shards:`, or of a group of streams
+    * `max_epochs`: how often each stream may have been read when the phase ends (default 1)
+    * `on_exhausted`: whether reading a stream more often is an error or is allowed
+    * `lr`: how the learning rate behaves in this phase (stable, constant or decay), or a mapping that describes a curve
+      for this phase alone
+    * `reset_optimizer`: whether the optimizer's moments start at zero
+    * `rope_theta` and `rope_scaling`: as in `train.model`, from this phase on
     """
 
     name: Name

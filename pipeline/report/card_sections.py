@@ -55,7 +55,7 @@ def language_counts(document: Report) -> dict[str, int]:
 
 def licence_counts(document: Report) -> dict[str, int]:
     """Return the number of documents in the final datasets (from which no other dataset is made) by the licence that
-    the documents state, the most frequent licence first."""
+    they state. The most frequent licence comes first."""
     counts: dict[str, int] = {}
     for name in document["names"]["final"]:
         for by_licence in document["licences"].get(name, {}).values():

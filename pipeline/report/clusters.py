@@ -1,4 +1,4 @@
-"""Makes the report's section about groups of duplicates: the sizes of the groups, the largest groups with the
+"""Makes the report's section about groups of duplicates. It shows the sizes of the groups, the largest groups with the
 differences between their texts, and the pairs of sources between which duplicates were found.
 
 A group is a kept document with the documents that were removed because of it. Groups are put together from the rows of
@@ -42,14 +42,17 @@ COLUMNS = ["id", "url", "source", "text", "meta", "locator"]
 
 def cluster_section(store: Store, barrier: NodeFigures, nodes: list[NodeFigures]) -> dict[str, Any]:
     """Make the report's section about the groups of duplicates that one deduplication found: {barrier, step, read,
-    groups, sizes, largest, pairs, unknown} and, for near-duplicates, `components`. `read` says how many removed
-    documents were read, `groups` is the number of groups among them, and `largest` describes the largest groups.
+    groups, sizes, largest, pairs, unknown} and, for near-duplicates, `components`.
 
-    `sizes` counts groups (a kept document with its removed duplicates) by log2 of their number of documents.
-    `components` counts the connected groups of documents that were candidates for comparison, by log2 of their number
-    of documents; unlike the other figures, it covers all documents. `pairs` counts removed documents by their source
-    and the source of the kept document. `unknown` counts the removed documents whose kept document was not found,
-    because its part (file of documents) was not read or a later step dropped it."""
+    * `read` says how many removed documents were read.
+    * `groups` is the number of groups among them, `sizes` counts the groups by log2 of their number of documents (the
+      kept one included), and `largest` describes the largest groups.
+    * `pairs` counts removed documents by their source and the source of the kept document.
+    * `unknown` counts the removed documents whose kept document was not found. Either its part (file of documents) was
+      not read, or a later step dropped it.
+    * `components` counts the connected groups of candidates for comparison, by log2 of their number of documents.
+      Unlike the other figures, it covers all documents.
+    """
     step = barrier.steps[0]
     appliers = [n for n in nodes if barrier.name in n.deps]
     removed = _removed(appliers, step)
@@ -111,9 +114,10 @@ def _rows(store: Store, files: list[FileInfo], step: str) -> Iterator[tuple[int,
 
 
 def _texts(node: NodeFigures, nodes: list[NodeFigures]) -> list[tuple[str, FileInfo]]:
-    """Return (key of the task, file) for files with the texts of the documents that a pass (a group of steps that run
-    together) kept. Files of at most PARTS tasks are returned, the tasks with the smallest keys. If the pass wrote no
-    texts, but only lists of the rows that are gone (row sets), the files of the passes before it are returned."""
+    """Return files with the texts of the documents that a pass (a group of steps that run together) kept, as (key of
+    the task, file). These are the files of at most PARTS tasks, those with the smallest keys. A pass may have written
+    no texts, but only lists of the rows that are gone (row sets); the files of the passes before it are then returned.
+    """
     if "gone.parquet" not in node.writes:
         return [(record.key, info) for record in node.choose(sampled.PARTS)
                 if (info := record.files["kept.parquet"]).rows]
@@ -144,9 +148,9 @@ def _look_up(store: Store, files: list[FileInfo], ids: set[str],
 
 def _group(store: Store, step: str, kept: str, size: int, removed: list[FileInfo], kept_files: list[FileInfo],
            place: Place | None) -> dict[str, Any]:
-    """Describe the group of duplicates of the document `kept` that the deduplication `step` found, of `size` documents.
-    The description has the kept document, if it was found at `place`, and the removed documents with the smallest ids,
-    each with its difference from the kept one."""
+    """Describe a group of `size` documents that the deduplication `step` found: the kept document, whose id is `kept`,
+    and its duplicates. Of the duplicates, those with the smallest ids are described, each with its difference from the
+    kept document. The kept document is described if it was found (at `place`)."""
     members = heapq.nsmallest(MEMBERS, ((id, number, row) for number, row, id, _, of in _rows(store, removed, step)
                                         if of == kept))
     rows = rows_at(store, removed, members, COLUMNS)
@@ -161,7 +165,7 @@ def _group(store: Store, step: str, kept: str, size: int, removed: list[FileInfo
 
 
 def difference(kept: str, removed: str) -> list[list[str]]:
-    """Compare a removed text with the kept one, word by word. Returns a list of [kind, words] with the kinds "both",
+    """Compare a removed text with the kept one, word by word. Returns a list of [kind, words]. The kinds are "both",
     "kept" (words only in the kept text), "removed" (words only in the removed text) and "cut" (words that are left
     out). Personal data is removed from the texts before they are compared. For equal texts, the beginning is returned
     as "both". Texts in a script without spaces are compared by characters."""

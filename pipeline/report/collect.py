@@ -50,12 +50,14 @@ def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], Non
     """Collect the report of a run and write runs/RUN/report.{json,md,html} and STORE/report.json. Returns the content
     of report.json.
 
-    `get` returns the commit record of the task with a given key. It is `Log.get` in the driver (the process that plans
-    a run and commits its results), and `Log.read(store).get` in any other process. `check_lease` (`Log.check_lease`) is
-    called before anything is written. It raises if another driver has taken over the store, which may happen while the
-    report is collected. `sums` maps names of plan nodes (passes, deduplications …) to the sums of their counters. For
-    nodes that are not in `sums`, all records are read and added up. `recipe` is the recipe of the run as the driver has
-    it. Without it, the recipe is read from the store, and no file that it names is opened to mark words in samples.
+    * `get` returns the commit record of the task with a given key. It is `Log.get` in the driver (the process that
+      plans a run and commits its results), and `Log.read(store).get` in any other process.
+    * `check_lease` (`Log.check_lease`) is called before anything is written. It raises if another driver has taken over
+      the store, which may happen while the report is collected.
+    * `sums` maps names of plan nodes (passes, deduplications …) to the sums of their counters. For other nodes, all
+      records are read and added up.
+    * `recipe` is the recipe of the run as the driver has it. To mark words in samples, only files that this recipe
+      names are opened. Without it, the recipe is read from the store, whose file names are not trusted.
     """
     document = collect(store, run, get, sums, recipe)
     write_pages(store, document, latest=True, check_lease=check_lease)

@@ -1,10 +1,10 @@
-"""Compares two runs, of one store or of two: their recipes by key, the figures of their reports, and the documents that
-one run treated differently from the other.
+"""Compares two runs, of one store or of two. It compares their recipes by key and the figures of their reports, and
+finds the documents that one run treated differently from the other.
 
-The comparison reads the parts (files of documents) that each run itself made, not the published ones, because a later
-run may have published a dataset again. It finds the parts by the tasks that the run lists (`runs/RUN/tasks.parquet`)
-and the records of these tasks in the log. Parts that cannot be read any more are counted in `missing`. The figures come
-from report.json, so parts are not needed for them.
+The comparison reads the parts (files of documents) that each run itself made. It does not read the published ones,
+because a later run may have published a dataset again. It finds the parts by the tasks that the run lists
+(`runs/RUN/tasks.parquet`) and the records of these tasks in the log. Parts that cannot be read any more are counted in
+`missing`. The figures come from report.json, so parts are not needed for them.
 
 The result is JSON; docs/cli.md describes it. Personal data is removed from the texts, URLs and paths of examples
 (`pipeline.report.samples`).
@@ -147,8 +147,8 @@ def _about(run: FinishedRun) -> dict[str, Any]:
 
 def _notes(before: FinishedRun, after: FinishedRun, documents: dict[str, Any], only: list[list[str]],
            figures: list[dict[str, Any]]) -> list[str]:
-    """Return sentences about the limits of the comparison: recipes and parts (files of documents) that cannot be read,
-    and datasets or a training that only one run has."""
+    """Return sentences about the limits of the comparison. They name recipes and parts (files of documents) that cannot
+    be read, and datasets or a training that only one run has."""
     notes = []
     for run, key in ((before, "before"), (after, "after")):
         if not run.recipe:

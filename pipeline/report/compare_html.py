@@ -43,7 +43,8 @@ def render(document: dict[str, Any]) -> str:
 def overview(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of figures that are always shown: documents and bytes of every dataset and of its sources, and
     documents and tokens of every token stream and of its sources. Each row has a `name` (dataset, stream or source) and
-    a `what` (the quantity)."""
+    a `what` (the quantity). The figures of a stream are of training or held-out data, and those of its sources are of
+    both."""
     out = []
     for row in document["figures"]:
         section, *path = row["path"]
@@ -54,8 +55,11 @@ def overview(document: Mapping[str, Any]) -> list[dict[str, Any]]:
             is_overview = section == "tokens" and what in ("docs", "tokens", "val_tokens")
         if is_overview:
             first = f"shards {names[0]}" if section == "tokens" and names else "".join(names[:1])
-            out.append({**row, "name": " · ".join([first, *names[2:]]),
-                        "what": {"docs": "documents", "val_tokens": "held-out tokens"}.get(what, what)})
+            words = "documents" if what == "docs" else what
+            if section == "tokens":
+                words = ("held-out tokens" if what == "val_tokens" else f"training {words}" if len(names) < 2 else
+                         f"training and held-out {words}")
+            out.append({**row, "name": " · ".join([first, *names[2:]]), "what": words})
     return out
 
 
@@ -67,12 +71,13 @@ def by_difference(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], lis
 
 def without_retokenised(document: Mapping[str, Any], rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]],
                                                                                          list[dict[str, Any]]]:
-    """Divide rows of the overview: last come the token counts of streams and sources that have as many documents in
-    both runs, if the runs have different tokenizers. They would hide what changed in the documents."""
+    """Divide rows of the overview into (those to show, those to leave out). If the runs have different tokenizers, all
+    token counts differ, which would hide what changed in the documents. Therefore the token counts of a stream or
+    source are left out if both runs have as many documents of it."""
     if not other_tokenizer(document["figures"]):
         return rows, []
-    same = {row["name"] for row in overview(document) if row["what"] == "documents" and row["before"] == row["after"]}
-    tokens = [row for row in rows if row["path"][0] == "tokens" and row["what"] != "documents" and row["name"] in same]
+    same = {row["name"] for row in overview(document) if row["path"][-1] == "docs" and row["before"] == row["after"]}
+    tokens = [row for row in rows if row["path"][0] == "tokens" and row["path"][-1] != "docs" and row["name"] in same]
     return [row for row in rows if row not in tokens], tokens
 
 
@@ -82,12 +87,13 @@ def datasets(document: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def sections(document: Mapping[str, Any], most: int, brief: bool = False) -> list[dict[str, Any]]:
-    """Return, for each section of the report, the figures that differ between the runs and are not in the overview:
-    {title, rows, left_out, equal}. `rows` are the `most` figures with the largest relative difference, `left_out` is
-    the number of further figures that differ, and `equal` the number of equal ones.
+    """Return, for each section of the report, the figures that differ between the runs: {title, rows, left_out, equal}.
+    `rows` are the `most` figures with the largest relative difference, `left_out` is the number of further figures that
+    differ, and `equal` the number of equal ones. Figures that the overview has are not included.
 
     A section that only one run has is left out. With `brief`, figures that say nothing about documents are left out:
-    measured ones (such as times), hashes, and bins of histograms."""
+    measured ones (such as times), hashes, and bins of histograms.
+    """
     in_overview = {tuple(row["path"]) for row in overview(document)}
     lonely = one_sided(document["figures"])
     by_section: dict[str, list[dict[str, Any]]] = {}
@@ -119,8 +125,7 @@ def _is_technical(row: Mapping[str, Any]) -> bool:
 
 
 def cut(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Return the `most` rows with the largest relative difference between the two runs, in the order in which they are
-    in `rows`. Every row differs between the runs."""
+    """Return the `most` rows with the largest relative difference between the two runs, in the order of `rows`."""
     def change(place: int) -> float:
         row = rows[place]
         return -(abs(row["relative"]) if row["relative"] is not None else float("inf"))

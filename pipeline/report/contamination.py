@@ -9,8 +9,8 @@ from pipeline.base.visible import json_text
 
 def contamination_lines(document: dict[str, Any]) -> str:
     """Return the lines of contamination.jsonl, made from `document`, the content of report.json. Each line is a JSON
-    object about one item: the names of a dataset and of an evaluation set, the number of a row in this set, the part of
-    the row, and the number of the dataset's documents that hold this part."""
+    object about an item of an evaluation set that a dataset contains. It names the dataset, the evaluation set, and the
+    item's row and part of the row. It gives the number of the dataset's documents that hold the item."""
     return "".join(
         json_text({"dataset": dataset, "set": name, "row": int(row), "part": part, "documents": docs}) + "\n"
         for dataset in document["names"]["datasets"]

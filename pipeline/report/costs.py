@@ -14,8 +14,8 @@ from pipeline.report.nodes import NodeFigures
 
 def pass_costs(passes: list[NodeFigures]) -> list[dict[str, Any]]:
     """Return one row for every pass (steps that run together): its tasks, the documents and bytes that they read, CPU
-    seconds, wall seconds added up over the tasks (each of which has one core), documents per second and core, and the
-    largest memory of a task in MB."""
+    seconds, wall seconds, documents per second and core, and the largest memory of a task in MB. Wall seconds are added
+    up over the tasks, each of which has one core."""
     rows = []
     for node in passes:
         inputs = node.counters.get("in", {}).values()
@@ -35,9 +35,11 @@ def _before(node: NodeFigures) -> float:
 
 def stage_costs(passes: list[NodeFigures]) -> list[dict[str, Any]]:
     """Return one row for every stage (step) of every pass (group of steps that run together): documents in and dropped,
-    CPU seconds, documents per CPU second, and the stage's share of the CPU time of all rows. The removals of a barrier
-    (such as deduplication) are carried out by the pass after the barrier, and are the first row of this pass. In each
-    pass, the row "read and write" is the CPU time that no stage used."""
+    CPU seconds, documents per CPU second, and the stage's share of the CPU time of all rows.
+
+    The removals of a barrier (such as deduplication) are carried out by the pass after the barrier, and are the first
+    row of this pass. In each pass, the row "read and write" is the CPU time that no stage used.
+    """
     rows = []
     for node in passes:
         docs, inside = sum(s["docs"] for s in node.counters.get("in", {}).values()), 0.0

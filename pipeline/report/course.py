@@ -1,5 +1,5 @@
-"""Makes the report's sections about the course of a training: the planned and the realised mixture over the tokens, and
-the losses by token stream that the trainer has written so far."""
+"""Makes the report's sections about the course of a training. One shows the planned and the realised mixture over the
+tokens, the other the losses by token stream that the trainer has written so far."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ _HEAD = re.compile(rb'\{"v": \d+, "event": "(\w+)", "step": (\d+)')
 
 
 def mixture_course(curriculum: Curriculum | None) -> dict[str, Any] | None:
-    """Return the mixture of the token streams over the course of the training, in stretches of the order of samples:
-    {at, phases, streams}, or None without a curriculum. `at` lists the boundaries of the stretches in tokens, beginning
-    with 0. `streams` has, for each stream, the tokens `planned` and `realised` in each stretch. `phases` lists {name,
-    from, to} in tokens. Each stretch lies in one phase. A phase of two or more samples has at least two stretches."""
+    """Return the mixture of the token streams over the course of the training: {at, phases, streams}. Returns None
+    without a curriculum.
+
+    The training is cut into stretches, each of which lies in one phase. `at` lists their boundaries in tokens,
+    beginning with 0. `streams` has, for each stream, the tokens `planned` and `realised` in each stretch. `phases`
+    lists {name, from, to} in tokens. A phase of two or more samples has at least two stretches.
+    """
     if curriculum is None or not curriculum.tokens:
         return None
     ends, phases = [0], []
@@ -133,9 +136,12 @@ class _Thinned:
 
 
 def _point(line: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the figures of one line of metrics.jsonl as {tokens, loss, streams and, for a step, lr}, or None if the
-    line has no loss or no number of tokens. `streams` maps token streams to their losses; the line of a step gives such
-    a loss as a number, and the line of an evaluation as a mapping with the key `loss`."""
+    """Return the figures of one line of metrics.jsonl as {tokens, loss, streams and, for a step, lr}. Returns None if
+    the line has no loss or no number of tokens.
+
+    `streams` maps token streams to their losses. In the line of a step, such a loss is a number; in the line of an
+    evaluation, it is a mapping with the key `loss`.
+    """
     loss, tokens = _number(line.get("loss")), _number(line.get("tokens"))
     if loss is None or tokens is None:
         return None

@@ -1,4 +1,4 @@
-"""Draws the course of a training over its tokens: at the top the losses and the learning rate, and below them the
+"""Draws the course of a training over its tokens. At the top are the losses and the learning rate, and below them the
 mixture of token streams as areas."""
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ BEGINNING, MARGIN = 160, 400
 
 
 def noted_cuts(meta: str | None, steps: list[str]) -> dict[str, dict[str, Any]]:
-    """Return, from the metadata `meta` of a document, what each of the `steps` noted of the passages that it cut out:
-    {step: {cuts, bytes, passages}}. Steps that cut nothing are left out. A value that does not have the form of a note
-    is ignored: it comes from the input data, which may use the same name."""
+    """Return the notes about cut passages in the metadata `meta` of a document: {step: {cuts, bytes, passages}}. Each
+    of the `steps` that cut passages out of the document has left a note. A value under the name of a note that does not
+    have its form is ignored: it comes from the input data, which may use the same name."""
     if not meta or '_cut"' not in meta:
         return {}
     values = json.loads(meta)
@@ -131,17 +131,19 @@ def cut_stats(store: Store, dataset: str, step: str | None = None, *, most: int 
     cut. Returns None if there are none.
 
     The result is {docs, passages, bytes, by_reason, sources, pairs, unknown, domains, alarms, keepers}. All sizes are
-    in bytes of UTF-8. At most `most` entries of a list are returned.
+    in bytes of UTF-8. The lists `sources`, `pairs`, `domains`, `alarms` and `keepers` have at most `most` entries.
 
-    `sources` and `domains` list the sources and domains that lost the most bytes, each as {its name, docs, bytes, of}:
-    the number of its documents that were cut, the bytes that these lost, and the bytes of all its kept or cut documents
-    before the cuts. `alarms` lists, in the same form, the sources that lost more than half of their bytes, and such
-    domains with at least LEAST documents.
-
-    `pairs` counts passages and bytes by two sources: that of the document that was cut, and that of the document that
-    keeps the passage. `unknown` is the number of cut bytes for which the second source is not known. Either the
-    document that keeps the passage is gone, or the passage is not in the metadata of the cut document, which lists only
-    its first 32 passages. `keepers` lists the documents that keep the most bytes."""
+    * `sources` and `domains` list the sources and domains that lost the most bytes, as {its name, docs, bytes, of}.
+      `docs` is the number of its documents that were cut, and `bytes` is what they lost. `of` is the bytes, before the
+      cuts, of all its documents that were kept or cut.
+    * `alarms` lists, in the same form, sources and domains that lost more than half of their bytes. A domain needs at
+      least LEAST documents to be listed.
+    * `pairs` counts passages and bytes by two sources: that of the cut document, and that of the document that keeps
+      the passage.
+    * `unknown` is the number of cut bytes for which the second source is not known. Either the document that keeps the
+      passage is gone, or the cut document's metadata does not list the passage. It lists only the first 32.
+    * `keepers` lists the documents that keep the most bytes.
+    """
     steps = [name for name in steps_of(store, dataset) if step in (None, name)]
     reasons: dict[tuple[str, str], list[int]] = {}
     by: dict[str, dict[str, list[int]]] = {"source": {}, "domain": {}}       # [documents, bytes, documents cut, cut]
@@ -187,9 +189,9 @@ def cut_stats(store: Store, dataset: str, step: str | None = None, *, most: int 
 
 def _count(db: sqlite3.Connection, reasons: dict[tuple[str, str], list[int]], step: str, note: dict[str, Any],
            source: str) -> None:
-    """Add the cuts of one document to two sums: `reasons`, {(step, reason): [passages, bytes]}, and the table `cut` of
-    the database, which has the passages and bytes by the document that keeps them and by `source`. `note` is an entry
-    of `noted_cuts`, and `source` is the source of the document that was cut."""
+    """Add the cuts of one document, from the source `source`, to two sums. `note` is an entry of `noted_cuts`.
+    `reasons` sums them up as {(step, reason): [passages, bytes]}. The table `cut` of the database has the passages and
+    bytes by the document that keeps them and by `source`."""
     for reason, n in note["cuts"].items():
         counts = reasons.setdefault((step, reason), [0, 0])
         counts[0] += n

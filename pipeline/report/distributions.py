@@ -24,11 +24,12 @@ SHOWN = 48
 
 
 def sections(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: int = 100) -> dict[str, Any]:
-    """Return the arguments of the template `signals.html.j2`: {signals, scores}. `signals` holds, by dataset, the
-    charts of the signals (numbers per document) that the report has with their histograms. `scores` holds those of the
-    given charts `scores` whose signals have no such histogram.
+    """Return the arguments of the template `signals.html.j2`: {signals, scores}. `signals` holds, by dataset, charts of
+    the signals (numbers per document) whose histograms the report has. `scores` holds the given charts of all other
+    signals.
 
-    At most SHOWN signals of a dataset are drawn, and 2 · `rows` in all; signals with thresholds are chosen first."""
+    At most SHOWN signals of a dataset are drawn, and 2 · `rows` in all; signals with thresholds are chosen first.
+    """
     reached = {(c["dataset"], c["signal"]): c["reached"] for c in scores}
     signals, with_histogram, room = [], set(), 2 * rows
     for name in document["names"]["datasets"]:
@@ -47,10 +48,10 @@ def sections(document: Mapping[str, Any], scores: list[dict[str, Any]], rows: in
 
 
 def _card(row: Mapping[str, Any], reached: list[tuple[float, float]]) -> dict[str, Any]:
-    """Return a signal (a number per document) as the page shows it: its entry in the report, with the histogram as SVG
-    and the formatted thresholds. `reached` lists pairs (share of the documents, value that this share at least has),
-    and is added unchanged. `only` says about which value the signal has if all documents fall into one bin of the
-    histogram, else it is None."""
+    """Return a signal (a number per document) as the page shows it: its entry in the report, the histogram as SVG, and
+    the formatted thresholds. `reached` lists pairs (share, value): this share of the documents has at least this value.
+    It is added unchanged. `only` is a text with the approximate value of the signal if all documents fall into one bin
+    of the histogram, else None."""
     bins = {*row["bins"]["kept"], *row["bins"]["dropped"]}
     return {**row, "svg": Markup(histogram(row)), "bounds": [_bound(row, b) for b in row["bounds"]], "reached": reached,
             "only": _only(int(min(bins))) if len(bins) == 1 else None}
@@ -66,8 +67,8 @@ def _only(number: int) -> str:
 
 
 def _bound(row: Mapping[str, Any], bound: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a threshold as the page shows it. For this and other values of the threshold, the result states which
-    share of all documents with the signal would pass, and which share of the kept documents."""
+    """Return a threshold as the page shows it, with other values that were tried for it. Each value has the share of
+    all documents with the signal that would pass, and the share of the kept documents that would pass."""
     return {**bound, "now": _number_text(bound["value"]), "at": [
         {"value": _number_text(at["value"]), "set": at["value"] == bound["value"],
          "docs": percent(at["docs"] / row["docs"]), "kept": percent(at["kept"] / row["kept"]) if row["kept"] else "–"}
@@ -75,8 +76,8 @@ def _bound(row: Mapping[str, Any], bound: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def histogram(row: Mapping[str, Any]) -> Element:
-    """Draw a histogram of a signal (a number per document): bars of kept documents, bars of dropped documents on top of
-    them, and a dashed line at each threshold."""
+    """Draw a histogram of a signal (a number per document). Bars of dropped documents stand on top of those of kept
+    documents, and a dashed line marks each threshold."""
     kept, dropped = ({int(b): n for b, n in row["bins"][word].items()} for word in ("kept", "dropped"))
     low, high = min([*kept, *dropped]), max([*kept, *dropped])
     marks = [b for b in row["bounds"] if b["value"]]
@@ -124,17 +125,17 @@ def _numbers(bounds: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _name(number: int, skipped: int) -> str:
-    """Return the text below a bar of a histogram: the smallest value of the first bin in the bar, or "" if the text
-    would mislead. `number` is the number of this bin. `skipped` is the number of empty bins that are not drawn, between
-    0 and the smallest positive value."""
+    """Return the text below a bar of a histogram: the smallest value of the bin `number`, the first bin in the bar.
+    `skipped` empty bins between 0 and the smallest positive value are not drawn. For the first bins after this gap, the
+    text would mislead, and "" is returned."""
     if number <= 0:
         return _number_text(_least(number)) if number else "0"
     return "" if skipped and number <= BINS else _number_text(_least(number + skipped))
 
 
 def bar_path(values: Sequence[float], feet: Sequence[float], step: float, tall: float) -> str:
-    """Return the data of one SVG path with all bars of a histogram. `values` are the counts of documents, `feet` holds
-    the vertical position at which each bar begins, `step` is the distance between bars, and `tall` the height per
+    """Return the data of one SVG path with all bars of a histogram. `values` are the counts of documents, and `feet`
+    the vertical positions at which the bars begin. `step` is the distance between bars, and `tall` the height per
     document. A bar with documents is at least 1.5 pixels high, so that it can be seen."""
     wide = max(step - 1, 0.8)
     return "".join(f"M{5 + i * step:.1f} {foot:.1f}v{-max(n * tall, 1.5):.1f}h{wide:.1f}v{max(n * tall, 1.5):.1f}z"
@@ -152,8 +153,8 @@ def _most(number: int) -> float:
 
 
 def _position(value: float) -> float:
-    """Return the position of a value on the axis in units of bins: the number of its bin, plus the fraction of the bin
-    that lies below the value."""
+    """Return the position of a value on the axis, in units of bins. The whole part is the number of its bin. The
+    fraction is the part of the bin that lies below the value."""
     number = score_bin(value) or 0
     near, far = _least(number), _most(number)
     return number + min(max((value - near) / (far - near), 0.0), 1.0)

@@ -41,7 +41,8 @@ BUCKET = "_bucket"
 @dataclass
 class Sums:
     """Counts of the documents with one value of a label, such as one language, summed over those blocks of a stream
-    that were read. In a block, a phase reads x tokens in all, and y of them belong to these documents."""
+    that were read. For the estimate of the error, x is the number of tokens that a phase reads in a block. y is the
+    number of these tokens that belong to the documents."""
 
     tokens: int = 0
     targets: int = 0
@@ -51,8 +52,8 @@ class Sums:
 
 @dataclass
 class Reads:
-    """What one phase reads of a stream, summed over those blocks of the stream that were read; x is the number of
-    tokens in one block. `cells` maps (label, value) to the sums for the documents with this value."""
+    """What one phase reads of a stream, summed over those blocks of the stream that were read. x is the number of
+    tokens that it reads in a block. `cells` maps (label, value) to the sums for the documents with this value."""
 
     tokens: int = 0                           # Σ x
     squares: float = 0.0                      # Σ x²
@@ -64,26 +65,26 @@ class PackedStream(TokenmillError):
 
 
 class TooSmallShare(TokenmillError):
-    """Raised when none of the blocks that were read has a token that some phase reads, so that nothing is known about
-    this phase."""
+    """Raised when the blocks that were read hold no token that a phase reads, so that nothing is known about this
+    phase."""
 
 
 def count_documents(store: Store, curriculum: Curriculum, ranges: Sequence[tuple[int, int]],
                     share: float = 1.0, block: int = BLOCK) -> dict[str, Any]:
     """Count the tokens of training samples by the labels of the documents that they are from. `ranges` are ranges
-    [first, stop) of sample numbers. Each stream is divided into blocks of about `block` tokens, and about the given
-    share of the blocks is read, at least LEAST, evenly spaced.
+    [first, stop) of sample numbers. Each stream is divided into blocks of about `block` tokens. About the given share
+    of the blocks is read, at least LEAST, evenly spaced.
 
-    Returns {exact, read, missing, rows}. `exact` says whether all blocks were read, and `read` is the share of the
-    tokens that was read. `missing` is the number of documents in the samples that are in no dataset of the store any
-    more.
+    Returns {exact, read, missing, rows}. `exact` says whether all tokens of the samples were read, and `read` is the
+    share that was read. `missing` is the number of documents read that are in no dataset of the store any more.
 
     A row is {label, value, phase, tokens, targets, error}. `tokens` is the number of tokens in the phase's windows that
-    belong to documents with this value of the label; the sum over all values is the number of tokens of the phase.
+    belong to documents with this value of the label. For one label, these numbers add up to the tokens of the phase.
     `targets` leaves out the tokens that do not count in the loss: the first token of each document, and tokens that the
     loss mask excludes. `error` is half the width of the 95 % interval of `tokens`; 0 if all was read.
 
-    Raises PackedStream if the curriculum reads packed rows, and TooSmallShare if the share is too small for a phase."""
+    Raises PackedStream if the curriculum reads packed rows, and TooSmallShare if the share is too small for a phase.
+    """
     packed = [stream.name for stream in curriculum.streams if stream.packing is not None]
     if packed:
         raise PackedStream(f"--rows: stream '{packed[0]}' is packed (shards.{packed[0]}.packing), and the documents in "
@@ -172,9 +173,10 @@ def _stream(origins: _Origins, shards: ShardSet, order: Order, stream: int, rang
 
 
 def _reads(order: Order, phase: int, windows: np.ndarray, first: int, stop: int) -> np.ndarray:
-    """Return how often a phase reads each token of the super-windows [first, stop) as a target, for the tokens first ·
-    longest + 1 to stop · longest of the stream, as int64. `windows` are the numbers of the windows that the phase
-    reads. The loss mask and the borders of documents are not taken into account."""
+    """Return how often a phase reads each token of the super-windows [first, stop) as a target, as int64. These are the
+    tokens first · longest + 1 to stop · longest of the stream, because a target is the token after the one that is
+    read. `windows` are the numbers of the windows that the phase reads. The loss mask and the borders of documents are
+    not taken into account."""
     length = order.curriculum.phases[phase].sequence
     ratio = order.longest // length
     return np.repeat(np.bincount(windows - first * ratio, minlength=(stop - first) * ratio), length)

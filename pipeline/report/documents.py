@@ -45,9 +45,9 @@ def source_section(name: str, info: Mapping[str, Any], passes: list[NodeFigures]
 
 def funnel(sources: Mapping[str, Any], passes: list[NodeFigures],
            tokens: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return, for each source, rows that show how much of the source is left: the documents and bytes that were read,
-    then those that each dataset kept, then the documents and tokens of each token stream (training and held-out data
-    together).
+    """Return, for each source, rows that show how much of the source is left. The first row has the documents and bytes
+    that were read. Then each dataset has a row with those that it kept, and each token stream a row with its documents
+    and tokens (training and held-out data together).
 
     `bytes` counts UTF-8 bytes of text. The first row is an exception: if a later step extracts the text, it counts raw
     bytes (HTML, PDF).
@@ -68,10 +68,13 @@ def funnel(sources: Mapping[str, Any], passes: list[NodeFigures],
 
 def dataset_section(store: Store, passes: list[NodeFigures], stages: Mapping[str, Stage | str]) -> dict[str, Any]:
     """Make the report's section about a dataset, which the `passes` (groups of steps that run together) made. `stages`
-    are its steps, as `stages_of` returns them. It has the numbers of kept, dropped and quarantined documents, and the
-    reasons for dropping, with samples. It has the languages, lengths and personal data of kept and of dropped
-    documents, and the licences of dropped documents. The distributions of scores cover all documents that the scoring
-    stage saw (`pipeline.passes.tally`). Everything except the samples comes from counters of the passes."""
+    are its steps, as `stages_of` returns them.
+
+    The section has the numbers of kept, dropped and quarantined documents, and the reasons for dropping, with samples.
+    It has the languages, lengths and personal data of kept and of dropped documents, and the licences of dropped
+    documents. The distributions of scores cover all documents that the scoring stage saw (`pipeline.passes.tally`).
+    Everything except the samples comes from counters of the passes.
+    """
     last = next(p for p in passes if p.publishes)
     reasons: dict[tuple[str, str], dict[str, Any]] = {}
     quarantined: Counters = {}
@@ -126,10 +129,10 @@ def pdf_pages(passes: list[NodeFigures]) -> dict[str, Any] | None:
 
 
 def duplicate_section(store: Store, barrier: NodeFigures, nodes: list[NodeFigures]) -> dict[str, Any]:
-    """Make the report's section about a deduplication: documents compared, removals by reason and source, similarity of
-    the removed documents to the kept ones, a few pairs, and the sources that lost more than the share ALARM of their
-    documents. If the deduplication cuts passages out of documents, `cut` counts them, and names the sources that lost
-    more than the share ALARM of their text.
+    """Make the report's section about a deduplication. It has the documents compared, removals by reason and source,
+    similarity of the removed documents to the kept ones, and a few pairs. It lists the sources that lost more than the
+    share ALARM of their documents. If the deduplication cuts passages out of documents, `cut` counts them, and names
+    the sources that lost more than the share ALARM of their text.
 
     For near-duplicates (minhash), `candidates` is the number of documents that share a band of hashes with another
     document. Documents that share a band, directly or through others, form a cluster. `clusters` is the number of

@@ -18,9 +18,9 @@ DOMAINS = 12
 
 def figures(document: Mapping[str, Any], scores: list[dict[str, Any]], color: Mapping[str, int],
             rows: int = 100) -> dict[str, Any]:
-    """Return the arguments of the templates that draw figures. `scores` are charts of scores. A chart is left out if
-    the report also has the distribution of its signal (a number per document) with thresholds. About `rows` entries of
-    each list are shown."""
+    """Return the arguments of the templates that draw figures. `scores` are charts of scores. Of these, a chart is left
+    out if the report also has the distribution of its signal (a number per document). About `rows` entries of each list
+    are shown."""
     return {**distributions.sections(document, scores, rows), "clusters": cluster_cards(document)[:rows],
             "shares": share_sections(document)[:rows], "before_after": before_after(document)[:rows],
             "places": places, "pii": PII, "domains": _domains(document, rows), "course": _course(document, color),
@@ -49,6 +49,6 @@ def _domains(document: Mapping[str, Any], rows: int) -> list[dict[str, Any]]:
 
 
 def places(match: list[list[str]]) -> Markup:
-    """Return an excerpt as HTML, with the passages marked that made a rule drop the document."""
+    """Return an excerpt as HTML. The passages that made a rule drop the document are marked."""
     templates = {"mark": Markup("<mark>{}</mark>"), "text": Markup("{}"), "cut": Markup("…{}")}
     return Markup("").join(templates[kind].format(text) for kind, text in match)

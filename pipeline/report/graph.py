@@ -1,4 +1,4 @@
-"""Makes the report's section about the plan as a graph: the nodes (passes, deduplications …), and the number of
+"""Makes the report's section about the plan as a graph. It has the nodes (passes, deduplications …), and the number of
 documents or tokens that each node hands to the next."""
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ ALIKE = 5
 
 def graph(nodes: list[NodeFigures], tokens: Mapping[str, Any], curriculum: Curriculum | None) -> dict[str, Any]:
     """Return the plan of a run as a graph: {nodes, edges}. A node has its name, kind, steps, tasks and, if it drops
-    documents, `dropped`. An edge leads from the node `from` to the node `to`. Most edges have `docs`, the number of
-    documents that `to` gets from `from`. An edge from a token stream to the curriculum has `tokens` instead, the number
-    of tokens of the stream. An edge with `against` leads to a barrier that only compares its documents with those of
-    `from`: another barrier, or a folder (`tokenmill dedup index`), which is a node of the kind `folder`.
+    documents, `dropped`. An edge leads from the node `from` to the node `to`, and has one of three entries:
 
-    The pass (group of steps that run together) after a barrier (such as deduplication) has an edge from the barrier,
-    not from the passes before it. A pass counts the documents that it reads by source, not by the pass that they come
-    from. If it reads several passes and selects documents by `where`, `docs` is therefore unknown and left out.
+    * `docs`: the number of documents that `to` gets from `from`. It is left out where it is unknown: a pass that reads
+      several passes and selects documents by `where` counts what it reads by source, not by pass.
+    * `tokens`: on an edge from a token stream to the curriculum, the number of tokens of the stream.
+    * `against`: the barrier `to` only compares its documents with those of `from`. `from` is another barrier, or a
+      folder (`tokenmill dedup index`), which is a node of the kind `folder`.
+
+    The pass (group of steps that run together) after a barrier (such as deduplication) has an edge from the barrier. It
+    has none from the passes before the barrier.
     """
     by_name = {n.name: n for n in nodes}
     drawn: list[dict[str, Any]] = []
@@ -70,9 +72,9 @@ def graph(nodes: list[NodeFigures], tokens: Mapping[str, Any], curriculum: Curri
 
 def compared(nodes: list[dict[str, Any]], name: str, steps: list[str], against: Iterable[str],
              planned: Container[str]) -> list[dict[str, Any]]:
-    """Return the edges to the barrier `name` from the nodes and folders `against`, whose indexes it reads. A folder,
-    which is not one of the nodes of the plan (`planned`), is added to `nodes`. If several barriers read it, `steps` of
-    its node has the steps of them all."""
+    """Return the edges to the barrier `name` from the nodes and folders `against`, whose indexes it reads. A folder is
+    not one of the nodes of the plan (`planned`), so it is added to `nodes`. The entry `steps` of a folder lists the
+    steps of all barriers that read it."""
     edges = []
     for other in against:
         edges.append({"from": other, "to": name, "against": True})
@@ -113,9 +115,9 @@ def _dropped(node: NodeFigures, prefix: str, *, with_prefix: bool) -> int:
 
 
 def joined(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the graph of the plan with similar nodes joined into one. Nodes are joined if more than ALIKE of them have
-    the same kind, steps and (if they have one) `state`, and hand their documents to the same nodes. Their counts are
-    added up."""
+    """Return the graph of the plan with similar nodes joined into one. Similar nodes have the same kind, steps and (if
+    they have one) `state`, and hand their documents to the same nodes. They are joined if there are more than ALIKE of
+    them. Their counts are added up."""
     nodes, edges = list(document["nodes"]), list(document["edges"])
     for _ in range(3):        # repeated: when passes have been joined, the sources that they read may be joined, too
         after: dict[str, set[str]] = {n["name"]: set() for n in nodes}

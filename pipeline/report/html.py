@@ -1,7 +1,10 @@
 """Turns report.json into one HTML file. The file works offline, because it needs no scripts, fonts or downloads. It has
-a light and a dark mode, and can be printed and read on a phone. So that it has at most 1 MB, long tables are cut to
-their most important rows (`pipeline.report.trim`), down to five. If that is not enough, because names or lists inside a
-row are long, the largest sections are left out."""
+a light and a dark mode, and can be printed and read on a phone.
+
+The file has at most 1 MB. For this, long tables are cut to their most important rows (`pipeline.report.trim`), if
+necessary to five. If names or lists inside a row are so long that this is not enough, the largest sections are left
+out.
+"""
 
 from __future__ import annotations
 
@@ -123,9 +126,9 @@ def headline(document: dict[str, Any]) -> dict[str, Any]:
 
 def phases(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of `document["mixture"]`, grouped by phase of the curriculum. Each row is about one token stream.
-    Two figures are added to a row: `share`, the stream's share of the windows (training samples) that the phase really
-    takes, and `difference`, the real minus the planned number of windows of the stream. In a phase the largest streams
-    come first."""
+    Two figures are added to a row. `share` is the stream's share of the windows (training samples) that the phase
+    really takes. `difference` is the real minus the planned number of windows of the stream. In a phase the largest
+    streams come first."""
     grouped: dict[str, list[dict[str, Any]]] = {}
     for row in document["mixture"]:
         grouped.setdefault(row["phase"], []).append(row)
@@ -140,8 +143,8 @@ def phases(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 def cost_bar(document: dict[str, Any]) -> list[tuple[str, float, int]]:
     """Return the parts of the bar of costs: (name, CPU seconds, colour). CPU time in passes (groups of steps that run
-    together) is added up by step, CPU time of other tasks by the kind of their node in the plan. The largest parts come
-    first, and the smallest ones are combined."""
+    together) is added up by step. CPU time of other tasks is added up by the kind of their node in the plan. The
+    largest parts come first, and the smallest ones are combined."""
     cpu_s: dict[str, float] = {}
     for row in document["stages"]:
         cpu_s[row["stage"]] = cpu_s.get(row["stage"], 0.0) + row["cpu_s"]
@@ -171,8 +174,8 @@ def length_charts(document: dict[str, Any], color: dict[str, int]) -> list[dict[
 
 def language_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Return one row {source, parts} for each source of which the final datasets (from which no other dataset is made)
-    kept documents. `parts` counts these documents by language: first the LANGUAGES languages that are most common in
-    this source, then all others together, then the documents without a language."""
+    kept documents. `parts` counts these documents by language. First come the LANGUAGES languages that are most common
+    in this source, then all others together, and last the documents without a language."""
     out = []
     for source in document["names"]["sources"]:
         by_language: dict[str, int] = {}

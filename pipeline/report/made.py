@@ -1,5 +1,4 @@
-"""Makes the section `made` of the report: when, where, by whom and with which versions the run was made, and its
-recipe."""
+"""Makes the section `made` of the report: who made the run, when, where and with which versions, and its recipe."""
 
 from __future__ import annotations
 

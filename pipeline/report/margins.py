@@ -3,9 +3,9 @@
 
 No table says which signal a threshold belongs to, because such a copy of a stage's rules would become wrong when the
 stage changes. This module finds out by trial, with the stage's method `verdict`, which judges stored signals under any
-config. It moves a threshold to the value of a signal. If the document is kept with a threshold just beyond this value,
-and dropped for the same reason with a threshold just before it, then this signal and this threshold decided. Such a
-pair is a *rule*. It is learned from a few documents, and then measures whole batches without calling the stage again.
+config. It moves a threshold to the value of a signal. This signal and this threshold decided if two things hold: with a
+threshold just beyond the value, the document is kept; with one just before it, it is dropped for the same reason. Such
+a pair is a *rule*. It is learned from a few documents, and then measures whole batches without calling the stage again.
 
 The distance is unknown (NaN) if the verdict does not follow from one stored signal and one number of the recipe.
 Examples are lists of languages, thresholds inside a stage's own table, ratios of two signals, and stages whose verdict
@@ -98,8 +98,8 @@ class Margins:
 
     def decided(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the threshold that decided about a dropped document as {key, threshold, signal, value, distance}, or
-        None if it is unknown. If several thresholds gave the document its reason, the one with the largest distance is
-        returned, because the document would be kept only if all of them moved."""
+        None if it is unknown. If several thresholds gave the document its reason, the document would be kept only if
+        all of them moved. Therefore the one with the largest distance is returned."""
         key = (row["stage"] or "", row["reason"] or "", row["language"] or "")
         threshold, value = self._similarity(key[0], row["meta"])
         if threshold is not None and value is not None:
@@ -179,14 +179,14 @@ class Margins:
 
     def _decides(self, stage: Stage, rule: ThresholdRule, document: Document, key: Key) -> bool:
         """Return whether `rule` (a threshold and a signal) is why a stage dropped the document for its reason,
-        `key[1]`. Three changes are tried:
+        `key[1]`. Three trials must succeed:
 
-        * The threshold moves to just before the value of the signal. The stage must still drop the document for the
-          reason.
-        * The threshold moves to just beyond the value. The stage must keep the document, or drop it only for reasons
-          that known rules explain (`_keeps`).
-        * The threshold is just beyond the value, and the value moves past it. The stage must drop the document for the
-          reason again."""
+        * With the threshold just before the value of the signal, the stage still drops the document for the reason.
+        * With the threshold just beyond the value, the stage keeps the document, or drops it only for reasons that
+          known rules explain (`_keeps`).
+        * With the threshold just beyond the value, and the signal still further beyond, the stage drops the document
+          for the reason again.
+        """
         value = document.signals[rule.signal]
         if math.isnan(rule.distances(np.array([value]))[0]):
             return False
@@ -204,10 +204,10 @@ class Margins:
         return _verdict(stage, config, moved) == key[1]
 
     def _keeps(self, stage: Stage, config: StageConfig, document: Document, language: str, moved: KeyPath) -> bool:
-        """Return whether a stage would keep a document under `config` if the thresholds that are already known to drop
-        such documents did not drop it. As long as the document is dropped, the thresholds of the known rules for the
-        stated reason are moved beyond the document's values. The threshold at the key path `moved` is left as it is.
-        Returns False if the document is dropped for a reason that no known rule explains."""
+        """Return whether a stage would keep a document under `config`, apart from thresholds that are already known to
+        drop such documents. While the stage drops the document, the thresholds of the known rules for its reason are
+        moved beyond the document's values. The threshold at the key path `moved` stays as it is. Returns False if the
+        stage drops the document for a reason that no known rule explains."""
         given_way = {moved}
         while (reason := _verdict(stage, config, document)) is not None:
             rules = [rule for rule in self._rules.get((stage.name, reason, language), []) if rule.key not in given_way
@@ -243,8 +243,8 @@ def _verdict(stage: Stage, config: StageConfig, document: Document) -> str | Non
 
 def _beside(value: float, rule: ThresholdRule) -> tuple[float, float]:
     """Return the two floating-point numbers next to `value`: first the one towards the rule's threshold, then the one
-    away from it. They are fractions even if the signal is a count, because the next whole number may be 0. A threshold
-    of 0 switches a rule off in some stages."""
+    away from it. For a count, these are fractions. Whole numbers are not used, because the next one may be 0, and some
+    stages take a threshold of 0 as "no limit"."""
     towards = math.inf if rule.below else -math.inf
     return math.nextafter(value, towards), math.nextafter(value, -towards)
 

@@ -81,7 +81,8 @@ def find_marks(stage: Stage | str | None, reason: str, text: str, language: str,
 
 
 def pieces(text: str, spans: list[Span]) -> list[tuple[bool, str]]:
-    """Cut a text into pieces, each with whether it is in one of the spans, which are in order."""
+    """Cut a text into pieces, at the ends of `spans`, which are in order. Each piece comes with whether it is in a
+    span."""
     out: list[tuple[bool, str]] = []
     at = 0
     for first, last in spans:
@@ -127,9 +128,9 @@ def verdict(meta: str | None, barrier: str) -> dict[str, Any] | None:
 
 
 def excerpt(text: str, spans: list[tuple[int, int]]) -> list[list[str]]:
-    """Return an excerpt around the first of the `spans` (start, end) of a text, on one line, with all spans in the
-    excerpt marked: [[kind, text], …] with the kinds "text", "mark" and "cut". If the first span is near the beginning
-    of the text, the excerpt starts at the beginning."""
+    """Return an excerpt around the first of the `spans` (start, end) of a text, on one line: [[kind, text], …]. The
+    kinds are "text", "mark" (a span) and "cut" (left-out text). If the first span is near the beginning of the text,
+    the excerpt starts at the beginning."""
     begin = max(0, spans[0][0] - BEFORE) if spans[0][0] > SHOWN - BEFORE else 0
     if begin and (space := re.search(r"\s", text[begin:spans[0][0]])):
         begin += space.end()

@@ -3,11 +3,13 @@ which texts differ.
 
 The documents of both runs are joined by id. Memory does not grow with the number of documents. For each document a
 record of fixed size (`FACT`) is written to one of 256 files, chosen by the first byte of the id. Then one pair of files
-is joined at a time. Parts (files of documents) with the same rows in both runs (equal `content` hashes) are not read at
-all, and need no longer exist. After a change of one threshold, most parts of large stores are of this kind.
+is joined at a time.
 
-If some parts of a run cannot be read, a document that only the other run has counts as `unknown`, because it may be in
-the unreadable parts.
+Parts (files of documents) with the same rows in both runs (equal `content` hashes) are not read at all, and need no
+longer exist. After a change of one threshold, most parts of large stores are of this kind.
+
+Some parts of a run may not be readable. A document that only the other run has may be in these parts, so it counts as
+`unknown`.
 """
 
 from __future__ import annotations
@@ -107,10 +109,15 @@ class NameNumbers:
 @dataclass
 class MovedDocuments:
     """The result of comparing one dataset in two runs. A fate is (kept | dropped | quarantined, stage, reason), or None
-    if a run does not have the document. `same` counts the documents that both runs kept with the same text, or did not
-    keep, with the same fate. `groups` counts the others by (change, fate before, fate after, source); a change is one
-    of CHANGES, such as `newly_dropped`. `nearest` lists, for each change, the documents nearest to the threshold that
-    decided, as (record before, record after), with None for a record that a run does not have."""
+    if a run does not have the document.
+
+    * `same` counts unchanged documents. Both runs kept them with the same text, or neither kept them and their fates
+      are equal.
+    * `groups` counts the others by (change, fate before, fate after, source). A change is one of CHANGES, such as
+      `newly_dropped`.
+    * `nearest` lists, for each change, the documents nearest to the threshold that decided, as (record before, record
+      after). A record that a run does not have is None.
+    """
 
     same: int = 0
     groups: Counter[tuple[str, Any, Any, str]] = field(default_factory=Counter)
@@ -147,9 +154,9 @@ def compare_documents(before: Side, after: Side, limit: int, most: int = FACTS) 
 
 def _equal_parts(before: Side, after: Side) -> set[tuple[str, str]]:
     """Return (fate, content hash) of the files of documents that both runs have with the same rows. Every row of such a
-    file counts as an unchanged document. Files of quarantined records are therefore left out, because a quarantined
-    record may have no id and is then no document. Within a run, no two files are equal, because their documents have
-    different ids."""
+    file counts as an unchanged document. A quarantined record may have no id and is then no document, so files of
+    quarantined records are left out. Within a run, no two files are equal, because their documents have different ids.
+    """
     before_parts, after_parts = ({(fate, info.content) for fate, info in side.parts() if fate != QUARANTINED}
                     for side in (before, after))
     return before_parts & after_parts
@@ -266,8 +273,8 @@ def _pairs(pair: Iterable[np.ndarray]) -> np.ndarray:
 
 def _join(pair: Iterable[np.ndarray], sides: tuple[Side, Side], moved: MovedDocuments, fates: list[Any],
           sources: list[str], best: dict[str, np.ndarray], limit: int) -> None:
-    """Count in `moved` the changes of the documents in one pair of files of records (one file per run), and keep in
-    `best`, for each change, the `limit` documents nearest to the threshold that decided. `fates` and `sources` are the
+    """Count in `moved` the changes of the documents in one pair of files of records (one file per run). For each
+    change, keep in `best` the `limit` documents nearest to the threshold that decided. `fates` and `sources` are the
     names that numbers in the records stand for."""
     rows = _pairs(pair)
     if not len(rows):

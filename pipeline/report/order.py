@@ -1,6 +1,6 @@
 """Makes the report's section about the quality of the order of training samples. It says whether batches have the
-planned mixture, and whether windows (samples) that are neighbours in a token stream are far apart in the order, as in a
-random order."""
+planned mixture. It also says whether neighbours in a token stream, which are windows (samples) side by side, are as far
+apart in the order as in a random order."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ STEPS, SAMPLES = 64, 4096
 
 def order_quality(curriculum: Curriculum | None, store: Store | None = None) -> dict[str, Any] | None:
     """Measure how well the order of training samples is mixed, on some of the steps: {steps, of, samples, deviation,
-    streams, lags, run, repeats}. `lags`, `run` and `repeats` compare the order with a perfect shuffle
-    (`pipeline.report.shuffle`). Some of their figures are about documents and are read from the shards in `store`;
-    without the shards they are None. `steps` is the number of steps examined, `of` the number of all steps, and
-    `samples` the number of samples examined. `deviation` is the largest difference between the number of windows
-    (samples) that a token stream has in a step and the number that its weight gives it.
+    streams, lags, run, repeats}.
+
+    `steps` is the number of steps examined, `of` the number of all steps, and `samples` the number of samples examined.
+    The weight of a token stream gives it a number of windows (samples) in a step. `deviation` is the largest difference
+    between the real number and this number.
 
     For each stream, `windows` is the number examined, and `neighbours` is the number of pairs in one step that are
     adjacent in the stream. `expected` is the number of such pairs if windows were drawn at random from the whole
     stream. A phase draws from only a part of the stream, so `neighbours` may be larger than `expected` even in a random
     order. `spread` is the mean distance in the stream between windows that follow each other in the order, divided by
-    this distance in a random order."""
+    this distance in a random order.
+
+    `lags`, `run` and `repeats` compare the order with a perfect shuffle (`pipeline.report.shuffle`). Some of their
+    figures are about documents and are read from the shards in `store`; without the shards they are None.
+    """
     if curriculum is None or not curriculum.tokens:
         return None
     order = Order(curriculum)

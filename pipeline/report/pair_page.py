@@ -1,6 +1,6 @@
 """Makes the page of `tokenmill dedup explain --html`. It shows a removed document and the kept one, paragraph beside
-paragraph, with the words marked in which they differ; or the passages that were cut out of a document. The page works
-offline and holds no script."""
+paragraph, and marks the words in which they differ. For a document out of which passages were cut, it shows these
+passages. The page works offline and holds no script."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def _row(row: DiffRow | int) -> Element:
 
 
 def _marked(row: DiffRow, side: int) -> list[str]:
-    """Return a paragraph of one of the two texts as HTML, with the words marked that the other text lacks. `row` holds
-    the paragraphs of both texts, and `side` is 0 for the left text and 1 for the right one."""
+    """Return a paragraph of one of the two texts as HTML. Words that the other text lacks are marked. `row` holds the
+    paragraphs of both texts, and `side` is 0 for the left text and 1 for the right one."""
     name, text, end = ("del", "ins")[side], row.sides[side], 0
     if not (row.left and row.right):
         return [tag(name, text)] if text else []

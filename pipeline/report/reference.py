@@ -23,7 +23,7 @@ WORDS = {bool: "true or false", int: "integer", float: "number", str: "string", 
 
 
 def models(top: type[BaseModel]) -> list[type[BaseModel]]:
-    """Return the model `top` and all models that are used as types of fields in it, directly or through other models,
+    """Return the model `top` and all models that are types of fields in it, directly or through other models. They are
     in the order in which they first occur."""
     out = [top]
     for model in out:                                           # grows while it is walked

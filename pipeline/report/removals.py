@@ -36,13 +36,19 @@ def removal_stats(store: Store, dataset: str, step: str | None = None, *, most: 
     """Count the documents of `dataset` that deduplications removed; with `step`, only those that this step removed.
 
     The result is {dataset, kept, removed, by_reason, by_language, pairs, unknown, domains, alarms, groups, sizes,
-    largest}. `pairs` counts removed documents by their source and the source of the kept document; `unknown` counts
-    those whose kept document is not in the dataset any more. `domains` lists the domains that lost the most documents.
-    `alarms` lists domains that had at least LEAST documents and lost more than half of them. Such a loss often means
-    that the site's boilerplate makes different pages look alike. `sizes` counts groups (a kept document with its
-    removed duplicates) by log2 of their number of documents. `largest` describes the largest groups with the words in
-    which the texts differ. Of `by_language`, `pairs`, `domains` and `alarms`, at most `most` entries are returned; of
-    `largest`, at most `groups`."""
+    largest}. The figures are numbers of documents. Of `by_language`, `pairs`, `domains` and `alarms`, at most `most`
+    entries are returned, and of `largest`, at most `groups`.
+
+    * `pairs` counts removed documents by their source and the source of the kept document.
+    * `unknown` counts removed documents whose kept document is neither in the dataset nor in one that it was compared
+      with.
+    * `domains` lists the domains that lost the most documents.
+    * `alarms` lists domains that had at least LEAST documents and lost more than half of them. Such a loss often means
+      that the site's boilerplate makes different pages look alike.
+    * `groups` is the number of groups (a kept document with its removed duplicates). `sizes` counts them by log2 of
+      their number of documents.
+    * `largest` describes the largest groups, with the words in which the texts differ.
+    """
     reasons: Counter[tuple[str, str]] = Counter()
     languages: Counter[str] = Counter()
     lost: Counter[str] = Counter()
@@ -109,10 +115,9 @@ def _removed(store: Store, dataset: str, step: str | None,
 
 def _pairs(db: sqlite3.Connection, store: Store, dataset: str, old: Sequence[str],
            lost: Counter[str]) -> tuple[Counter[tuple[str, str]], int, Counter[str]]:
-    """Return three counts: the removed documents by (their source, source of the document kept instead), the number of
-    documents of the dataset, and its number of documents from each domain in `lost`. `db` holds the removed documents.
-    The documents kept instead are looked up in the dataset and in the published folders `old`, with which it was
-    compared."""
+    """Return three counts: the removed documents by (their source, source of the document kept instead), the documents
+    of the dataset, and its documents from each domain in `lost`. `db` holds the removed documents. The documents kept
+    instead are looked up in the dataset, and in the published folders `old`, with which it was compared."""
     pairs: Counter[tuple[str, str]] = Counter()
     left: Counter[str] = Counter()
     docs, own = 0, f"datasets/{dataset}"

@@ -59,8 +59,8 @@ class Stratum:
 
 
 def strata(passes: list[NodeFigures]) -> list[Stratum]:
-    """Return the groups of documents of a dataset that the report samples (Stratum): those that its last pass (group of
-    steps that run together) kept, and those that each of its passes dropped."""
+    """Return the groups of documents of a dataset that the report samples. One group is the documents that its last
+    pass (group of steps that run together) kept. Each pass has a further group, the documents that it dropped."""
     out = []
     for node in passes:
         files = [record.files for record in node.choose(PARTS)]

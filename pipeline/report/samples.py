@@ -1,10 +1,12 @@
-"""Chooses the report's samples: for each reason, a few documents that were dropped, quarantined or removed as
-duplicates, and of each large source a few that were kept.
+"""Chooses the report's samples. For each reason, these are a few documents that were dropped, quarantined or removed as
+duplicates. Of each large source, these are a few documents that were kept.
 
 A sample shows an excerpt of its text. The documents chosen are those with the smallest ids among the first SAMPLE_PARTS
 parts (files of documents) of a pass (group of steps that run together). Ids are hashes, so this is like a random
-choice, but each report of the same data shows the same samples. Personal data is removed from everything shown (text,
-URL, path, error), even if a step has already removed it, because the recipe of a dataset may have no such step.
+choice, but each report of the same data shows the same samples.
+
+Personal data is removed from everything shown (text, URL, path, error). A step may have removed it already, but the
+recipe of a dataset may also have no such step.
 """
 
 from __future__ import annotations

@@ -79,10 +79,13 @@ def _bar(section: Mapping[str, Any], column: Mapping[str, Any]) -> Element:
 
 
 def before_after(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return, for every dataset that dropped documents, a chart of document lengths with the kept part of each bar,
-    bars of the languages and licences of all judged (kept or dropped) documents and of the kept ones, and the personal
-    data found in them. `counted` is False, and there is no chart of lengths, if an older version made the dataset
-    without counting the lengths of dropped documents. Licences and personal data are likewise left out."""
+    """Return charts for every dataset that dropped documents: one of document lengths, with the kept part of each bar;
+    bars of languages and licences, for all judged (kept or dropped) documents and for the kept ones; and the personal
+    data found in both.
+
+    An older version may have made the dataset without counting the lengths, licences and personal data of dropped
+    documents. `counted` is then False, and these charts are left out.
+    """
     out = []
     for name in document["names"]["datasets"]:
         section = document["datasets"][name]
@@ -128,8 +131,8 @@ def _median(bins: Counts) -> str:
 
 
 def _lengths(kept: Counts, dropped: Counts, name: str) -> Element:
-    """Draw a histogram of the documents of the dataset `name` by log2 of their characters: bars of kept documents, with
-    bars of dropped ones on top of them."""
+    """Draw a histogram of the documents of the dataset `name` by log2 of their characters. Bars of dropped documents
+    stand on top of those of kept ones."""
     used = sorted(int(b) for b in {**kept, **dropped})
     bins = range(used[0], used[-1] + 1)
     both = [[by.get(str(b), 0) for b in bins] for by in (kept, dropped)]

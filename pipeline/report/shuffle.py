@@ -1,9 +1,10 @@
-"""Compares an order of training samples with a perfect shuffle: how often samples at some distance are from one stream
-or have a document in common, how long one stream is read without a break, and how often a document is in two samples of
-a batch.
+"""Compares an order of training samples with a perfect shuffle. Three things are measured: how often samples at some
+distance are from one stream or have a document in common, how long one stream is read without a break, and how often a
+document is in two samples of a batch.
 
-In a perfect shuffle, the samples of a batch are in random order, and the windows that a batch reads of a stream are
-drawn at random from all its windows. The figures that a perfect shuffle would have are computed, not simulated."""
+In a perfect shuffle, the samples of a batch are in random order. The windows that a batch reads of a stream are drawn
+at random from all its windows. The figures that a perfect shuffle would have are computed, not simulated.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +46,9 @@ class StreamDocuments:
         return self._shards.document_numbers(first), self._shards.document_numbers(first + self._length - 1)
 
     def _common_pairs(self) -> float:
-        """Return the number of pairs of windows with a common document. Two windows have at most one in common, the one
-        at the end of the earlier window, so the pairs can be counted for each document by itself."""
+        """Return an estimate of the number of pairs of windows with a common document, from at most BLOCKS blocks of
+        documents. Two windows have at most one document in common, the last one of the earlier window. So no pair is
+        counted twice if the pairs are counted for each document by itself."""
         blocks = [(shard, first) for shard, info in enumerate(self._shards.manifest.shards)
                   for first in range(0, info.documents, BLOCK)]
         chosen = [blocks[i] for i in np.unique(np.linspace(0, len(blocks) - 1, min(len(blocks), BLOCKS)).astype(int))]
@@ -62,7 +64,8 @@ class StreamDocuments:
 
 class Shuffle:
     """Collects figures about the order of samples, batch by batch. Figures about documents are None if the shards
-    cannot be read (because they are on object storage or gone), and for packed rows, which hold whole documents."""
+    cannot be read, because they are on object storage or gone. They are also None for packed rows, which hold whole
+    documents."""
 
     def __init__(self, curriculum: Curriculum, store: Store | None) -> None:
         self._curriculum = curriculum
@@ -104,9 +107,11 @@ class Shuffle:
     def _add_documents(self, located: Located, length: int,
                        pairs_of: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """Count the pairs of windows (training samples) in the batch `located` that have a document in common. `length`
-        is the tokens of a window, and `pairs_of` has the number of pairs of samples of each stream. Returns the number
-        of pairs with a common document that a perfect shuffle would have, and two int64 arrays with the numbers of the
-        first and the last document of each sample."""
+        is the number of tokens of a window, and `pairs_of` has the number of pairs of samples of each stream.
+
+        Returns the number of such pairs in a perfect shuffle, and two int64 arrays: the numbers of the first and of the
+        last document of each sample.
+        """
         first, last = np.zeros((2, len(located.stream)), np.int64)
         expected = 0.0
         for stream in np.unique(located.stream).tolist() if self._sets is not None else ():

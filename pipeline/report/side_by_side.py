@@ -48,8 +48,8 @@ def compare_figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
 
 
 def _counts(path: Path) -> bool:
-    """Return whether a figure is a count, so that a missing figure means 0. The keys in its path tell this: a count is
-    in the section `licences`, in a mapping that is named in COUNTS, or under `dropped` in the `bins` of a signal.
+    """Return whether a figure is a count, so that a missing figure means 0. The keys in its path tell this. A count is
+    in the section `licences`, in a mapping whose name is in COUNTS, or under `dropped` in the `bins` of a signal.
     (Elsewhere, `dropped` is not a mapping of counts.)"""
     return path[0] == "licences" or not COUNTS.isdisjoint(path[2:-1]) or path[-3:-1] == ("bins", "dropped")
 
@@ -63,8 +63,8 @@ def _row(path: Path, before: Any, after: Any) -> dict[str, Any]:
 
 
 def other_tokenizer(rows: list[dict[str, Any]]) -> bool:
-    """Return whether two runs made their tokens with different tokenizers, from the figures of their reports. A run
-    without a tokenizer has none that differs."""
+    """Return whether two runs made their tokens with different tokenizers, from the figures of their reports. False if
+    one of the runs has no tokenizer."""
     return any(row["path"][0] == "lineage" and row["path"][1].startswith("tokenizer:") and row["path"][-1] == "content"
                and None not in (row["before"], row["after"]) and row["before"] != row["after"] for row in rows)
 

@@ -39,16 +39,16 @@ def score_bins(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def measured(name: str, stage: Stage) -> dict[str, Any]:
-    """Return what plan.json says of a step under `measures`: the signals that it computes, and the bounds that its
-    thresholds set, each with the thresholds to try (`tried`)."""
+    """Return the entry `measures` of a step in plan.json: the signals that it computes, and the bounds that its
+    thresholds set. Each bound has the thresholds to try (`tried`)."""
     return {"step": name, "signals": list(stage.signals),
             "bounds": [{**bound._asdict(), "tried": tried(bound, stage.config)} for bound in stage.bounds()]}
 
 
 def tried(bound: Bound, config: StageConfig) -> list[float]:
     """Return the threshold of a bound and other thresholds around it, in ascending order. If the threshold is a whole
-    number other than -1, 0 and 1, only whole numbers are returned. Thresholds that a recipe would refuse beside the
-    other settings in `config` are left out."""
+    number of at least 2 (or at most -2), the others are whole numbers, too. Thresholds that a recipe would refuse
+    beside the other settings in `config` are left out."""
     value = bound.value
     is_whole = value.is_integer() and abs(value) >= 2
     around = {float(round(value * f)) if is_whole else round(value * f, 12) for f in FACTORS}
@@ -57,10 +57,10 @@ def tried(bound: Bound, config: StageConfig) -> list[float]:
 
 @dataclass
 class _Signal:
-    """Counts of the documents that have one signal (a number per document). `bounds` are the limits on it, each with
-    the thresholds that are tried. Both `bins` and `within` have separate counts for kept documents (True) and dropped
-    ones (False). `bins` counts by histogram bin. `within` counts, by (bound, threshold), the documents that each tried
-    threshold would let pass."""
+    """Counts of the documents that have one signal (a number per document), for kept documents (True) and dropped ones
+    (False) separately. `bins` counts them by histogram bin. `bounds` are the limits on the signal, each with the
+    thresholds that are tried. `within` counts, by (bound, threshold), the documents that the threshold would let pass.
+    """
 
     step: str
     bounds: dict[Bound, list[float]] = field(default_factory=dict)
@@ -91,9 +91,11 @@ class _Signal:
 def signal_section(store: Store, passes: list[NodeFigures]) -> dict[str, Any]:
     """Make the report's section about the signals of a dataset (numbers computed for each document): {read, signals,
     left_out}. `read` says how many documents were read. Each signal has its step, its documents, its histogram bins,
-    and its bounds. For each bound, thresholds are tried: `docs` is the number of documents with a value that pass, and
-    `kept` the number that pass among those that the dataset keeps. Signals for which no document has a value are left
-    out."""
+    and its bounds.
+
+    For each bound, thresholds are tried. `docs` is the number of documents whose value would pass. `kept` is how many
+    of these the dataset keeps. Signals for which no document has a value are left out.
+    """
     signals = _declared(passes)
     parts = strata(passes)
     for part in parts:

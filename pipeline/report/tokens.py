@@ -16,13 +16,17 @@ from tokenizer.mixture.realised import plan, realised
 
 
 def token_counts(store: Store, nodes: list[NodeFigures], curriculum: Curriculum | None = None) -> dict[str, Any]:
-    """Return counts for every entry of `shards:`, by its name: the documents, tokens and targets of the training data
-    and, with the prefix `val_`, of the held-out data. Targets are the tokens that count in the training loss.
+    """Return counts for every entry of `shards:`, by its name: the documents, tokens and targets of the training data.
+    The counts of the held-out data have the prefix `val_`. Targets are the tokens that count in the training loss.
 
-    Each entry also has `sources` (documents and tokens by source, training and held-out data together),
-    `near_held_out`, and `quarantined` and `quarantine_samples` (documents that could not be encoded, by reason). If the
-    documents are packed, `packing` counts the rows and their padding. If the entry is split by labels, `streams` lists
-    its streams in the curriculum."""
+    Each entry also has these figures:
+
+    * `sources`: documents and tokens by source, training and held-out data together
+    * `near_held_out`: documents that resemble held-out ones and are in neither
+    * `quarantined` and `quarantine_samples`: documents that could not be encoded, by reason
+    * `packing`, if the documents are packed: the rows and their padding
+    * `streams`, if the entry is split by labels: its streams in the curriculum
+    """
     out = {}
     entries = [node.name.removeprefix("shards:") for node in nodes if node.kind == "shards"]
     split = split_streams(entries, curriculum)

@@ -59,9 +59,9 @@ def distinct(document: Mapping[str, Any]) -> int:
 
 
 def steps(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the funnel over all sources: how many documents, bytes or tokens there are after reading, in each dataset,
-    and in each stream (a token sequence made from datasets). Each row adds up the sources that reach it. The rows are
-    in plan order, with reading first."""
+    """Return the funnel over all sources: the documents, bytes or tokens after reading, in each dataset, and in each
+    stream (a token sequence made from datasets). Each row adds up the sources that reach it. The rows are in plan
+    order, with reading first."""
     out: dict[tuple[int, str], dict[str, Any]] = {}
     for rows in document["funnel"].values():
         for place, row in enumerate(rows):

@@ -88,8 +88,8 @@ class BrowseView:
         return self.query(values=(*(pair for pair in self.values if pair[0] != column), (column, value)))
 
     def chips(self) -> list[tuple[str, str, str]]:
-        """Return (name, value, query) for every condition in the view's filter. The query is that of a URL which leads
-        to the same view without this condition."""
+        """Return (name, value, query) for every condition in the view's filter. A URL with this query leads to the same
+        view without the condition."""
         chips = [(name, value, self.query(values=tuple(pair for pair in self.values if pair != (name, value))))
                  for name, value in self.values]
         return chips + [("signal", _in_words(text), self.query(signals=tuple(s for s in self.signals if s != text)))

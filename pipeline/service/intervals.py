@@ -1,5 +1,5 @@
-"""Estimates counts and sums over all documents from a random sample of them, with intervals that contain the true value
-for 95 of 100 samples.
+"""Estimates counts and sums over all documents from a random sample of them. The intervals contain the true value for
+95 of 100 samples.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ Z = 1.959963984540054
 
 
 def count_interval(hits: int, sampled: int, total: int) -> tuple[float, float, float]:
-    """Estimate how many of `total` documents have a property, from a random sample of `sampled` documents of which
-    `hits` have it. Returns (estimate, low, high).
+    """Estimate how many of `total` documents have a property. In a random sample of `sampled` documents, `hits` have
+    it. Returns (estimate, low, high).
 
     The interval is Wilson's, with the correction for a sample that is a large part of the whole. It is sound for rare
     properties, for which the normal interval is too narrow. It has a width even if `hits` is 0. If all documents were

@@ -32,9 +32,9 @@ class NoSet(ShardError):
 
 class StoredSet(ShardIndex):
     """The shard set (token files of one stream and split) that `manifest` describes, in the folder `folder` of a store.
-    Without `packing`, its training samples are windows of consecutive tokens. `packing` is the sha256 of packed rows
-    (samples made of whole documents) of the set; the samples are then these rows. Raises NoSet when the store does not
-    have the rows.
+
+    `packing` says what the training samples are: None for windows of consecutive tokens, or the sha256 of packed rows
+    (samples made of whole documents). Raises NoSet when the store does not have these rows.
 
     All files are opened by `read`, `numbers` and `table`, which a subclass may override.
     """
@@ -72,10 +72,9 @@ class StoredSet(ShardIndex):
 
 def manifest_of(store: Store, folder: str, sha256: str = "",
                 read: Callable[[Store, str], bytes] = Store.read) -> Manifest:
-    """Return the manifest of a shard set in the folder `folder` of a store. With `sha256`, it is the manifest of the
-    set with this hash, even if another set was published in the folder afterwards. Without `sha256`, it is the manifest
-    of the set that was published last. Raises NoSet when the set is not there, and ShardError when the manifest is
-    damaged."""
+    """Return the manifest of a shard set in the folder `folder` of a store. The set is the one with the hash `sha256`,
+    even if another was published in the folder afterwards. Without `sha256`, it is the set that was published last.
+    Raises NoSet when the set is not there, and ShardError when the manifest is damaged."""
     pinned = f"{folder}/shards-{sha256[:16]}.json"
     path = pinned if sha256 and store.exists(pinned) else f"{folder}/{MANIFEST}"
     try:

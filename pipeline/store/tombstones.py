@@ -73,8 +73,8 @@ class Names(Protocol):
 
 
 class PackedNames:
-    """A set of strings of which only hashes are kept, in a file that is mapped into memory. Processes on one machine
-    share the file's pages, and a lookup reads one or two of them.
+    """A set of strings, kept as hashes in a file that is mapped into memory. Processes on one machine share the file's
+    pages, and a lookup reads one or two of them.
 
     `keys` are the hashes (the first 16 bytes of each string's sha256), sorted and joined. Hashes with the same first
     bits form a bucket. `starts` holds, as little-endian uint64, the position of the first hash of each bucket and, at
@@ -109,9 +109,9 @@ def _key(value: str) -> bytes:
 
 @dataclass(frozen=True)
 class GoneDocuments:
-    """Says which documents takedowns have removed ("gone"): those with one of the `ids`, those whose URL or text has
-    one of the hashes, and those from one of the `domains`. A domain covers its subdomains, too. The hashes of texts are
-    needed because a document may come back under another id, such as from a source with another name."""
+    """Says which documents takedowns have removed ("gone"). These are the documents with one of the `ids`, from one of
+    the `domains`, or with a URL or text that has one of the hashes. A domain covers its subdomains, too. The hashes of
+    texts are needed because a document may come back under another id, such as from a source with another name."""
 
     ids: Names = frozenset()
     urls: Names = frozenset()
@@ -126,8 +126,8 @@ class GoneDocuments:
         return id in self.ids or bool(self.matches(url)) or bool(self.texts and text and text_hash(text) in self.texts)
 
     def matches(self, url: str | None) -> list[str]:
-        """Return those entries of takedowns that cover the URL: its hash if `urls` has it, and the names in `domains`
-        that are its host or a parent domain of the host."""
+        """Return the entries of takedowns that cover the URL: its hash if `urls` has it, its host if `domains` has it,
+        and the parent domains of the host that `domains` has."""
         if not url or not (self.urls or self.domains):
             return []
         entries = [hashed] if self.urls and (hashed := url_hash(url)) in self.urls else []
@@ -139,7 +139,7 @@ class GoneDocuments:
 
 @dataclass(frozen=True)
 class Tombstones(GoneDocuments):
-    """The entries of takedowns, that is, of documents that are gone, as sets in memory."""
+    """The tombstones of a store (the entries of its takedowns), as sets in memory."""
 
     ids: frozenset[str] = frozenset()
     urls: frozenset[str] = frozenset()
@@ -153,7 +153,7 @@ class Tombstones(GoneDocuments):
     def packed(self, put: Callable[[str, bytes], Any] | None) -> dict[str, Any]:
         """Write the tombstones (the entries of takedowns) to a file of the store, in the form of `PackedNames`.
         `put(path, bytes)` must create the file if it does not exist; without `put`, nothing is written. Returns a
-        reference to the file, as an argument for tasks, which pass it to `gone_documents`."""
+        reference to the file. Tasks get it as an argument and pass it to `gone_documents`."""
         packed = [column for values in vars(self).values() for column in PackedNames.pack(values)]
         data = b"".join(packed)
         sha256 = hashlib.sha256(data).hexdigest()
@@ -182,9 +182,9 @@ class Takedown:
     """What a takedown was asked to remove, and what it found before it removed anything.
 
     `ids`, `urls` (hashes) and `domains` are what the user asked to remove. `documents` are the ids of all documents
-    that were found, and `texts` the hashes of their texts. `twins` are the ids of found documents that are only
-    near-duplicates of documents that the user named. `holds` says which files of the store held the documents, and
-    `seen` which runs and checkpoints have read them.
+    that were found. `texts` are the hashes of their texts, and empty if similar documents were to stay (`--only`).
+    `twins` are the ids of found documents that are only near-duplicates of documents that the user named. `holds` says
+    which files of the store held the documents, and `seen` which runs and checkpoints have read them.
     """
 
     number: int

@@ -57,11 +57,14 @@ def study_data(variants: Sequence[DataVariant], held_out: Sequence[str], *, name
                tokens: int | None = None, tokenizers: bool = False, added: Sequence[str] = (),
                allow_custom: bool = False) -> StudyData:
     """Load and check the recipes of a study, and return them ready to run. All variants get the same total number of
-    training tokens: `tokens`, or that of the first variant. `held_out` are the words of the option --held-out, which
-    name the text by which the variants are judged. `added` are assignments to the recipes of all variants.
+    training tokens: `tokens` or, without it, the number of the first variant. `held_out` are the words of the option
+    --held-out, which name the text by which the variants are judged. `added` are assignments to the recipes of all
+    variants.
 
     With `tokenizers`, each variant has its own tokenizer and its own tokens of the held-out text. Otherwise all
-    variants use the tokenizer and the held-out tokens of the first one. Raises StudyError and RecipeError."""
+    variants use the tokenizer and the held-out tokens of the first one. Raises StudyError when no study can be made of
+    the variants, and RecipeError for a recipe that is not valid.
+    """
     if len(variants) < 2:
         raise StudyError("one recipe alone is compared with nothing: name another one, or give --vary NAME KEY=VALUE")
     if not held_out:
@@ -90,7 +93,8 @@ def candidate_data(variants: Sequence[DataVariant], tokenizer: Mapping[str, Any]
                    allow_custom: bool = False) -> StudyData:
     """Load and check the recipes of `variants`, whose data may be added to a training that exists (`tokenmill train
     anneal`), and return them ready to run. Each recipe gets the `tokenizer:` section of this training, `tokenizer`, and
-    loses its own `curriculum:` and `train:`. Raises StudyError and RecipeError."""
+    loses its own `curriculum:` and `train:`. Raises StudyError when the variants cannot be used, and RecipeError for a
+    recipe that is not valid."""
     for section in ("tokenizer", "curriculum"):
         refuse_changed(variants, section, f"candidates have the {section} of the run; leave this change out")
     changes = [f"tokenizer={json.dumps(tokenizer)}", "curriculum=null", "train={}"]
@@ -127,8 +131,8 @@ def _definition(recipe: Recipe) -> list[Any]:
 
 def make_data(study: StudyData, root: str, *, make_backend: Callable[[Store], Backend],
               show: str = "quiet") -> list[RunSummary]:
-    """Run the variants of a study as one plan. Raises StudyError if the store has another study of this name, that is,
-    one in which a variant of the same name has another recipe."""
+    """Run the variants of a study as one plan. Raises StudyError if the store has a different study of the same name: a
+    variant of the same name has another recipe, held-out text or number of tokens there."""
     store, path = Store(root), f"studies/{study.name}/study.json"
     document = redact_json(study.to_json())
     if store.exists(path):

@@ -27,10 +27,11 @@ _ABOUT = ("id", "kept_id", "kept", "removed")
 
 class Quotations:
     """Recognises strings that quote a removed text. A string quotes a text if both share STRETCH characters in a row,
-    or if the string holds the whole of a shorter text. White space does not count.
+    or if the string holds the whole of a shorter text of at least SHORT characters. White space does not count.
 
-    `documents` are the reports whose strings will be tested, and `texts` are the removed texts. Memory holds all runs
-    of STRETCH characters of the reports, but not those of the texts, which may be many."""
+    `documents` are the reports whose strings will be tested, and `texts` are the removed texts. Memory holds every
+    sequence of STRETCH characters of the reports. It does not hold those of the texts, which may be many.
+    """
 
     def __init__(self, documents: Iterable[Any], texts: Iterable[str]) -> None:
         present = {stretch for document in documents for string in _strings(document) for stretch in _stretches(string)}
@@ -78,8 +79,8 @@ def texts_of(store: Store, log: LogView, ids: frozenset[str]) -> Iterator[tuple[
 
 
 def redact(store: Store, gone: Tombstones, texts: Iterable[str]) -> list[str]:
-    """Cut the documents that `gone` covers out of all reports, error messages and driver logs of a store, and make the
-    pages of the reports again. `texts` are the texts and URLs of these documents. If another version of Tokenmill wrote
+    """Cut the documents that `gone` covers out of all reports, error messages and driver logs of a store. The pages of
+    the reports are made again. `texts` are the texts and URLs of these documents. If another version of Tokenmill wrote
     a report that names or quotes one of them, the report is removed. Returns the runs whose reports changed or were
     removed."""
     reports = {path.split("/")[1]: json.loads(store.read(path)) for path in store.list("runs")
@@ -103,8 +104,8 @@ def redact(store: Store, gone: Tombstones, texts: Iterable[str]) -> list[str]:
 
 
 def _parsed(path: str, data: bytes) -> Any:
-    """Return the content of a file of error messages, or of a driver's log, as JSON in which each message is a string
-    of its own. For a driver's log (.txt), this is the list of its lines."""
+    """Return the content of a file of error messages, or of a driver's log, as JSON. In it, each message is a separate
+    string. For a driver's log (.txt), this is the list of its lines."""
     if not path.endswith(".txt"):
         try:
             return json.loads(data)

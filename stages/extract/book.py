@@ -1,10 +1,10 @@
 """Cleans books that are plain text files. Removes Project Gutenberg's header and licence, transcribers' notes and page
-numbers, rejoins words that were hyphenated at line ends, and joins the lines of each paragraph into one line.
+numbers. Rejoins words that were hyphenated at line ends, and writes each paragraph on one line.
 
 Old text files break lines at a fixed width of 55 to 100 characters. A line break counts as caused by this width when
-the first word of the next line would not have fitted on the line. Lines of verse, tables and title pages end earlier,
-so they stay as they are; no rule recognises verse as such. A hyphen at a line end is removed when elsewhere the book
-spells the word more often without the hyphen than with it.
+the first word of the next line would not have fitted on the line. Verse and title pages break their lines earlier.
+Blocks with many such early breaks keep their lines, and so do tables. A hyphen at a line end is removed when the rest
+of the book spells the word more often without the hyphen than with it.
 """
 
 from __future__ import annotations
@@ -57,11 +57,14 @@ _NARROW, _WIDE = 55, 100
 class Book(Stage):
     """Cleans a plain-text book.
 
-    With the setting `gutenberg`, Project Gutenberg's header, licence and credits are removed, and transcribers' notes.
-    Facts in the header (title, author, translator, language, dates) go to `meta`, unless `meta` has them already. With
-    the setting `unwrap`, page numbers are removed, and the lines of paragraphs are joined if the file has broken them
-    at a fixed width. `meta.wrapped_at` is then this width, in characters. Both settings are on by default. Drops the
-    document as `no_text` when nothing is left.
+    The setting `gutenberg` removes transcribers' notes and the header, licence and credits of Project Gutenberg. Facts
+    in the header (title, author, translator, language, dates) go to `meta`, but replace nothing that `meta` already
+    holds.
+
+    The setting `unwrap` removes page numbers. If the file breaks its lines at a fixed width, `unwrap` also joins the
+    lines of each paragraph, and stores the width, in characters, in `meta.wrapped_at`.
+
+    Both settings are on by default. A book of which nothing is left is dropped as `no_text`.
     """
 
     name = "book"
@@ -93,8 +96,10 @@ class Book(Stage):
 
 def without_gutenberg(text: str) -> tuple[str, dict[str, str]]:
     """Removes Project Gutenberg's header, licence and credits from a book, and its lines `[Illustration]`. Returns
-    (remaining text; facts that the header states, by name, such as `title`). A text without marks of Project Gutenberg
-    at either end is returned unchanged, without facts."""
+    (remaining text; facts that the header states, by name, such as `title`).
+
+    A book without a header, credits or end mark of Project Gutenberg is returned unchanged, without facts.
+    """
     starts = list(_START.finditer(text, 0, _EDGE))
     first_line = _FIRST.match(text)
     blocks = text.strip("\n").split("\n\n", 1)
@@ -133,12 +138,11 @@ def without_notes(text: str) -> str:
 
 
 def without_pages(text: str) -> str:
-    """Returns the text of a book without its page numbers.
+    """Returns the text of a book without its page numbers. Form feeds become line breaks.
 
-    They are in brackets or braces (`[Pg 12]`, `{12}`) or on lines of their own. Numbers count as page numbers only if
-    there are at least eight and nearly each is a little larger than the one before. Numbers on lines of their own must,
-    in addition, interrupt a sentence in more than a third of all cases, because numbers of chapters, verses and sonnets
-    seldom interrupt one. Form feeds become line breaks.
+    Page numbers stand in brackets or braces (`[Pg 12]`, `{12}`), or on lines of their own. They must form a rising
+    sequence (`_counting`). Chapters, verses and sonnets also have numbers on lines of their own, but these seldom
+    interrupt a sentence. Such lines are therefore removed only if more than a third of them interrupt one.
     """
     text = text.replace("\f", "\n")
     for pattern in (_PAGE, _BRACED):
@@ -174,8 +178,8 @@ def _goes_on(text: str, m: re.Match[str]) -> bool:
 
 
 def wrapped_at(text: str) -> int:
-    """Returns the width, in characters, at which the lines of a text are broken. Returns 0 when lines are not broken at
-    a fixed width of 55 to 100 characters, and for a text with fewer than 20 lines that are not blank."""
+    """Returns the width, in characters, at which the lines of a text are broken; 0 if there is no fixed width of 55 to
+    100 characters. A text with fewer than 20 lines (blank ones not counted) is not judged, and gives 0."""
     lengths = sorted(len(line.rstrip()) for line in text.split("\n") if line and not line.isspace())
     if len(lengths) < 20:
         return 0
@@ -190,9 +194,9 @@ def wrapped_at(text: str) -> int:
 
 
 def _breaks(lines: list[str], width: int) -> tuple[int, int]:
-    """Counts the line breaks inside the paragraphs of a block (the lines between two blank lines). Returns (number of
-    these breaks; number of them after which the next word would have fitted on the line, so that a width of `width`
-    characters did not cause them)."""
+    """Counts line breaks inside the paragraphs of a block (the lines between two blank lines). Returns (all such
+    breaks; breaks that a width of `width` characters did not cause). The width did not cause a break if the next word
+    would have fitted within nine tenths of the width."""
     breaks = fitting = 0
     base = _indent(lines)
     for line, following in pairwise(lines):
@@ -211,16 +215,16 @@ def _indent(lines: list[str]) -> int:
 
 
 def _begins(before: str, line: str, base: int) -> bool:
-    """Whether `line` begins a new paragraph although no blank line precedes it. It does when it is indented by at least
-    two blanks more than `base` (the smallest indent in the block, from `_indent`), and the previous line, `before`,
-    ends with the end of a sentence."""
+    """Whether `line` begins a new paragraph although no blank line precedes it. The line before, `before`, must end a
+    sentence. `line` must be indented by at least two blanks more than `base`, the smallest indent in the block
+    (`_indent`)."""
     return len(line) - len(line.lstrip()) > base + 1 and before.rstrip()[-1:] in _FULL_STOPS
 
 
 def unwrapped(text: str, width: int) -> str:
-    """Returns the text with each paragraph on one line. A block (the lines between two blank lines) stays as it is if
-    it is a table, or if more than a fifth of its line breaks were not caused by a width of `width` characters, as in
-    verse."""
+    """Returns the text with each paragraph on one line. A block (the lines between two blank lines) keeps its lines if
+    it is a table, or if more than a fifth of its lines end early, as in verse. A line ends early if the next word would
+    have fitted within `width` characters (`_breaks`)."""
     words = Counter(_WORD.findall(text.lower()))
     out = []
     for block in re.split(r"(\n(?:[ \t]*\n)+)", text):

@@ -102,9 +102,10 @@ def host_and_parents(host: str) -> list[str]:
 
 
 def url_and_folders(host: str, path: str) -> list[str]:
-    """Return all entries in a list of blocked URLs that would block a given URL: the URL itself, with and without its
-    query, and every folder that contains it. Only the first _MOST_FOLDERS parts of the path are considered. "www." at
-    the beginning of the host is left out. For a.com/x/y?z, the entries are a.com/x/y?z, a.com/x/y and a.com/x."""
+    """Return all entries in a list of blocked URLs that would block a given URL. These are the URL itself, with and
+    without its query, and every folder that contains it. Only the first _MOST_FOLDERS parts of the path are considered.
+    "www." at the beginning of the host is left out. For a.com/x/y?z, the entries are a.com/x/y?z, a.com/x/y and
+    a.com/x."""
     full = host.removeprefix("www.") + path
     without_query = full.partition("?")[0]
     steps = without_query.split("/")[:_MOST_FOLDERS]

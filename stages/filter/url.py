@@ -46,12 +46,16 @@ class Url(Stage):
     *hard* word blocks only as a whole word (`banned_words`), and *soft* words block if at least `soft_words` different
     ones occur (`soft_banned_words`).
 
-    Dialect `datatrove` follows the code of datatrove 0.10.1 (`URLFilter`). The rules are applied in the following
-    order, and a document is dropped for the reason of the first rule that it breaks: `domain` or `subdomain` (the
-    registered domain or the whole host is in the list of domains), `url` (the URL is in the list of URLs),
-    `hard_blacklisted` (a hard word occurs; words are runs of letters and digits, with their case), `soft_blacklisted`
-    (enough soft words occur), `blacklisted_subword` (a strict word occurs in the letters and digits of the URL). Public
-    suffixes are those of tldextract's snapshot; nothing is fetched from the network.
+    Dialect `datatrove` follows the code of datatrove 0.10.1 (`URLFilter`). A document is dropped for the first of these
+    reasons that applies:
+
+    - `domain` or `subdomain`: the registered domain or the whole host is in the list of domains.
+    - `url`: the URL is in the list of URLs.
+    - `hard_blacklisted`: a hard word occurs. Words are runs of letters and digits, with their case.
+    - `soft_blacklisted`: enough soft words occur.
+    - `blacklisted_subword`: a strict word occurs in the letters and digits of the URL.
+
+    Public suffixes are those of tldextract's snapshot; nothing is fetched from the network.
 
     Dialect `dclm` follows DCLM at commit c7ed275 (`url_substring_filter` in `dclm_baseline_refinedweb.yaml`), which
     ignores case. The rule `domain` looks up the host with its port and without every "www" (so that `www.bad.com` is
@@ -60,12 +64,14 @@ class Url(Stage):
     dialect `datatrove` removes.
 
     With `integrated`, the lists that datatrove ships are used (4.5 million domains by the University of Toulouse, and
-    RefinedWeb's words). Files named in the settings for lists add entries to these (one entry per line, a line that
-    begins with # is a comment, gzip is unpacked). The setting `blacklists` names an archive in the layout of UT1, the
-    University of Toulouse's lists by category. The hosts and URLs in the categories that the setting `categories` names
-    are blocked, with all hosts and URLs below them. This rule is applied after the list of URLs. Its reason names the
-    category, such as `url_gambling`. The signal `url_category` (a number stored with the document) is the number of the
-    category that blocks the URL: 1 for the first, 0 for none, null without `blacklists`.
+    RefinedWeb's words). Files named in the settings for lists add entries to these. Such a file has one entry per line
+    and may be gzipped; a line that begins with # is a comment.
+
+    The setting `blacklists` names an archive in the layout of UT1, the University of Toulouse's lists by category. The
+    hosts and URLs in its categories `categories` are blocked, and so are all subdomains and all URLs below them. This
+    rule is applied after the list of URLs. Its reason names the category, such as `url_gambling`. The signal
+    `url_category` (a number stored with the document) is the number of the category that blocks the URL: 1 for the
+    first, 0 for none, null without `blacklists`.
 
     A document without a URL is kept, and its signals are null.
     """

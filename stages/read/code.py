@@ -2,12 +2,17 @@
 comments, docstrings and licence header. `meta.code_language` is the programming language, found by the file's name and
 content (`read.languages`). `meta.licence` is the licence that the beginning of the file names, if any.
 
-Files that are not worth learning from are left out and counted: `hidden` (a path component begins with a dot),
-`vendored`, `minified`, `generated`, `data` (rules of `read.authored`; also XML), `binary`, `long_lines` (a line of more
-than 1,000 characters, or lines of more than 100 on average; prose, such as Markdown, may have lines of up to 100,000
-characters, and JavaScript and style sheets with too long lines count as `minified`), `few_letters` (more than 400
-non-blank characters, of which less than a quarter are alphanumeric), `too_large`, `other_type` (the name may be that of
-source code, but the content is no source code).
+Files that are not worth learning from are left out and counted:
+
+- `hidden`: a path component begins with a dot
+- `vendored`, `minified`, `generated`: not written by the authors of the project (`read.authored`)
+- `data`: encoded bytes, a table of numbers or strings, or XML
+- `binary`: NUL bytes
+- `long_lines`: a line of more than 1,000 characters, or more than 100 on average. JavaScript and style sheets with such
+  lines count as `minified`. Prose, such as Markdown, may have lines of up to 100,000 characters.
+- `few_letters`: more than 400 non-blank characters, of which less than a quarter are alphanumeric
+- `too_large`: more than `max_bytes` bytes
+- `other_type`: the content is no source code, although the file's name may be that of source code
 
 With the setting `repository`, all files of an archive, or of a folder `depth` levels below the source's root, are
 joined into one document (`read.repository`).

@@ -111,8 +111,8 @@ class CodeTable(Parquet):
         return None if self.config.repository else super().beyond(local, slice, record)
 
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
-        """Return the pieces, of whole row groups, in which the table can be read; None if the file cannot be split.
-        With the setting `repository`, no piece ends inside a repository."""
+        """Return the pieces in which the table can be read; None if the file cannot be split. A piece consists of whole
+        row groups. With the setting `repository`, no piece ends inside a repository."""
         pieces = super().splits(local, path, target)
         if pieces is None or not self.config.repository:
             return pieces

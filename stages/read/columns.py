@@ -3,10 +3,16 @@ name as text, id, url …
 
 The setting `keep: all`, the default, puts each of these columns into `meta` with its JSON type. If `keep` is a list,
 only the columns in it are kept. The numbers in the columns that the setting `signals` lists become signals of the
-document, by which the step `where` can filter. Values that cannot be kept are counted in `lost` by column and reason,
-and a run reports them once. The reasons are `binary`; `too_long` (more than MAX_VALUE characters, such as an embedding
-or a page beside its text); `invalid_utf8`; `bad_value` (for example, a timestamp beyond the year 9999); `name_taken`
-(two columns would have one name in `meta`, since a column NAME whose name is reserved is kept as `their_NAME`).
+document, by which the step `where` can filter. Some names in `meta` are reserved for the pipeline and the reader. A
+column NAME whose name is reserved is kept as `their_NAME`.
+
+Values that cannot be kept are counted in `lost` by column and reason, and a run reports them once. The reasons are:
+
+- `binary`: bytes that are no UTF-8 text; with `keep: all`, every value of a table's binary column
+- `too_long`: more than MAX_VALUE characters, such as an embedding, or a page beside its text
+- `invalid_utf8`: a string that is not valid UTF-8
+- `bad_value`: a value that Python or JSON cannot hold, such as a timestamp beyond the year 9999
+- `name_taken`: `meta` already has another value of this name
 """
 
 from __future__ import annotations
@@ -67,15 +73,20 @@ class Columns:
         return f"their_{column}" if column in self._reserved else column
 
     def name_conflicts(self, keys: Collection[str]) -> set[str]:
-        """Return the columns among `keys` that cannot be kept in `meta`, because another column of `keys` is renamed to
-        their name (`their_NAME`)."""
+        """Return the columns among `keys` that cannot be kept in `meta`, because another column takes their name. If
+        NAME is reserved, the column NAME is kept as `their_NAME`, and a column `their_NAME` of the same record is
+        lost."""
         return {self.name(key) for key in keys if key in self._reserved}.intersection(keys)
 
     def fill(self, doc: Document, get: Callable[[str], Any], keys: Collection[str]) -> None:
-        """Copy the values of the columns `keys` into `doc.meta`, and the numbers in the columns that the setting
-        `signals` lists into `doc.signals`. A value of these columns that no float equals, such as text, goes into
-        `meta`. `get(key)` returns the value of a column. If two columns would have the same name in `meta`, the column
-        that was renamed (`their_NAME`) is kept and the other column is lost, whatever their order is."""
+        """Copy the values of the columns `keys` into `doc.meta`. `get(key)` returns the value of a column.
+
+        The columns that the setting `signals` lists are read, too. Their finite numbers go into `doc.signals`. Text,
+        and a number that a float cannot hold exactly, go into `meta`.
+
+        If two columns would have the same name in `meta`, the column that was renamed (`their_NAME`) is kept. The other
+        is lost, whatever the order of the two.
+        """
         conflicts = self.name_conflicts(keys)
         for key in self.signals:
             value = self._value(key, get)

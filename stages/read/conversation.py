@@ -1,16 +1,16 @@
-"""Reads records of post-training data sets as turns of a conversation, and writes the turns as text in which only the
+r"""Reads records of post-training data sets as turns of a conversation, and writes the turns as text in which only the
 assistant's part counts for the loss.
 
 These formats of a record are read (https://huggingface.co/docs/trl/dataset_formats, the ShareGPT and Alpaca
 conventions):
 
-- messages: `messages: [{role, content}]` (OpenAI, TRL), content a string or a list of {type: text, text} parts, with
-  `tool_calls`, and with `reasoning_content` before the answer;
-- ShareGPT: `conversations: [{from, value}]`, with `human`, `gpt`, `system`, `observation`, `function_call`;
-- instructions: `instruction`, `input`, `output`, `history` (Alpaca); `prompt`, `completion`; `question`, `answer`;
-- preferences: `prompt`, `chosen`, `rejected`, each a string or messages; without a prompt, each is a whole
-  conversation, as messages or as a transcript ("\\n\\nHuman: … \\n\\nAssistant: …", Anthropic's HH-RLHF); OpenAI's
-  `input.messages`, `preferred_output`, `non_preferred_output`.
+- Messages (OpenAI, TRL): `messages: [{role, content}]`. The content is a string or a list of {type: text, text} parts.
+  A message may have `tool_calls`, and `reasoning_content` for the assistant's reasoning before its answer.
+- ShareGPT: `conversations: [{from, value}]`, with `human`, `gpt`, `system`, `observation`, `function_call`.
+- Instructions: `instruction`, `input`, `output`, `history` (Alpaca); `prompt`, `completion`; `question`, `answer`.
+- Preferences: `prompt`, `chosen`, `rejected`, each a string or messages. Without a prompt, `chosen` and `rejected` are
+  whole conversations, as messages or as a transcript ("\n\nHuman: … \n\nAssistant: …", Anthropic's HH-RLHF).
+- OpenAI's preferences: `input.messages`, `preferred_output`, `non_preferred_output`.
 
 The functions under `tools` beside a conversation are written into the system's turn. Tool calls and reasoning
 (`<think>`) are written into the assistant's turn. The notation is that of Hermes and Qwen.
@@ -300,8 +300,8 @@ def with_system(turns: list[Turn], row: Mapping[str, Any], keys: Any) -> list[Tu
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a JSON value without the keys whose value is null. Such keys occur in tables, where the description of
-    every function has the parameters of all functions, with null for those of other functions."""
+    """Return a JSON value without the keys whose value is null. In a table, all descriptions of functions have the same
+    keys, so each description has null for the parameters that its function lacks."""
     if isinstance(value, Mapping):
         return {k: _without_nulls(v) for k, v in value.items() if v is not None}
     return [_without_nulls(v) for v in value] if isinstance(value, list) else value

@@ -59,8 +59,8 @@ class Jsonl(Reader):
 
     def rows(self, local: str, slice: Slice) -> Iterator[tuple[int, int, Any]]:
         """Yields (number of the line, offset, row) for each line of a slice (a file or a piece of it), or for each
-        element of a JSON array. The row is the JSON value of the line (NULL for `null`), None for a blank line, or a
-        `BadRecord` for a faulty line. Strings may hold lone surrogates."""
+        element of a JSON array. The row is the JSON value of the line; strings in it may hold lone surrogates. The row
+        is None for a blank line, NULL for a line that says `null`, and a `BadRecord` for a faulty line."""
         check_file(local, slice.path)
         ordinal, at = slice.ordinal, slice.start
         array = slice.start == 0 and slice.stop is None and is_array(local)

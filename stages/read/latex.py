@@ -1,14 +1,16 @@
-"""Reads papers in LaTeX: one document per paper. The files of a paper are joined as TeX would read them. The step
+r"""Reads papers in LaTeX: one document per paper. The files of a paper are joined as TeX would read them. The step
 `latex` then turns the LaTeX source into plain text.
 
-A paper is a `.tex` file, a `.gz` of one, or an archive of its files, as arXiv distributes them. An archive of such
-archives (arXiv's monthly `.tar`) holds many papers; `sub` in the locator of a document names the member. The reader
-looks for the main file of an archive: it has a \\documentclass, or no other file reads it. Files that the main file
-reads by \\input, \\include, \\subfile or \\import are inserted in place, and so are the paper's own packages
-(\\usepackage of a `.sty` beside it), for their macros. Figures, bibliographies and all other files are left out. A
-paper that consists only of PDF or PostScript is counted as `no_tex`.
+A paper is a `.tex` file, such a file compressed as `.gz`, or an archive of its files, as arXiv distributes them. An
+archive of such archives (arXiv's monthly `.tar`) holds many papers. `sub` in the locator of a document names the
+member.
 
-There are limits for the number of files, the bytes of one file and of all files together, the depth of \\input, and the
+The reader starts from the main file of a paper (`main_file`). Files that it reads by \input, \include, \subfile or
+\import are inserted in place. So are the paper's own packages (\usepackage of a `.sty` beside it), for their macros.
+Figures, bibliographies and all other files are left out. A paper that consists only of PDF or PostScript is counted as
+`no_tex`.
+
+There are limits for the number of files, the bytes of one file and of all files together, the depth of \input, and the
 characters of the joined source.
 """
 
@@ -50,6 +52,7 @@ class LatexPapers(Files):
     """
 
     name = "latex"
+    version = 2
     markup = "latex"
     in_archives = False                      # an archive is one paper
     libraries = ("resiliparse",)
@@ -89,7 +92,7 @@ class LatexPapers(Files):
                     yield skipped("no_tex", slice, offset, 0, member=member.name)
                 elif member.data is not None and not lower.endswith(_FIGURES) and len(files) < _FILES \
                         and total_bytes + len(member.data) <= self.config.max_paper:
-                    files.setdefault(_clean(member.name), member.data)
+                    files[_clean(member.name)] = member.data        # of equal names, tar unpacks the last
                     total_bytes += len(member.data)
         except DamagedStream as e:
             yield bad(e.reason, slice, offset, count, detail=e.detail, fatal=True)
@@ -131,10 +134,17 @@ class LatexPapers(Files):
 
 
 def main_file(texts: Mapping[str, str]) -> str | None:
-    """Return the name of a paper's main file, from which TeX starts; None if no file is a source. Files in .txt count
-    as sources only if there are no others. `texts` maps names of files to their contents. Files with a \\documentclass
-    are preferred to others. Among equal files, one criterion after the other decides: a file has a body, no other file
-    reads it, it is nearest to the root, it is the longest, its name is the first."""
+    r"""Return the name of a paper's main file, from which TeX starts; None if no file is a source. `texts` maps names
+    of files to their contents. Files in .txt count as sources only if there are no others.
+
+    A file with a \documentclass is preferred to others. Among equal files, these criteria decide one after the other:
+
+    1. The file has a body (\begin{document}, for instance).
+    2. No other file reads it.
+    3. It is nearest to the root.
+    4. It is the longest.
+    5. Its name is the first in alphabetical order.
+    """
     sources = {name: text for name, text in texts.items() if name.lower().endswith(_SOURCES)} or \
         {name: text for name, text in texts.items() if name.lower().endswith(".txt")}
     if not sources:

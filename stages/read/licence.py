@@ -2,9 +2,12 @@
 licence, or a licence's notice.
 
 Identifiers are those of SPDX (https://spdx.org/licenses). The result "" means that the head names no known licence; the
-file may still have one. Without an SPDX tag, a permissive licence is reported only in three cases: its whole text, its
-terms or its notice begins in the head, unchanged (`licence_texts`); a sentence puts the file under the licence, and no
-other terms stand beside that sentence; or the comments at the beginning of the file say nothing but the licence's name.
+file may still have one. Without an SPDX tag, a permissive licence is reported only in one of three cases:
+
+- Its whole text, its terms or its notice begins in the head, unchanged (`licence_texts`).
+- A sentence puts the file under the licence, and no other terms stand beside that sentence.
+- The comments at the beginning of the file say nothing but the licence's name.
+
 The rules are strict, because a missed licence costs only a file, whereas a wrong one puts a file into a corpus that
 must not have it.
 """
@@ -82,8 +85,9 @@ _NOTICE = re.compile(r"you may not use(?: th(?:is|ese) files? except in complian
 
 
 def licence(text: str) -> str:
-    """Return the SPDX expression of the licence that the head of a source file names, or "" if the head names no known
-    licence, changes its terms or sets other terms beside it. `text` is the content of the file."""
+    """Return the SPDX expression of the licence that the head of a source file names; "" if it names no known licence.
+    Also returns "" if the head changes the licence's terms, or sets other terms beside them. `text` is the content of
+    the file."""
     head = text[:HEAD]
     if (tag := _tags(head)) is not None:
         return tag
@@ -119,8 +123,8 @@ def _tags(head: str) -> str | None:
 
 
 def _lead(text: str) -> str:
-    """Return the comments at the beginning of a source file, of any length if one is a block comment; the whole text if
-    they are fewer than `_LINES` comments of one line."""
+    """Return the comments at the beginning of a source file. Returns the whole text if they are fewer than `_LINES`
+    comments of one line; a single block comment is enough."""
     out: list[str] = []
     close, marked = "", 0
     for line in text.split("\n"):
@@ -168,8 +172,9 @@ def _copyleft(text: str) -> str:
 
 
 def _mention(text: str) -> str:
-    """Return the SPDX identifier of the permissive licence under which a sentence of the text puts the file, or whose
-    name is the whole text; "" if there is no such licence, more than one, or other terms."""
+    """Return the SPDX identifier of a permissive licence. A sentence of the text must put the file under this licence,
+    or the whole text must be the licence's name. Returns "" if there is no such licence, or more than one, or if the
+    text sets other terms."""
     named = {name: m for name, words in _MENTIONS if (m := words.search(text)) is not None}
     if not named:
         return next((name for name, words in _BARE if words.match(text)), "")

@@ -1,10 +1,13 @@
 """Recognises whole licence texts. It compares triples of consecutive words, to find out which words of the standard
 text of a licence are missing in a document, and which words were added.
 
-A form is one wording of a licence; `licences.json` holds the hashes of its word triples in order. A word of a document
-is standard if it is part of a triple of the form. All other words between the first and the last standard word are
-added words. Words of the form that are in no triple of the document are missing. So a single "not" that was added
-between standard words is noticed.
+A form is one wording of a licence; `licences.json` holds the hashes of its word triples in order. A form and a document
+are compared by three kinds of words:
+
+- Standard words of the document are part of a triple of the form.
+- Added words are all other words of the document between the first and the last standard word. A single "not" in a
+  licence text is thus an added word.
+- Missing words are words of the form that are in no triple of the document.
 
 A form fits a document if few words are missing and no added words change the terms. Real notices add names, years and
 addresses of copyright holders, but no words of permission, prohibition or condition.
@@ -176,9 +179,12 @@ def forms() -> tuple[list[Form], dict[int, list[int]]]:
 
 
 def licence_text(text: str) -> str | None:
-    """Return the SPDX identifier of the licence whose whole text, terms or notice stands in `text`. Returns "" if the
-    terms were changed, if other terms stand beside them, or if more than _AROUND other words do. Returns None if `text`
-    contains no licence text."""
+    """Return the SPDX identifier of the licence whose whole text, terms or notice stands in `text`; None if `text`
+    contains no licence text.
+
+    Returns "" if the licence text was changed, or is not alone: other terms stand beside it, or more than _AROUND other
+    words.
+    """
     words = words_of(text)
     hashes = triples(words)
     near = matches(hashes)
@@ -191,8 +197,9 @@ def licence_text(text: str) -> str | None:
 
 
 def matches(hashes: list[int]) -> list[LicenceMatch]:
-    """Return the matches of a text with forms (wordings of licences) of which the text contains at least the share
-    `LIKELY`, the best match first. `hashes` are the hashes of the text's triples of consecutive words."""
+    """Return the licence texts that a document probably contains, as matches with forms (wordings of licences), the
+    best match first. The document must contain at least the share `LIKELY` of a form's triples of consecutive words.
+    `hashes` are the hashes of the document's triples."""
     all_forms, forms_of = forms()
     votes = Counter(number for value in set(hashes) for number in forms_of.get(value, ()))
     likely = [all_forms[number] for number, n in votes.items() if n >= LIKELY * len(all_forms[number].places)]
@@ -225,8 +232,8 @@ def _length(runs: list[tuple[int, int]]) -> int:
 
 
 def fits_form(match: LicenceMatch, words: list[str]) -> bool:
-    """Return whether a text, at the place of a match, states the licence of the match's form (wording of a licence)
-    unchanged: few words of the form are missing, and no added words speak of terms. `words` are the words of the
+    """Return whether a text states, at the place of a match, the licence of the match's form (wording of a licence)
+    unchanged. Few words of the form may be missing, and no added words may speak of terms. `words` are the words of the
     text."""
     size = match.form.size
     if any(not match.form.required.isdisjoint(range(a, b)) for a, b in match.missing):
@@ -261,8 +268,9 @@ def _holders_terms(text: str, form: Form) -> bool:
 
 
 def _outside_form(lower: str, form: Form) -> str:
-    """Return the words of a piece of text (in lower case) that are in no triple of consecutive words which `form`, a
-    wording of a licence, contains."""
+    """Return the words of a piece of text (in lower case) that `form`, a wording of a licence, does not contain. A word
+    is compared together with its neighbours: it is contained if it is part of a triple of consecutive words of
+    `form`."""
     words = _words(_ADDRESS.sub(" ", lower))
     standard = {j for i, value in enumerate(triples(words)) if value in form.places for j in range(i, i + TRIPLE)}
     return " ".join(word for j, word in enumerate(words) if j not in standard)

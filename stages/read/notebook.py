@@ -1,7 +1,7 @@
-"""Reads Jupyter notebooks as text: Markdown unchanged, code in fences, and the text of outputs up to a limit.
+"""Reads Jupyter notebooks as text: Markdown, code in fences, and the text of outputs up to a limit.
 
-Pictures, HTML, widgets and stderr are left out of outputs. (stderr has warnings with local paths, and progress bars.)
-Only the last line of an error is kept. Pasted pictures, styles and scripts are removed from Markdown. The versions 2 to
+Pictures, HTML and widgets are left out of outputs. So is stderr, which holds warnings with local paths, and progress
+bars. Only the last line of an error is kept. Markdown loses only pasted pictures, styles and scripts. The versions 2 to
 5 of nbformat are read (https://nbformat.readthedocs.io/en/latest/format_description.html).
 """
 

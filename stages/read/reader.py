@@ -66,8 +66,9 @@ class Reader:
     """Base class of all readers. Subclasses are registered in `stages.catalog.READERS`, or named 'module:Class' in a
     recipe. They define the class attributes, `Config` and `read`, and also `splits` if their files can be cut.
 
-    Errors: a file that is missing, is a folder or may not be read raises an OSError that names it (`check_file`), since
-    the environment is at fault, not a document. Anything wrong *inside* a file is yielded as a `BadRecord` and counted.
+    A file that is missing, is a folder or may not be read raises an OSError that names it (`check_file`): the
+    environment is at fault, not a document. Anything wrong *inside* a file is yielded as a `BadRecord` and counted.
+
     After any other exception, or a crash, the part of the file that was not read yet is lost, unless the method
     `beyond` says where reading resumes. The file is then quarantined, and counts towards the limit `run.max_bad_files`.
     """
@@ -137,18 +138,19 @@ class Reader:
         return None
 
     def needs(self, slice: Slice | None, size: int, read: Callable[[int, int], bytes]) -> list[tuple[int, int]] | None:
-        """Return the byte ranges [start, stop) of the stored file that the method `read` needs for a slice (the file or
-        a piece of it), or that `splits` needs if `slice` is None. The result is None if the whole file must be fetched.
-        Of a file in object storage, only these ranges are fetched. All other bytes of its local copy are a hole, which
-        reads as zeros. `size` is the size of the file, and the argument `read(start, stop)` returns its bytes.
+        """Return the byte ranges [start, stop) of a file in object storage that must be fetched; None if the whole file
+        must be. They are the bytes that the method `read` needs for a slice (the file or a piece of it). If `slice` is
+        None, they are the bytes that `splits` needs.
+
+        All other bytes of the local copy are a hole, which reads as zeros. `size` is the size of the file, and the
+        argument `read(start, stop)` is a function that returns its bytes.
         """
         return None
 
     def beyond(self, local: str, slice: Slice, record: int) -> Slice | None:
         """Return the slice (piece of the file) with which reading resumes after record number `record` of the file has
-        killed the process. It is the part of `slice` after the smallest piece of the file, such as a row group, that
-        contains the record. Returns None if reading cannot resume.
-        """
+        killed the process; None if reading cannot resume. The result is the part of `slice` after the record, or after
+        the row group (or similar piece of the file) that contains the record."""
         return None
 
     def stored(self, local: str, slice: Slice, size: int) -> int:
@@ -202,9 +204,13 @@ def check_file(local: str, path: str) -> int:
 
 
 def locator(path: str, offset: int, record: int, sub: str = "") -> dict[str, Any]:
-    """Return the locator of a record, which is its place in the input: file, byte offset in the stored file (0 if the
-    file is compressed as a whole; the number of the row group for Parquet), number of the record in the file, and place
-    inside the record, such as an archive member.
+    """Return the locator of a record, which is its place in the input:
+
+    - `file`: path of the file
+    - `offset`: byte offset in the stored file; 0 if the file is compressed as a whole; for Parquet, the row group's
+      number
+    - `record`: number of the record in the file
+    - `sub`: place inside the record, such as an archive member
     """
     return {"file": path, "offset": offset, "record": record, "sub": sub}
 

@@ -1,13 +1,23 @@
 """Reads post-training data sets (conversations, instructions, preferences) in JSON Lines, JSON or Parquet. A document
 is made of each record: the record's turns as text, written by a template, and the spans that count for the loss.
 
-There are two readers, `sft` and `preference`. `stages.read.conversation` describes the formats and the templates; keys
-that belong to no format are handled by `stages.read.columns`. The `loss_spans` of a document mark the bytes of its text
-that the assistant wrote, and what the template puts after them in the same turn; only these count for the loss. Such a
-data set can therefore be part of an annealing mixture without further preparation. Records that are no conversations
-are quarantined: `missing_turns` (none of the formats), `bad_turn`, `unknown_role`, `empty_turn`, `no_answer`,
-`starts_with_answer`, `disliked` (`label: false`), `not_text` (images, sound), `too_many_turns`, `marker_in_content`,
-`too_large`. Faulty lines, arrays and tables are quarantined, too (`bad_json`, `invalid_utf8`, …).
+There are two readers, `sft` and `preference`. `stages.read.conversation` describes the formats and the templates. Keys
+that belong to no format are handled by `stages.read.columns`.
+
+The `loss_spans` of a document mark the bytes of its text that count for the loss: what the assistant wrote, and what
+the template puts after it in the same turn. Such a data set can therefore be part of an annealing mixture without
+further preparation.
+
+Records of which no document can be made are quarantined under these reasons:
+
+- `missing_turns`: none of the formats
+- `bad_turn`, `unknown_role`, `empty_turn`: a turn that cannot be read
+- `no_answer`, `starts_with_answer`: the assistant has no turn that counts, or speaks first
+- `disliked`: `label: false`
+- `not_text`: images, video or sound
+- `too_many_turns`, `too_large`
+- `marker_in_content`: a turn spells a marker of the template
+- `bad_json`, `invalid_utf8` and other reasons of faulty lines, arrays and tables
 """
 
 from __future__ import annotations
@@ -36,8 +46,9 @@ from stages.read.conversation import (
     with_system,
 )
 from stages.read.jsonl import Jsonl, columns_of, make_document
-from stages.read.parquet import Parquet, rows_per_batch, too_large, unread_columns
+from stages.read.parquet import Parquet, unread_columns
 from stages.read.reader import Reader, Slice, Split, bad, check_file, is_machine_fault, skipped
+from stages.read.row_groups import rows_per_batch, too_large
 from stages.stage import SettingsError, signal
 
 #: keys of images, sound and video: a record of lines or arrays that has one is refused, columns of tables are not read
@@ -237,8 +248,8 @@ class Sft(Records):
 
 class Preference(Records):
     """Reads preference data, whose records have a prompt, a chosen and a rejected answer. A document consists of the
-    prompt and one answer, the chosen one by default. The setting `answers` can also select the rejected answer, or both
-    for two documents, for use in judging or in a classifier. `meta.answer` says which answer a document contains."""
+    prompt and one answer, the chosen one by default. The setting `answers` can also select the rejected answer, or
+    both, which makes two documents of a record. `meta.answer` says which answer a document contains."""
 
     name = "preference"
 
@@ -259,5 +270,3 @@ class Preference(Records):
 
 def _refuse(reason: str, detail: str) -> list[Turn]:
     raise Refused(reason, detail)
-
-

@@ -28,13 +28,13 @@ class RepositoryConfig(StageConfig):
 
 
 class Repository:
-    """Collects the source files of one repository and joins them to documents.
+    """Collects the source files of one repository and joins them to documents. `path`, relative to the root of the
+    source, is the archive, folder or table that contains the files. `name` is the name of the repository:
 
-    `path`, relative to the root of the source, is the path of the archive, folder or table that contains the files. For
-    a folder, `name` is the path of the folder, or the name of the source if the whole source is one repository. For an
-    archive, `name` is "", and the name is found in the archive: the folder that all its files are in, or else the
-    archive's own name. For a table, `name` is the repository's name in the table, and `record` the number of the
-    repository's first row.
+    - In a folder: the path of the folder, or the source's name if the whole source is one repository.
+    - In an archive: "". The name is then the folder that all files of the archive are in, or else the archive's own
+      name.
+    - In a table: its name in the table. `record` is the number of the repository's first row.
     """
 
     def __init__(self, config: RepositoryConfig, source: str, path: str, name: str = "", record: int = 0) -> None:

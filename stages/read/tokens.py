@@ -26,24 +26,30 @@ NO_CODING = Coding("", 1 << 32, 0)
 
 
 class Tokens(Reader):
-    """Token files of another project. Without `decode`, `shards:` takes their tokens as they are, and no dataset reads
-    them: they have no text that a step could work on. The task `ImportTokens` then reads them.
+    """Reads token files of another project. Their formats are those of `tokenmill shards import`, the keys of
+    `tokenizer.imports.imports.FORMATS`.
+
+    Without `decode`, the tokens are used as they are: the recipe names the source under `shards:`, and the task
+    `ImportTokens` reads it. No dataset can read the source, since steps work on texts.
 
     With `decode: true`, each document is turned back into text by the tokenizer with which the tokens were made, so
     that datasets can filter, deduplicate and tokenise it anew. The EOS at its end is left out; other special tokens are
     spelled out. Bytes that are no UTF-8 become U+FFFD. An id in the files is kept as `meta.id`. In the locator (place
-    in the input), `record` is the number of the document in its file. A file with a loss mask is not read, because the
-    text could not carry it. If a document cannot be read, the rest of its file is left out and quarantined
-    (`corrupt_tokens`). If another tokenizer has made the tokens, the run ends: the files name its hash, most documents
-    do not end in its EOS, many tokens are outside its vocabulary, or much of the first texts is unreadable.
+    in the input), `record` is the number of the document in its file.
+
+    If a document cannot be read, the rest of its file is left out and quarantined (`corrupt_tokens`). A file with a
+    loss mask is treated in the same way, because a text cannot carry the mask. The run ends if another tokenizer has
+    made the tokens. One of these signs is enough:
+
+    - The files name the hash of another tokenizer.
+    - Most documents do not end in this tokenizer's EOS.
+    - Many tokens are outside its vocabulary.
+    - Much of the first texts is unreadable.
 
     With `sequence` = L, the files have rows (training samples) of L + 1 tokens, or of L tokens in the formats `olmo`
-    and `nanogpt`. Each piece of a document in a row becomes a document. Pieces end where the files say so or, if they
-    do not say where documents end, at each EOS. The end of a row ends a piece, too, so a row in which no document ends
-    is one piece. A piece without EOS at its end gets one, which is no target. Padding that a loss mask shows becomes no
-    document.
-
-    The formats are those of `tokenmill shards import`, the keys of `tokenizer.imports.imports.FORMATS`.
+    and `nanogpt`. Each piece of a document in a row becomes a document. A piece ends where the files say that a
+    document ends; in files that do not say it, at each EOS. The end of a row always ends a piece. A piece without EOS
+    at its end gets one, which does not count for the loss. Padding that a loss mask shows becomes no document.
     """
 
     name = "tokens"

@@ -2,11 +2,17 @@
 zstd frames.
 
 Records of the types response and resource become documents with the body of the record in `raw`. Transfer and content
-coding of a response are undone. Records of the type conversion (WET files) become documents with text. No documents are
-made of other records, which are counted: by type (`request`, `metadata`, `warcinfo`, `revisit`, `continuation`,
-`unknown`), `http_status` (not 2xx: a redirect, an error page), `not_http`, `not_web` (the crawler's own files), `media`
-(images, sounds, fonts, styles, scripts), `empty` (no body). Headers by which a server forbids uses (`X-Robots-Tag`,
-`TDM-Reservation`, `TDM-Policy`) are kept in `meta.http`.
+coding of a response are undone. Records of the type conversion (WET files) become documents with text. Headers by which
+a server forbids uses (`X-Robots-Tag`, `TDM-Reservation`, `TDM-Policy`) are kept in `meta.http`.
+
+No documents are made of other records. They are counted under these reasons:
+
+- `request`, `metadata`, `warcinfo`, `revisit`, `continuation`, `unknown`: the type of the record
+- `http_status`: not 2xx, such as a redirect or an error page
+- `not_http`: a response that is no HTTP message
+- `not_web`: one of the crawler's own files
+- `media`: images, sounds, fonts, styles, scripts
+- `empty`: no body
 """
 
 from __future__ import annotations
@@ -71,9 +77,11 @@ class Warc(Reader):
     def _stretch(self, file: BinaryIO, slice: Slice, start: int, stop: int, ordinal: int,
                  ) -> Generator[Document | BadRecord, None, tuple[int | None, int]]:
         """Yields the records from byte `start` on, up to the first place at which fastwarc stops. Returns (offset at
-        which reading continues, None if nothing more can be read; number of the next record). Fastwarc stops at
-        anything that is not a record, and without an error at an empty gzip member. Later gzip members may be sound, so
-        they are searched, one by one, for the next record."""
+        which reading continues; number of the next record). The offset is None if nothing more can be read.
+
+        Fastwarc stops at anything that is not a record. It also stops, without an error, at an empty gzip member. Later
+        gzip members may be sound, so they are examined one by one to find the next record.
+        """
         magic = _peek(file, start, 16)
         stream, offset_of = _open(_Range(file, start, stop), magic)
         gzip, offset, begun, records = isinstance(stream, GzipReader), start, False, None

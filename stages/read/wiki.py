@@ -1,10 +1,14 @@
 """Reads MediaWiki XML dumps (pages-articles; .xml, .xml.bz2, .xml.gz, .xml.zst): one document per article.
 
 Dumps are read as streams. Hostile XML does no harm: a document type or an entity ends the reading of the file
-(`xml_doctype`), and no external resource is fetched. A page whose text exceeds `max_bytes` characters is counted as
-`too_large`, and its text is not kept in memory; so is a page with a title or another field of more than 4,096
-characters. Pages outside the namespaces that the setting `namespaces` lists (`namespace`), redirects (`redirect`),
-pages in another content model than wikitext (`content_model`) and pages without text (`empty`) are only counted.
+(`xml_doctype`), and no external resource is fetched. No documents are made of these pages, which are counted:
+
+- `too_large`: the text exceeds `max_bytes` characters, or another field, such as the title, 4,096. Such a text is not
+  kept in memory.
+- `namespace`: in none of the namespaces that the setting `namespaces` lists
+- `redirect`: a redirect
+- `content_model`: in another content model than wikitext
+- `empty`: without text
 
 Uncompressed dumps are split between pages. Multistream dumps (.bz2, https://dumps.wikimedia.org/) are split between
 their streams of a hundred pages. Other compressed dumps are read in one piece.
@@ -97,7 +101,11 @@ class Wiki(Reader):
     def splits(self, local: str, path: str, target: int) -> list[Split] | None:
         """Return the pieces in which a dump can be read, of about `target` bytes of XML. They are cut between pages or,
         for .bz2, between compressed streams that begin with a page. An XML parser reads the whole file once to find the
-        cuts. Returns None for a dump that cannot be split, or is damaged; it is read in one piece, up to the damage."""
+        cuts.
+
+        Returns None for a dump that must be read in one piece: it has another compression, no such streams, or is
+        damaged.
+        """
         check_file(local, path)
         with DecompressedStream(local) as stream:
             coding = stream.coding

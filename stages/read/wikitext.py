@@ -22,7 +22,7 @@ _ELEMENT = re.compile(rf"<(/?)({'|'.join(_DROPPED)})\b([^<>]*)>", re.IGNORECASE)
 #: elements whose content is not parsed as markup
 _VERBATIM = re.compile(r"<(/?)(nowiki|math|chem|ce|syntaxhighlight|source|pre)\b([^<>]*)>", re.IGNORECASE)
 _LANGUAGE = re.compile(r"\blang\s*=\s*[\"']?([A-Za-z0-9+#-]{1,20})")
-#: stands for the = of {{=}}, which separates no argument name
+#: stands for the `=` that {{=}} writes, so that it is not taken for the one after an argument's name
 _EQUALS = MARKS[0]
 _TOKEN = re.compile(r"\{\{|\}\}|\[\[|\]\]|^[ :]*\{\||^ *\|\}(?!\})", re.MULTILINE)
 #: names of namespaces whose links show nothing in the text: in English and as the large wikis call or called them; a
@@ -44,8 +44,8 @@ _REDIRECT = re.compile(r"\s*#\s{0,9}[^\W\d]{2,30}\s{0,9}:?\s{0,9}\[\[[^\[\]\n]{1
                        r"(?:(?:\{\{[^{}]{0,300}\}\}|\[\[[^\[\]\n]{1,300}\]\])\s*){0,20}\Z")
 #: language variants (Chinese, Serbian), of which each reader sees one: -{zh-hans:甲; zh-hant:乙}-, -{kept as it is}-
 _VARIANTS = re.compile(r"-\{(?:([A-Za-z+;-]{0,20})\|)?([^{}]{0,2000})\}-")
-#: One blank is matched before the label, which may itself begin with blanks: if two runs matched blanks, the search
-#: would try every way to share them.
+#: One blank is matched before the label, which may itself begin with blanks: if two parts of the pattern matched
+#: blanks, the search would try every way to divide the blanks between them.
 _EXTERNAL = re.compile(r"\[(?:https?:|ftp:|mailto:|//)[^\s\[\]]{1,2048}(?:[ \t]([^\[\]\n]*))?\]")
 #: a character reference of this many digits names no character, and Python refuses to read thousands of digits
 _LONG_NUMBER = re.compile(r"&#([0-9]{20,});?")
@@ -244,7 +244,8 @@ def _without_brackets(text: str, placeholders: Placeholders, hidden: re.Pattern[
     stack[-1][1].append(text[at:])
     while len(stack) > 1:
         kind, unclosed = stack.pop()
-        stack[-1][1].extend(unclosed if kind == "[[" else unclosed[-1:])  # of a template or table only the last piece
+        # of an unclosed template or table, only the text after its last inner brackets stays
+        stack[-1][1].extend(unclosed if kind == "[[" else unclosed[-1:])
     return "".join(stack[0][1])
 
 
@@ -285,9 +286,11 @@ def _template(inner: str) -> str:
 
 
 def _link(inner: str, hidden: re.Pattern[str]) -> str:
-    """Returns the label of a link, or the target of a link without a label. The result is "" for links to files and
-    categories, and for links without a label to other wikis, templates, talk pages and the like, unless a colon in
-    front makes them ordinary links. `inner` is the text between [[ and ]]."""
+    """Returns the label of a link, or the target of a link without a label. `inner` is the text between [[ and ]].
+
+    Returns "" for links to files and categories. Also returns "" for links without a label to other wikis, templates,
+    talk pages and the like. A colon in front makes a link an ordinary one.
+    """
     if hidden.match(inner):
         return ""
     target, bar, label = inner.partition("|")
@@ -352,8 +355,8 @@ def _rows_with_spans(rows: list[list[tuple[str, str]]]) -> Iterator[list[str]]:
 
 
 def _paragraphs(text: str) -> str:
-    """Writes a text without inline markup as Markdown: trims lines, gives headings and list items Markdown's marks,
-    puts one blank line between blocks, and drops headings without text below them."""
+    """Writes a text without inline markup as Markdown. Lines are trimmed, headings and list items get Markdown's marks,
+    and one blank line separates blocks. Headings without text below them are dropped."""
     out: list[str] = []
     counts: list[int] = []                                      # items so far at each depth of the current list
     open_headings: list[tuple[int, int]] = []                   # (level, index in `out`) of headings with no text yet
@@ -387,8 +390,8 @@ def _paragraphs(text: str) -> str:
 
 
 def _mark(marks: str, counts: list[int]) -> tuple[str, list[int]]:
-    """Return (Markdown's mark for a list item with the wikitext marks `marks`, such as `*#`; number of items so far at
-    each depth of the list, including this item). `counts` are these numbers before the item."""
+    """Return Markdown's mark for a list item, and the new counts. `marks` are the item's marks in wikitext, such as
+    `*#`. `counts` holds the number of items so far at each depth of the list."""
     depth = sum(c in "*#" for c in marks)
     if not depth:
         return "", counts if marks else []                      # a line of : between items continues their list

@@ -24,14 +24,15 @@ def compile_arpa(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
                  pieces: bytes = b"") -> list[int]:
     """Compile an ARPA file (plain or .gz) into the model file `out`. Returns the number of n-grams of each order.
 
-    The end of an n-gram is the n-gram of all its words but the first. SRILM may prune an n-gram although it is the end
-    of a longer one that stays. This function adds such missing n-grams. An added n-gram gets the log10 probability by
-    which every reader of ARPA would score it: the back-off weight of its context (all words but the last) plus the
-    log10 probability of its end.
-
     The file `out` also stores `normalize` (how texts are normalised) and `pieces` (a SentencePiece model). The function
-    needs about 150 bytes of memory per n-gram. Raises BadModel, which names the file and, for a bad entry, its line, if
-    the file is not valid ARPA, has orders above MOST_ORDER, or lacks the context of one of its n-grams.
+    needs about 150 bytes of memory per n-gram.
+
+    The end of an n-gram is the n-gram of all its words but the first. SRILM may prune the end of an n-gram that stays
+    in the model. This function adds such missing ends, with the score that every reader of ARPA would give them: the
+    back-off weight of the context (all words but the last) plus the log10 probability of their own end.
+
+    Raises BadModel if the file is not valid ARPA, has orders above MOST_ORDER, or lacks the context of one of its
+    n-grams. The message names the file and, for a bad entry, its line.
     """
     words: list[str] = []
     orders: list[tuple[np.ndarray, np.ndarray]] = []       # ids (n-grams, n), values (n-grams, 2)
@@ -63,8 +64,8 @@ def _with_missing_ends(unigrams: np.ndarray, orders: Sequence[tuple[np.ndarray, 
     """Return the n-grams of a model together with the ends that it lacks. The end of an n-gram is the n-gram of all its
     words but the first, so it belongs to the next lower order.
 
-    `orders` holds (word ids, values) for every order from 2 on. The result is a list with (hashes of the n-grams, their
-    values) for every order from 2 on. A value is a log10 probability with a back-off weight.
+    `orders` holds (word ids, values) for every order from 2 on. The values of an n-gram are its log10 probability and
+    its back-off weight. The result holds (hashes of the n-grams, values) for every order from 2 on.
     """
     ids = [i for i, _ in orders]
     values = [v for _, v in orders]

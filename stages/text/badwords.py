@@ -85,8 +85,8 @@ def language_of(code: str) -> str:
 
 
 def normal(text: str, language: str) -> str:
-    """Normalise a text, or an entry of a word list, before the two are compared: NFKC, lower case, and rules for the
-    language that the module lists."""
+    """Normalise a text, or an entry of a word list, before the two are compared: NFKC, lower case, and the rules for
+    the language in the docstring of this module."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text).translate(_NO_WIDTH)
     if language == "tr":
@@ -228,8 +228,7 @@ def _words(text: str, latin: bool) -> re.Pattern[str] | regex.Pattern[str]:
 
 def _gaps(text: str, words: list[re.Match[str]]) -> tuple[str, ...]:
     """Return the text between each word and the next, without blanks, hyphens and apostrophes. `words` are the matches
-    of the words. An entry of several words occurs in a text only where these gaps (`&`, for instance) are the same in
-    the text and in the entry."""
+    of the words. An entry of several words occurs in a text only if these gaps are equal: `&` matches only `&`."""
     return tuple(_LOOSE.sub("", text[a.end():b.start()]) for a, b in pairwise(words))
 
 
@@ -243,8 +242,8 @@ def _is_everywhere(entry: str) -> bool:
 
 
 def _stands_alone(text: str, at: int, entry: str) -> bool:
-    """Return whether an entry of a word list, found at position `at` of the text, is a word of its own there and not a
-    part of a longer one. In some scripts this can only be guessed."""
+    """Return whether an entry of a word list, found at position `at` of the text, is a word of its own there, rather
+    than a part of a longer one. In some scripts this can only be guessed."""
     before, after = text[at - 1:at], text[at + len(entry):at + len(entry) + 1]
     if _KATAKANA.fullmatch(entry):
         return not (before and before != " " and _KATAKANA.fullmatch(before)) and not (

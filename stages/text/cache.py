@@ -1,5 +1,5 @@
-"""Keeps files in a cache folder, so that an installation makes each file once and then uses it again: compiled lists,
-and spaCy's tokenizer rules. The environment variable TOKENMILL_CACHE names the folder (default ~/.cache/tokenmill)."""
+"""Keeps files in a cache folder: compiled lists, and spaCy's tokenizer rules. An installation makes each file once,
+when it is first needed. The environment variable TOKENMILL_CACHE names the folder (default ~/.cache/tokenmill)."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def _lock(path: Path) -> Iterator[None]:
     """Context manager that holds a lock, so that only one process at a time writes the file `path`. The lock is on a
     lock file beside `path`. A missing folder is created.
 
-    If no lock is possible (a file system without locks, another user's file, a read-only folder), the caller goes on
-    without one. Two processes may then write the same file, and the one that finishes last decides its content. In a
-    read-only folder, no error is raised here, but when the caller writes the file.
+    The caller goes on without a lock where none is possible: on a file system without locks, with another user's lock
+    file, in a read-only folder. Two processes may then write the same file, and the one that finishes last decides its
+    content.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):

@@ -60,7 +60,7 @@ def _table(*, digits: bool, marks: bool, accents: bool) -> _Table:
         if accents and unicodedata.category(chr(code)) == "Mn":
             out[code] = None
         elif digits and chr(code).isdecimal():
-            out[code] = "0"                    # replaces the punctuation: the full-width 1 in that list is a digit
+            out[code] = "0"                    # even the full-width 1, which is in the list of punctuation
     return out
 
 

@@ -1,6 +1,6 @@
-"""Defines classes of characters that decide which documents are kept, as datatrove does (datatrove.utils.text,
-Apache-2.0): the symbols of Gopher's rules, the terminal punctuation of FineWeb's rules, and the characters that MinHash
-ignores.
+"""Defines classes of characters that decide which documents are kept: the symbols of Gopher's rules, the terminal
+punctuation of FineWeb's rules, and the characters that MinHash ignores. They are those of datatrove
+(datatrove.utils.text, Apache-2.0).
 
 The classes are written out in this module, so that workers need not import datatrove. A test compares them with
 datatrove's own.

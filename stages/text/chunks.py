@@ -59,11 +59,13 @@ class Chunks:
 
     def extend(self, chunks: Sequence[bytes], words: Sequence[int], counts: Sequence[int],
                steps: Sequence[tuple[int, int, int, int]], unsure: Sequence[bool]) -> None:
-        """Add chunks (runs of characters without white space) that the table does not hold. `words` has the word
-        numbers of all new chunks, one chunk after the other, and `counts` the number of words of each chunk. `steps`
-        has, for each chunk, the numbers (begun, open, begun_after, open_after) that the comment at STEP explains: they
-        say how the chunk changes the count of sentences. `unsure` says, for each chunk, whether a neighbouring chunk
-        may change how the chunk is split into words."""
+        """Add chunks (runs of characters without white space) that the table does not hold.
+
+        - `words`: the word numbers of all new chunks, one chunk after the other
+        - `counts`: for each chunk, the number of its words
+        - `steps`: for each chunk, how it changes the count of sentences: (begun, open, begun_after, open_after) of STEP
+        - `unsure`: for each chunk, whether a neighbouring chunk may change how it is split into words
+        """
         added, data = len(chunks), b"".join(chunks)
         first, last = self.count, self.count + added
         self.rows, self.steps = room(self.rows, last), room(self.steps, last)
@@ -93,8 +95,7 @@ class Chunks:
         self.count, self.bytes, self.words = count, size, words
 
     def edge(self, chunk: int, side: int) -> int:
-        """Return the number of the first word (`side` 0) or of the last word (`side` 1) of a chunk (a run without white
-        space), which is given by its own number."""
+        """Return the number of the first word (`side` 0) or last word (`side` 1) of chunk number `chunk`."""
         row = self.rows[chunk]
         return int(self.parts[row["first"] + (row["count"] - 1 if side else 0)])
 
@@ -105,12 +106,16 @@ class Chunks:
         return scan(data, _CLASSES, self.slots, self.rows, self.blob, self.seed)
 
     def fold(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return the words of a text and facts about its lines. `chunks` and `spans` are the results of `scan` for the
-        text; a chunk is a run without white space. Returns (numbers of the words, int32; lines, int32[m, 4]; number of
-        unsure chunks). A chunk is unsure if a neighbouring chunk may change how it is split into words. `lines` has a
-        row for each line that has a chunk. Its columns are LINE_START and LINE_END (bytes of the text, without white
-        space at the line's ends), LINE_CHUNKS (number of chunks) and LINE_SENTENCES (number of sentences; -1 if the
-        line has an unsure chunk)."""
+        """Return the words of a text and facts about its lines, as three values: numbers of the words, int32; lines,
+        int32[m, 4]; number of unsure chunks. `chunks` and `spans` are the results of `scan` for the text. A chunk is a
+        run without white space. It is unsure if a neighbouring chunk may change how it is split into words.
+
+        The lines have a row for each line with a chunk, and these columns:
+
+        - LINE_START, LINE_END: its bytes in the text, without white space at its ends
+        - LINE_CHUNKS: number of chunks
+        - LINE_SENTENCES: number of sentences; -1 if the line has an unsure chunk
+        """
         return fold(data, _CLASSES, chunks, spans, self.rows, self.steps, self.parts)
 
     def sentences(self, data: np.ndarray, chunks: np.ndarray, spans: np.ndarray) -> int:
@@ -139,8 +144,8 @@ def room(column: np.ndarray, size: int) -> np.ndarray:
 
 @njit(cache=True, nogil=True)
 def packed(data: np.ndarray, start: int, stop: int) -> np.uint64:
-    """Return up to eight bytes of `data` as one number in little-endian order: those from `start` up to, but not
-    including, `stop`, or the first eight of them."""
+    """Return the bytes of `data` from `start` up to, but not including, `stop` as one number, in little-endian order.
+    Only the first eight of them are used."""
     value = np.uint64(0)
     for i in range(min(stop - start, 8)):
         value |= np.uint64(data[start + i]) << np.uint64(8 * i)
@@ -283,11 +288,11 @@ def scan(data: np.ndarray, classes: np.ndarray, slots: np.ndarray, rows: np.ndar
 @njit(cache=True, nogil=True)
 def sentences(data: np.ndarray, chunks: np.ndarray, spans: np.ndarray, steps: np.ndarray, first: int, last: int,
               stop: int) -> int:
-    """Count the sentences in the chunks from `first` up to, but not including, `last` (chunks are runs without white
-    space). The white space between the chunks counts, too, and that between the last chunk and the byte `stop`.
+    """Count the sentences in the chunks (runs without white space) from `first` up to, but not including, `last`.
+    `stop` is the byte at which the counted text ends.
 
     As in spaCy, white space is a token of its own, except a single space. After an end mark, such a token begins a
-    sentence, because it is not punctuation.
+    sentence, because it is not punctuation. White space after the last chunk counts, too.
     """
     count = 1
     ended = 0

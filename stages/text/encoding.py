@@ -2,25 +2,25 @@
 
 The first of these rules that applies decides:
 
-1. the encoding of a byte-order mark;
-2. UTF-16 without a byte-order mark, recognised by its NUL bytes;
+1. The encoding of a byte-order mark.
+2. UTF-16 without a byte-order mark, recognised by its NUL bytes.
 3. ISO-2022-JP, whose bytes look like ASCII, if the transport, such as HTTP, declares it and the page has an escape
-   character;
-4. UTF-8, if the bytes are valid (a page that decodes as UTF-8 by accident practically does not exist, while wrong
-   declarations are common);
-5. the first of three guesses (other than UTF-8) by which all bytes decode without error and to at most 1 % control
-   characters, and which the bytes do not contradict (see below): the charset that the transport declares; the charset
-   that the page declares in its own `<meta>`; the result of byte statistics (resiliparse; single-byte results are
-   checked again);
-6. UTF-8, if the bytes are *mostly* valid (ten or more sound characters beyond ASCII for each broken place);
-7. the first guess of rule 5, even if the bytes contradict it, with its errors replaced, or windows-1252 if there was no
-   guess.
+   character.
+4. UTF-8, if the bytes are valid. Hardly any page in another encoding is valid UTF-8, while wrong declarations are
+   common.
+5. The first of three guesses that fits: the charset that the transport declares, the charset that the page declares in
+   its own `<meta>`, the result of byte statistics (resiliparse, checked again for Korean and Japanese).
+6. UTF-8, if the bytes are *mostly* valid: ten or more sound characters beyond ASCII for each broken place.
+7. The first guess of rule 5, with its errors replaced, or windows-1252 if there was no guess.
+
+A guess is never UTF-8. It fits if three conditions hold: all bytes decode without error, at most 1 % of the characters
+are control characters, and the runs of bytes beyond ASCII suit the script. In Latin script such bytes stand mostly
+alone, so the runs must have at most _LATIN_RUN bytes on average. For any other script they must have at least
+_OTHER_RUN. If a server declares every page as ISO-8859-1, the declaration is thus ignored for Russian, Greek and
+Chinese pages.
 
 Labels (names of encodings) are read as browsers read them (WHATWG: ISO-8859-1 is windows-1252, GB2312 is GBK, Shift_JIS
-is code page 932). The bytes contradict a label in two cases: bytes beyond ASCII come in long runs (more than _LATIN_RUN
-on average) although the label is for a Latin script, or mostly one by one (fewer than _OTHER_RUN on average) although
-the label is for another script. If a server declares every page as ISO-8859-1, the declaration is therefore ignored for
-Russian, Greek and Chinese pages.
+is code page 932).
 """
 
 from __future__ import annotations
@@ -129,12 +129,14 @@ def _mean_run(data: bytes) -> float:
 
 def without_double_encoding(text: str, data: bytes) -> str:
     """Undo double encoding in the text of a page. Doubly encoded text is UTF-8 that was read as windows-1252 or
-    ISO-8859-1 and written as UTF-8 again: `â€™` for `’`. One real page in fifty has some.
+    ISO-8859-1 and written as UTF-8 again: `â€™` for `’`. One real page in fifty has some. `data` is the same text in
+    UTF-8.
 
-    `data` is the same text in UTF-8. If doubly encoded pieces make up more than 60 % of the page's characters beyond
-    ASCII, and more than six characters, all these pieces are undone. Otherwise, only pieces with a control character
-    are undone, because such pieces cannot be ordinary text; a single `â€™` stays. The function is for prose only,
-    because a program may contain doubly encoded text on purpose.
+    All doubly encoded pieces are undone if they have more than six characters in total, and more than 60 % of the
+    page's characters beyond ASCII. Otherwise only pieces with a control character are undone, because they cannot be
+    ordinary text. A single `â€™` stays.
+
+    The function is for prose only, because a program may contain doubly encoded text on purpose.
     """
     if text.isascii() or _DOUBLE_BYTES.search(data) is None:
         return text

@@ -4,13 +4,14 @@ Models name languages differently: lid.176 as Wikipedia does (`fr`, `arz`), Glot
 script (`fra_Latn`). `Document.language` is the label of the model that identified the language. A setting may use any
 of these names for a language. The function `names` decides which labels such a name stands for:
 
-* the codes of two and of three letters mean the same: `fr`, `fra`. There is no difference between `-` and `_`, or
-  between capitals and small letters;
-* the code of a macrolanguage (ISO 639-3) means its standard member, as in FLORES-200: `zh` is `cmn` (Mandarin, not
-  `yue`), `ar` is `arb` (not `arz`), `fa` is `pes`, `no` is `nob`; other members must be named by their own codes;
-* scripts are compared only if both the name and the label have one: `sr` is any Serbian, `srp_Latn` only Serbian in
-  Latin letters. If the label has no script, the script of the text's letters is compared, provided the caller gives it;
-* `als` alone is Alemannic, as in Wikipedia and lid.176; with a script it is ISO's Tosk Albanian. `bh` is Bhojpuri.
+- Two-letter and three-letter codes of a language are equal: `fr` is `fra`. So are `-` and `_`, and capitals and small
+  letters.
+- The code of a macrolanguage (ISO 639-3) means its standard member, as in FLORES-200: `zh` is `cmn` (Mandarin, not
+  `yue`), `ar` is `arb` (not `arz`), `fa` is `pes`, `no` is `nob`. Other members must be named by their own codes.
+- Scripts are compared only if both the name and the label have one: `sr` is any Serbian, `srp_Latn` only Serbian in
+  Latin letters. If the label has no script, the caller may give the script of the text's letters instead.
+- `als` without a script is Alemannic, as in Wikipedia and lid.176. With a script it is Tosk Albanian, as in ISO 639-3.
+  `bh` is Bhojpuri.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Finds the tokenizer that splits texts in a language into words, by datatrove's table (`tokenizer_assignment.csv`,
-2,000 languages).
+2,000 languages). The table is a file of datatrove, and is read without an import of datatrove.
 
-Languages are named as models and data sets name them: `fra_Latn` (GlotLID, FineWeb-2), `fra`, or `fr` (lid.176). The
-table is a file of datatrove, and is read without an import of datatrove. A name without a script means the language in
-its usual script. For such a name datatrove 0.10.1 may choose another script, because it reads "FALSE" in the table as
-true: its `ar` is in Latin script. Names with a script are safe.
+Languages are named as models and data sets name them: `fra_Latn` (GlotLID, FineWeb-2), `fra`, or `fr` (lid.176). A name
+without a script means the language in its usual script. Here datatrove 0.10.1 may choose another script, because it
+reads "FALSE" in the table as true: its `ar` is in Latin script. For names with a script, datatrove chooses the same
+tokenizer as this module.
 
 Most languages are split by rules of spaCy, often those of a related language, and need no further package
 (`stages.text.words`). Korean, Thai, Chinese, Japanese, Vietnamese, the languages of India and some more have tokenizers

@@ -48,10 +48,10 @@ def same_length_lower(text: str) -> str:
 
 
 def repetition_spans(text: str, reason: str, *, first: bool = False) -> list[Span]:
-    """Return the spans (first character, one past the last) of the repetitions because of which a text was dropped by
-    Gopher's rules on repetition, or by DCLM's form of these rules. `reason` is the reason with which the text was
-    dropped, such as `dup_line_frac`; it says which of the rules dropped it. With `first`, the first of several equal
-    lines, paragraphs or n-grams also counts as a repetition."""
+    """Return the spans (first character, one past the last) of the repetitions for which a rule of Gopher, or DCLM's
+    form of it, dropped a text. `reason` is the reason with which the text was dropped, such as `dup_line_frac`; it
+    names the rule. With `first`, the first of several equal lines, paragraphs or n-grams also counts as a
+    repetition."""
     rule = _REPETITION.search(reason)
     if rule is None:
         return []
@@ -76,10 +76,12 @@ def copies(text: str, separator: str = "\n", *, first: bool = False) -> list[Spa
 
 
 def repeated_words(text: str, n: int, *, top: bool, first: bool = False) -> list[Span]:
-    """Return the spans (first character, one past the last) of repeated runs of `n` words, at most MOST. With `top`,
-    these are all occurrences of the most frequent run (none if it occurs only once). Otherwise they are all runs that
-    repeat an earlier run and, with `first`, also the first of several equal runs. Spans that overlap or follow each
-    other are joined."""
+    """Return the spans (first character, one past the last) of repeated runs of `n` words, at most MOST. Spans that
+    overlap or follow each other are joined.
+
+    With `top`, these are all occurrences of the most frequent run; none if it occurs only once. Without `top`, they are
+    all runs that repeat an earlier run. `first` then adds the first of several equal runs.
+    """
     words = [match.span() for match in _WORD.finditer(text)]
     runs = [tuple(text[a:b] for a, b in words[i:i + n]) for i in range(len(words) - n + 1)]
     if top:

@@ -224,9 +224,9 @@ class NgramLM:
         return np.fromiter((get(w, 0) for w in words), np.int64, len(words))
 
     def word_scores(self, ids: np.ndarray, *, bos: bool = True, eos: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """Return two arrays with an entry for each word of a text and, with `eos`, one more for its end: the score
-        (float32, log10 probability), and the number of words in the longest n-gram of the model that ends at this word.
-        With `bos`, the words follow a mark for the beginning of a text."""
+        """Return two arrays with an entry for each word of a text: the score (float32, log10 probability), and the
+        number of words in the longest n-gram of the model that ends at this word. With `eos`, both have one more entry
+        for the text's end. With `bos`, the words follow a mark for the beginning of a text."""
         return self._scored(ids, bos, eos)[1:]
 
     def score(self, ids: np.ndarray, *, bos: bool = True, eos: bool = True) -> float:
@@ -249,12 +249,18 @@ class NgramLM:
 def write_model(path: str | os.PathLike[str], words: Sequence[str], unigrams: np.ndarray,
                 counts: Sequence[int], grams: Iterable[tuple[np.ndarray, np.ndarray]], *, normalize: str = "none",
                 pieces: bytes = b"", facts: Mapping[str, Any] | None = None) -> None:
-    """Write an n-gram model as a file that `NgramLM` reads. `words` lists the words in the order of their ids, <unk>
-    first. `unigrams`, float32[words, 2], holds the log10 probability and back-off weight of each word. For the orders
-    2, 3, …, `counts` holds the numbers of n-grams, and `grams` yields (their hashes, uint64; their log10 probabilities
-    and back-off weights, float32[n-grams, 2]). The header also holds `facts` and `normalize` (how texts were
-    normalised). `pieces` is a SentencePiece model. Equal arguments give a file of equal bytes. Raises ValueError if two
-    n-grams have the same hash, a word has a line break, or the first word is not <unk>."""
+    """Write an n-gram model as a file that `NgramLM` reads. Equal arguments give a file of equal bytes.
+
+    - `words`: the words in the order of their ids, <unk> first
+    - `unigrams`: the log10 probability and back-off weight of each word, float32[words, 2]
+    - `counts`: the numbers of n-grams of the orders 2, 3, …
+    - `grams`: for the same orders, (hashes of the n-grams, uint64; their log10 probabilities and back-off weights,
+      float32[n-grams, 2])
+    - `normalize`, `facts`: how texts were normalised, and further entries of the file's header
+    - `pieces`: a SentencePiece model
+
+    Raises ValueError if two n-grams have the same hash, a word has a line break, or the first word is not <unk>.
+    """
     if any("\n" in w for w in words) or words[0] != UNK:
         raise ValueError("words are lines of their own, and the first is <unk>")
     small = {"words": "\n".join(words).encode(), "unigrams": np.ascontiguousarray(unigrams, np.float32).tobytes(),

@@ -1,7 +1,11 @@
-"""Normalises texts before the search for near-duplicates, exactly as datatrove's `simplify_text` does.
+"""Normalises texts before the search for near-duplicates, exactly as datatrove's `simplify_text` does with its default
+settings (datatrove.utils.text). The steps run in datatrove's order, which matters:
 
-The steps run in datatrove's order, which matters: lower case → numbers to "0" → punctuation to spaces → white space to
-single spaces → canonical decomposition without nonspacing marks (TextNormConfig defaults of datatrove.utils.text).
+1. lower case
+2. numbers to "0"
+3. punctuation to spaces
+4. white space to single spaces
+5. canonical decomposition without nonspacing marks
 
 A kernel (a function that numba compiles) does all steps in one pass over the UTF-8 bytes. It looks each character up in
 a table that says what becomes of it. The table has pages of 256 code points; a page is filled when a text first has one
@@ -38,7 +42,7 @@ _HIGH = re.compile("[\u0300-\U0010ffff]+")
 
 #: kinds of characters, as flags: white space or punctuation; decimal digit; mark that may stand inside a number
 _GAP, _DIGIT, _SEPARATOR = 1, 2, 4
-#: kinds that decide how a capital sigma before or after them is lowered: it has a case; it is passed over
+#: kinds that decide how `str.lower` writes a capital sigma beside them: cased; ignorable for case
 _CASED, _IGNORABLE = 8, 16
 #: a character for `by_rules`: it may change places with its neighbours in a decomposition
 _UNSURE = 32
@@ -48,12 +52,13 @@ _SPACE, _ZERO = 32, 48
 #: a byte that is in no UTF-8 text
 _RARE = 255
 _U = np.uint64
-#: eight bytes in an integer: the highest bit of each; spaces; and what turns the highest bit of a byte below 128 on, if
-#: the byte is at least "0", greater than "9", at least "a", greater than "z"
+#: Integers of eight equal bytes: 1; the highest bit; a space. The last four are added to bytes below 128, to set the
+#: highest bit of each that is at least "0", greater than "9", at least "a", greater than "z".
 _EACH = _U(0x0101010101010101)
 _HIGHEST, _SPACES = _EACH * _U(128), _EACH * _U(_SPACE)
 _FROM_0, _AFTER_9, _FROM_A, _AFTER_Z = (_EACH * _U(128 - byte) for byte in b"0:a{")
-#: results of `_simplified` other than a number of bytes: the text is for `by_rules`; -2 - p: page p is missing
+#: Results of `_simplified` that are no number of bytes: _BY_RULES if only `by_rules` can simplify the text, and -2 - p
+#: if the table of characters lacks page p.
 _BY_RULES = -1
 
 
@@ -197,10 +202,12 @@ def _after_number(data, i, pages, kinds):
 
 @njit(cache=True, nogil=True)
 def _ascii_stretch(data, i, ascii_bytes, gaps, out, size, last):
-    """Simplify a text from byte `i` on, up to the next digit or character outside ASCII, and write the result to `out`,
-    which already has `size` bytes. `last` is the last of these bytes, by which the function knows whether to write a
-    space. It is _RARE after a character outside ASCII, even one that left no byte, and always if `gaps` is true
-    (several spaces may follow one another). Returns (i, size, last) after the stretch.
+    """Simplify a text from byte `i` on, up to the next digit or character outside ASCII. The result is written to `out`
+    after its first `size` bytes. Returns (i, size, last) after the stretch.
+
+    `last` is the byte before the stretch in the result. After a space, no further space is written. `last` is _RARE
+    after a character outside ASCII, even one that left no byte. If `gaps` is true, several spaces may follow one
+    another, and `last` does not matter.
 
     The loops have no branch that depends on where words end, because processors would often mispredict it.
     """
@@ -228,9 +235,8 @@ def _ascii_blocks(data, out):
     stops at the first block of eight bytes that holds a digit or a part of a character outside ASCII. Returns the
     number of bytes written.
 
-    The eight bytes of a block are processed as one integer. In a sum, no byte overflows into the next, because both
-    summands of a byte are less than 128. The highest bit of a byte of the sum then says whether the byte is at least
-    some value.
+    The eight bytes of a block are compared at once, in one addition of 64-bit integers. A byte b below 128 plus 128 - k
+    has its highest bit set exactly if b ≥ k. No sum of two such bytes overflows into the next byte.
     """
     blocks = data.shape[0] // 8
     source, target = data[:8 * blocks].view(np.uint64), out[:8 * blocks].view(np.uint64)
@@ -283,7 +289,7 @@ def _simplified(data, ascii_bytes, pages, kinds, starts, sizes, blob, gaps, out)
             for place in range(start, start + sizes[entry]):
                 out[size] = blob[place]
                 size += 1
-            last = _RARE                                 # a mark is deleted, but it parts the spaces around it
+            last = _RARE                                 # a deleted mark still separates the spaces around it
         i, size, last = _ascii_stretch(data, i + width, ascii_bytes, gaps, out, size, last)
     return size
 
@@ -322,8 +328,8 @@ def simplified_utf8(data: Bytes, gaps: bool = False) -> Bytes:
 
 @njit(cache=True, nogil=True)
 def _simplified_texts(data, starts, stops, ascii_bytes, pages, kinds, page_starts, sizes, blob, gaps, out, ends, odd):
-    """Write the simplified forms of the texts data[starts[n]:stops[n]], without spaces at their ends, to `out`, one
-    after another, and the position where each ends to `ends`. The texts that only `by_rules` can simplify are left out,
+    """Write the simplified forms of the texts data[starts[n]:stops[n]] to `out`, one after another, without spaces at
+    their ends. The position where each form ends goes to `ends`. Texts that only `by_rules` can simplify are left out,
     and marked in `odd`. Returns 0, or -2 - page if the table of characters lacks a page that is needed."""
     end = 0
     for number in range(starts.shape[0]):

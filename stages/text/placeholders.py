@@ -35,8 +35,8 @@ class Placeholders:
         return f"\ue000{len(self.pieces) - 1}\ue001"
 
     def restored(self, text: str, depth: int = 1) -> str:
-        """Return the text with each placeholder replaced by its piece. A piece may itself contain placeholders. `depth`
-        is the number of times that placeholders are replaced in turn."""
+        """Return the text with each placeholder replaced by its piece. A piece may itself contain placeholders: `depth`
+        is the number of levels that are replaced."""
         for _ in range(depth):
             text = _PLACEHOLDER.sub(lambda m: self.pieces[int(m[1])], text)
         return text

@@ -25,12 +25,14 @@ def number(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 @njit(cache=True, nogil=True)
 def repeated(ids: np.ndarray, lengths: np.ndarray, low: int, high: int) -> np.ndarray:
     """Measure the repeated word n-grams of a text. `ids` holds the word numbers of the text, and `lengths[i]` is the
-    number of characters of the word with number i.
+    number of characters of the word with number i. Returns a row of four int64 for every n from `low` to `high`:
 
-    Returns a row of four int64 for every n from `low` to `high`: the count of the most frequent n-gram; the characters
-    of the first n-gram with that count; the characters of the longest n-gram with that count; and the characters of all
-    words inside an n-gram that occurs at least twice, each word once. Spaces do not count as characters. If the text
-    has fewer than n words, the row holds zeros.
+    1. count of the most frequent n-gram
+    2. characters of the first n-gram with that count
+    3. characters of the longest n-gram with that count
+    4. characters of all words inside an n-gram that occurs at least twice, each word once
+
+    Spaces do not count as characters. If the text has fewer than n words, the row holds zeros.
     """
     words = ids.shape[0]
     out = np.zeros((high - low + 1, 4), np.int64)

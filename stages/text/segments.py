@@ -18,7 +18,8 @@ from typing import Any
 
 #: most chunks in the cache before it is emptied, and the longest chunk that is cached
 CAPACITY, CACHED_LONGEST = 300_000, 64
-#: exceptions at white space: two letters that extend even a space before them, and a space that does not end a word
+#: Exceptions at white space: U+FF9E and U+FF9F belong to the segment before them, even to a space, and the space U+202F
+#: does not end a word. A text with one of them is not cut into chunks.
 _JOINING = ("\uff9e", "\uff9f", "\u202f")
 
 _cache: dict[str, tuple[str, ...]] = {}
@@ -37,7 +38,7 @@ def _segment() -> Any:
     quote, double = rf"\p{{WB=Single_Quote}}{joined}", rf"\p{{WB=Double_Quote}}{joined}"
     between = rf"[\p{{WB=MidLetter}}\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}]{joined}"
     point = rf"[\p{{WB=MidNum}}\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}]{joined}"
-    # the double quote comes first, or a Hebrew letter would be taken without looking for it
+    # The alternative with the double quote comes first. Otherwise `letter` would match the Hebrew letter alone.
     run = (rf"(?:{hebrew}{double}(?={hebrew})|{letter}(?:{between}(?={letter}))?"
            rf"|{digit}(?:{point}(?={digit}))?)++")
     core = rf"(?:{run}|(?:{kana})++)"

@@ -79,12 +79,12 @@ def _pattern(method: Any) -> str | None:
 
 
 def suffix_window(pattern: str) -> int | None:
-    """Return the length in characters of the longest suffix that a pattern for suffixes can match, not counting full
-    stops at the end.
+    r"""Return the length in characters of the longest suffix that a pattern for suffixes can match, not counting full
+    stops at the end. spaCy searches the whole string for a suffix. A search in only this many characters at the end of
+    the string finds the same suffixes faster.
 
-    spaCy searches the whole string for a suffix. A search that starts this number of characters before the end of the
-    string finds the same suffixes faster. The result is None if the pattern has an alternative without a greatest
-    length, other than `\\.\\.+$`. In that case, the whole string must be searched.
+    Returns None if the length has no limit, so that the whole string must be searched. The alternative `\.\.+$`, which
+    matches full stops alone, is no reason for this.
     """
     from re import _parser  # type: ignore[attr-defined]
 

@@ -1,10 +1,15 @@
 """Tokenizes exactly as spaCy (https://spacy.io/usage/linguistic-features#how-tokenizer-works), without importing it.
 
 The rules of a language are data, exported once per install (`stages.text.spacy_export`). The algorithm is that of
-`spacy.Tokenizer`: a text is cut into chunks at white space; prefixes and suffixes are peeled off a chunk from both
-sides; special cases (strings with a fixed split into tokens), tokens that match a whole pattern, URLs and infixes
-follow; a last pass looks for special cases in the sequence of tokens. This module caches nothing; `stages.text.words`
-does.
+`spacy.Tokenizer`:
+
+1. A text is cut into chunks at white space.
+2. Prefixes and suffixes are peeled off a chunk from both sides.
+3. What remains is split by a special case (a string with a fixed split into tokens), or else at infixes. A URL, or a
+   string that matches the language's pattern of whole tokens, is not split.
+4. A last pass applies special cases to the sequence of tokens.
+
+This module caches nothing; `stages.text.words` does.
 
 The one difference from spaCy is that a chunk of more than LONGEST characters is one token. The time to peel off
 prefixes and suffixes and to find a URL grows with the square of the chunk's length: a chunk of 200,000 characters takes
@@ -69,9 +74,9 @@ class SpacyRules:
         suffixes and infixes, as spaCy's `_tokenize` does. A URL, or a string that the language's pattern for whole
         tokens matches, is not split at infixes. A chunk of more than LONGEST characters is one token.
 
-        A special case is a string with a fixed split into tokens. With `special`, a special case is applied if it
-        equals the chunk, or the part of the chunk that remains after some prefixes and suffixes were split off. Without
-        `special`, no special case is applied. Special cases that match a sequence of tokens are left to `merge`.
+        A special case is a string with a fixed split into tokens. It is applied if it equals the chunk, or what remains
+        of the chunk after some prefixes and suffixes were split off. With `special=False`, none is applied. `merge`
+        applies special cases to sequences of tokens.
         """
         if len(chunk) > LONGEST:
             return [chunk]
@@ -136,9 +141,9 @@ class SpacyRules:
         """Apply the special cases that match a sequence of tokens, and return the new tokens. A special case is a
         string with a fixed split into tokens. This method does what spaCy's last pass, `_apply_special_cases`, does.
 
-        `breaks[i]` is true if a space precedes token i. A special case may match tokens on both sides of a space, but
-        is applied only if the matched text, with its spaces, is spelt like a special case. If a match is not applied
-        for this reason, shorter matches that overlap it are not applied either.
+        `breaks[i]` is true if a space precedes token i. A match is applied only if its tokens, joined with their
+        spaces, spell a special case. Of overlapping matches, only the longest is tried, and of equally long ones the
+        leftmost.
         """
         matches = [(i, i + len(sequence)) for i, token in enumerate(tokens)
                    for sequence in self._sequences.get(token, ()) if tuple(tokens[i:i + len(sequence)]) == sequence]

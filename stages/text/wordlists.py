@@ -67,7 +67,8 @@ def read_lists(path: str | Path, *, max_files: int = _MEMBERS,
         lists = {language: _entries(entries, f"{path}: '{language}'") for language, entries in content.items()}
     else:
         data = path.read_bytes()
-        if (suffix := _suffix_of_content(data)) is not None:  # a recipe's key knows the content of a file, not its name
+        # A recipe's key covers the content of a file, not its name, so a renamed file must not give other entries.
+        if (suffix := _suffix_of_content(data)) is not None:
             raise ValueError(f"{path} is no text with one entry a line; rename it to *.{suffix}, if that is what it is")
         lists[ANY] = _entries(_lines(data), str(path))
     if not any(lists.values()):

@@ -149,10 +149,9 @@ class Vocabulary:
         text without white space. Returns (first, one past the last) of each run.
 
         Chunks are normally split one by one. But spaCy has special cases: sequences of tokens that have a rule of their
-        own. A special case that spans two chunks may prevent a shorter special case inside one of them. A special case
-        can span two chunks only if a single space separates them, and if the last token of the first chunk and the
-        first token of the second chunk follow each other in the special case. If there is no such special case, the two
-        chunks can be split separately.
+        own. A special case that spans two chunks may prevent a shorter special case inside one of them. It can span
+        them only if a single space separates them, and if two neighbouring tokens of the special case equal the last
+        token of the first chunk and the first token of the second. Other chunks can be split separately.
         """
         runs, last = [], len(chunks) - 1
         stop = 0
@@ -194,11 +193,12 @@ class Vocabulary:
         return self.words[self.chunks.edge(chunk, side)]
 
     def _find_chunks(self, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int] | None]:
-        """Find the chunks (runs without white space) of a text, and add those that the table lacks. Returns (the number
-        of each chunk, the start and end of each chunk in `data`, the argument for `_forget`).
+        """Find the chunks (runs without white space) of a text, and add those that the table lacks. Returns the number
+        of each chunk, the start and end of each chunk in `data`, and the size of the table before long chunks were
+        added.
 
-        Long chunks do not stay in the table: the caller removes them by `_forget`. The argument is None if no long
-        chunks were added.
+        Long chunks do not stay in the table. After use, the caller passes the third value to `_forget`, which removes
+        them. The value is None if no long chunks were added.
         """
         chunks, spans, unknown = self.chunks.scan(data)
         if not unknown:
@@ -223,10 +223,12 @@ class Vocabulary:
             self.chunks.forget(*before)
 
     def encode(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Split a text into words. Returns (the numbers of the words, int32; facts about the lines, int32[n, 4]). There
-        is a row for each line that is not blank. It holds the position of the line's first byte, the position after its
-        last byte (both without white space), its number of chunks (runs without white space), and its number of
-        sentences (-1: unknown)."""
+        """Split a text into words. Returns (the numbers of the words, int32; facts about the lines, int32[n, 4]).
+
+        There is a row for each line that is not blank: the position of its first byte, the position after its last byte
+        (both without white space), its number of chunks (runs without white space), and its number of sentences (-1:
+        unknown).
+        """
         data = utf8(text)
         chunks, spans, before = self._find_chunks(data)
         ids, lines, unsure = self.chunks.fold(data, chunks, spans)
@@ -268,9 +270,12 @@ def _chunk(data: np.ndarray, start: int, stop: int) -> str:
 class Words:
     """The words of one text, in order, as numbers of a vocabulary (`ids`), and facts about its lines.
 
-    `lines` int32[n, 4] has a row for every line (of `str.splitlines`) that is not blank. Its columns are the position
-    of the line's first byte that is not white space, the position after the last such byte, the number of chunks
-    (`str.split`), and the number of sentences (-1: unknown, call `count_sentences`).
+    `lines`, int32[n, 4], has a row for every line (of `str.splitlines`) that is not blank, with these columns:
+
+    1. position of the line's first byte that is not white space
+    2. position after the last such byte
+    3. number of chunks (`str.split`)
+    4. number of sentences; -1 if unknown, so that `count_sentences` must be called
     """
 
     __slots__ = ("_counts", "ids", "lines", "vocabulary")
@@ -345,9 +350,15 @@ class Vocabularies:
 VOCABULARIES = Vocabularies()
 
 
+def load_rules() -> None:
+    """Load the tokenizer rules. Stages call this function in `setup`, because a process that exports the rules of an
+    installation for the first time starts a program."""
+    spacy_rules()
+
+
 def warm() -> None:
-    """Load the tokenizer rules and the compiled functions. Stages call this function in `setup`, so that the time for
-    it does not count as processing time of the first document."""
+    """Load the compiled functions. Stages call this function in `Stage.warm`, so that the time for it does not count as
+    processing time of the first document."""
     words = words_of("It (and all of this) is said. a b c d e f g h")
     words.plain  # noqa: B018
     words.distinct(["it"])

@@ -25,7 +25,7 @@ _WHITESPACE = re.compile(r"\s{2,}|[^\S ]")
 
 def _normalize(text: str) -> str:
     """Normalises white space with the same result as justext's function normalize_whitespace. It is faster, because it
-    skips single spaces, which justext replaces with single spaces."""
+    leaves single spaces alone instead of replacing each by itself."""
     return _WHITESPACE.sub(lambda m: "\n" if "\n" in m[0] or "\r" in m[0] else " ", text)
 
 
@@ -98,8 +98,8 @@ def make_paragraphs(root: Any) -> list[_Paragraph]:
 
 def classify(paragraphs: list[_Paragraph], stoplist: frozenset[str]) -> None:
     """Sets the context-free class (`cf_class`) of each paragraph: good, neargood, short or bad, judged from its own
-    text alone. The classes are those of justext with trafilatura's thresholds (50, 150, 0.1, 0.2, 0.25, no headings).
-    Counting stop words is expensive, so their share is computed only where the class depends on it."""
+    text alone. The result is that of justext with the thresholds that trafilatura sets. Stop words are counted only
+    where the class depends on them, because counting is slow."""
     for p in paragraphs:
         text = p.text
         length = len(text)
@@ -120,8 +120,8 @@ _stoplist: frozenset[str] = frozenset()
 
 
 def try_justext(tree: Any, url: str | None, target_language: str | None) -> etree._Element:
-    """Replaces the function trafilatura.external.try_justext. Returns a <body> that holds the paragraphs of a tree
-    which justext classifies as good. If a language is given, the original function is called."""
+    """Replaces the function trafilatura.external.try_justext. Returns a <body> with the paragraphs of the tree that
+    justext classifies as good. If a language is given, the original function is called."""
     global _stoplist
     if target_language is not None:
         return _try_justext(tree, url, target_language)
@@ -150,10 +150,11 @@ def longest_summary(tree: Any) -> int | None:
     """Returns an upper bound for the length of the text that readability can extract from a tree; None when no bound is
     known.
 
-    readability's summary consists of pieces of the page in their order, without scripts and styles, each used once.
-    Leaving pieces out never makes trimmed text longer. readability writes "VIDEO" into each frame with a video, so the
-    bound adds this word for every frame. No bound is known if the tree holds an empty element that HTML reads as an
-    opening tag when it is written in XML's short form (`<title/>`).
+    readability extracts parts of the page, so its text is at most as long as the text of the page without scripts and
+    styles. Only for a frame with a video it adds a word, "VIDEO", so the bound adds this word for every frame.
+
+    No bound is known if the tree holds an empty element such as <title>. readability writes it as `<title/>`, and an
+    HTML parser then takes the markup after it for text.
     """
     extra = 0
     for element in tree.iter(*_RAW_TEXT):
@@ -190,8 +191,8 @@ def extract_and_compare(cleaned: Any, backup: Any, tree: Any, options: Any) -> t
 
 
 def _compare_without_readability(backup: Any, tree: Any, body: Any, text: str, options: Any) -> tuple[Any, str]:
-    """Runs trafilatura's function compare_extraction as if readability had extracted no text. In that case, the
-    function tries justext if `text` is short or `body` holds elements that cleaning should have removed."""
+    """Runs trafilatura's function compare_extraction as if readability had extracted no text. compare_extraction then
+    still tries justext if `text` is short, or if `body` holds elements that cleaning should have removed."""
     summary.skip = True
     try:
         return external.compare_extraction(backup, tree, body, text, options)

@@ -5,10 +5,10 @@ Real pages above two megabytes are large because of scripts, styles, drawings an
 these are removed first. A page that is still too long is cut, as crawls cut pages (Common Crawl: at 1 MiB until 2025,
 at 5 MiB since). The result depends on the bytes of the page alone.
 
-Elements are counted as an HTML5 parser creates them. Such a parser reopens formatting elements that were left open
-(`<b id=1><b id=2>…`) in every following block (HTML §13.2.4.3), so that a page of 40 kB can become a tree of a
-gigabyte. Parsers also compare each attribute of a tag with those before it, and each option of a list with the others,
-so attributes and options are limited, too. One walk over the bytes counts all of them.
+Elements are counted as an HTML5 parser creates them. In every block, such a parser reopens the formatting elements that
+were left open, such as `<b id=1><b id=2>…` (HTML §13.2.4.3). A page of 40 kB can thus become a tree of a gigabyte.
+Parsers also compare each attribute of a tag with those before it, and each option of a list with the others. Attributes
+and options are therefore limited, too. One walk over the bytes counts all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from pipeline.base.compiled import njit
 
-#: non-text content: how it begins → how it ends
+#: content that is not text: how it begins → how it ends
 _ENDS = {b"<script": re.compile(rb"</script\b[^>]{0,100}>", re.IGNORECASE),
          b"<style": re.compile(rb"</style\b[^>]{0,100}>", re.IGNORECASE),
          b"<svg": re.compile(rb"</svg\b[^>]{0,100}>", re.IGNORECASE),
@@ -29,10 +29,10 @@ _ENDS = {b"<script": re.compile(rb"</script\b[^>]{0,100}>", re.IGNORECASE),
 _BEGINS = re.compile(rb"<script\b|<style\b|<svg\b|<!--|data:", re.IGNORECASE)
 #: scripts that are kept because they hold text: metadata of the page, formulas
 _TEXT_SCRIPT = re.compile(rb"[^>]{0,300}(?:ld\+json|math/tex)", re.IGNORECASE)
-#: Limits of the search for scripts, styles and other stretches that are not text: most stretches examined in one page,
-#: and most bytes searched, as a multiple of the bytes that may be kept
-_LOOKS, _REACH = 50_000, 10
-#: shorter data URIs stay
+#: Limits of the search for scripts, styles and other stretches that are not text: most such
+#: stretches in one page, and most bytes searched, as a multiple of the bytes that may be kept
+_STRETCHES, _REACH = 50_000, 10
+#: data URIs of fewer bytes stay
 _SHORT = 1_000
 
 
@@ -42,10 +42,12 @@ class TooMuchWork(ValueError):
 
 
 def shorten(data: bytes, most: int) -> bytes:
-    """Returns a page shortened to at most `most` bytes. A page of no more bytes is returned unchanged. Of a longer
-    page, the first 10 * `most` bytes are read; scripts (except JSON-LD and TeX), styles, comments, drawings and long
-    data URIs are removed from them first. If it is still too long, its end is cut off, if possible in front of a
-    tag."""
+    """Returns a page shortened to at most `most` bytes. A page within this limit is returned unchanged.
+
+    A longer page first loses scripts (except JSON-LD and TeX), styles, comments, drawings and long data URIs; only its
+    first 10 * `most` bytes are read. If it is still longer than `most` bytes, its end is cut off, if possible in front
+    of a tag.
+    """
     if len(data) <= most:
         return data
     data = _without_code(data[:_REACH * most])
@@ -61,12 +63,12 @@ def shorten(data: bytes, most: int) -> bytes:
 
 def _without_code(data: bytes) -> bytes:
     out: list[bytes] = []
-    at = looks = 0
+    at = stretches = 0
     endless: set[bytes] = set()                            # beginnings whose end does not occur in the rest of the page
     for begin in _BEGINS.finditer(data):
         if begin.start() < at:
             continue
-        if (looks := looks + 1) > _LOOKS:
+        if (stretches := stretches + 1) > _STRETCHES:
             break
         kind = begin[0].lower()
         if kind in endless or (kind == b"<script" and _TEXT_SCRIPT.match(data, begin.end())):
@@ -124,10 +126,12 @@ _END_OF_SCRIPT = np.frombuffer(b"/script", np.uint8)
 
 
 def count_nodes(page: bytes, most: int) -> int:
-    """Counts the elements that an HTML5 parser makes of a page in UTF-8, including the formatting elements (such as
-    `<b>`) that the parser reopens in a new block because they were left open. The count stops soon after it exceeds
-    `most`. The result is also larger than `most` for a page that has more than `ATTRIBUTES` attributes in one tag, more
-    than `OPTIONS` options or more than `TEMPLATES` nested templates."""
+    """Counts the elements that an HTML5 parser makes of a page in UTF-8. In each new block, the parser reopens the
+    formatting elements (such as `<b>`) that were left open, and these count again.
+
+    The count stops soon after it exceeds `most`. The result also exceeds `most` for a page with more than `ATTRIBUTES`
+    attributes in one tag, `OPTIONS` options or `TEMPLATES` nested templates.
+    """
     return int(_nodes(np.frombuffer(page, np.uint8), most, _NAMES, _END_OF_SCRIPT))
 
 

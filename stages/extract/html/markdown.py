@@ -150,8 +150,8 @@ class _Writer:
             self.out.append(f"{'#' * level} {text}" if self.markup else text)
 
     def inline(self, e: Any, mark: str) -> None:
-        """Write an inline element with its Markdown mark, such as `**`. The mark is left out when the element is empty,
-        when a block begins inside it, inside code, inside the same mark, and in plain text."""
+        """Write an inline element with its Markdown mark, such as `**`. Only the content is written, without the mark,
+        in plain text, inside code, inside the same mark, and when the element is empty or contains a block."""
         blocks, begin = len(self.out), len(self.run)
         set_mark = bool(mark) and self.markup and mark not in self.open and "`" not in self.open
         if not set_mark:
@@ -245,10 +245,12 @@ class _Writer:
             self.out.append("\n".join(items))
 
     def table(self, e: Any) -> None:
-        """Write a table as rows of cells if it holds data, otherwise as the blocks in its cells. A table counts as data
-        if it has at least two rows, 2 to `COLUMNS` columns, at most four times as many places (rows × columns) as
-        cells, plus 200, text only in its cells, and no tables, lists, headings or code inside. Any other table serves
-        for layout."""
+        """Write a table of data as rows of cells, and any other table (for layout) as the blocks in its cells.
+
+        A table holds data if it has at least two rows, 2 to `COLUMNS` columns, and text only in its cells. It must
+        contain no tables, lists, headings or code. Rows × columns must not exceed four times the number of cells plus
+        200, because short rows are padded with empty cells.
+        """
         self.flush()
         rows = [[c for c in row if c.tag in ("td", "th", "cell")] for row in e.iter("tr", "row")]
         rows = [row for row in rows if row]

@@ -1,9 +1,14 @@
-r"""Replaces the formulas of an HTML page with their TeX source, before an extraction engine reads the page.
+r"""Replaces the formulas of an HTML page with their TeX source, before an extraction engine reads the page. The TeX is
+written as `\(…\)` or `\[…\]`, and the rendered form is removed.
 
-Pages hold the TeX of a formula beside its rendered form: in `<script type="math/tex">` (MathJax 2), in an annotation or
-the `alttext` of MathML (KaTeX, Wikipedia, arXiv's HTML), or in the `alt` of an image (WordPress, older Wikipedia). The
-TeX is written as `\(…\)` or `\[…\]`, and the rendered form is removed. The work on a page is bounded: all searches run
-forwards over the page, no stretch is searched twice, and the number of tags read in rendered formulas is limited.
+Pages hold the TeX of a formula beside its rendered form, in one of these places:
+
+- `<script type="math/tex">` (MathJax 2)
+- an annotation or the `alttext` of MathML (KaTeX, Wikipedia, arXiv's HTML)
+- the `alt` of an image (WordPress, older Wikipedia)
+
+The work on a page is bounded: all searches run forwards, no stretch is searched twice, and the number of tags read in
+rendered formulas is limited.
 """
 
 from __future__ import annotations

@@ -4,17 +4,19 @@ Such facts are claims of the page, and they are not checked. Regular expressions
 JSON-LD of a page, so the cost is small beside extraction. The library that trafilatura uses for dates is not used here,
 because it reads the clock to tell which dates are plausible.
 
-The table gives the share of pages on which a fact equals the reference value, with only letters and digits compared:
+The table shows how often a fact equals the reference value, when only letters and digits are compared. Recall is the
+share among the pages whose reference has the fact, precision the share among the pages on which a fact was found:
 
-                                                         WCXB    Fundus
-    titles                                               75 %    83 %
-    authors, complete, of the pages that name any        63 %    70 %
-    …, of the pages for which authors were found         91 %    76 %
-    dates                                                66 %    94 %
-    …, of the pages for which a date was found           92 %    98 %
+                          WCXB    Fundus
+    titles                75 %    83 %
+    authors, recall       63 %    70 %
+    authors, precision    91 %    76 %
+    dates, recall         66 %    94 %
+    dates, precision      92 %    98 %
 
-WCXB stands for the 310 development pages of the Web Content Extraction Benchmark, Fundus for 64 news pages from 27
-countries. Facts that are missed are in the text of a page, which is not searched.
+Authors are right only if all are named. WCXB stands for the 310 development pages of the Web Content Extraction
+Benchmark, Fundus for 64 news pages from 27 countries. A fact that only the text of the page states is missed, because
+the text is not searched.
 """
 
 from __future__ import annotations
@@ -106,10 +108,11 @@ _META_FACTS = {name: (what, rank) for what, names in _NAMES.items() for rank, na
 def describe(page: str, crawled: str = "") -> dict[str, str]:
     """Returns the facts that a page states about itself, by name. Facts that are not found are left out.
 
-    - `title`, `author`, `date` (YYYY-MM-DD), `lang` (lower case), and the URLs `canonical` (absolute) and `license`.
-    - `robots`: the directives to all robots that forbid something.
-    - `tdm`, `tdm_policy`: the reservation of text and data mining ("1"), and the address of its terms.
-    - `rights`: a copyright notice.
+    - `title`, `author`, `date` (YYYY-MM-DD), `lang` (lower case), and the URLs `canonical` (absolute) and `license`
+    - `robots`: the directives that forbid all robots something
+    - `tdm`: the reservation of text and data mining ("1")
+    - `tdm_policy`: the address of the terms for text and data mining
+    - `rights`: a copyright notice
 
     `crawled` is the ISO date of the fetch. A date on the page that is more than two days later than the fetch is
     ignored.
@@ -339,9 +342,9 @@ def _person(name: str) -> str:
 
 
 def _title(full: str, heading: str) -> str:
-    """Returns the title of a page: its heading (`heading`) if the words of the heading occur in the content of the
-    <title> tag (`full`). Otherwise returns `full`, without the name of the site after a bar or dash if at least 8
-    characters precede it. If `full` is empty, the result is `heading`."""
+    """Returns the title of a page, given the content of its <title> tag, `full`, and its `heading`. The heading is the
+    title if its words occur in `full`, or if `full` is empty. Otherwise the title is `full`. The name of the site after
+    a bar or dash is then removed, if at least 8 characters remain."""
     if heading and " ".join(_WORD.findall(heading.lower())) in " ".join(_WORD.findall(full.lower())):
         return heading
     first = _SITE.split(full, maxsplit=1)[0].strip()
@@ -365,8 +368,8 @@ def _heading(page: str) -> str:
 
 
 def _licence(page: str) -> str:
-    """Returns the URL of the licence that the end of a page links to: the target of a link with `rel=license`, or else
-    of a link to a Creative Commons licence; "" if there is neither."""
+    """Returns the URL of the licence to which the end of a page links; "" if there is none. A link with `rel=license`
+    is preferred to a link to a Creative Commons licence."""
     begin = max(0, len(page) - _FOOT)
     for rel in _REL if page.find("license", begin) >= 0 else ():
         if (at := page.find(rel, begin)) >= 0:

@@ -2,11 +2,14 @@
 limited work. The algorithm scores the blocks around paragraphs, and takes the best block together with the siblings
 that belong to it.
 
-Three parts of the algorithm can take very long. It examines all siblings of an empty block with an image, so 40,000
-such blocks in a row take a quarter of an hour. It reads nested blocks once for every level. It joins the text after an
-element that it removes to the text before that element. The class `Bounded` counts this work and stops at a limit,
-which is many times the work for any of 1,864 real pages. Where trafilatura uses readability as a fallback extractor, it
-then continues without readability.
+Three parts of the algorithm can take very long:
+
+- It examines all siblings of an empty block with an image, so 40,000 such blocks in a row take a quarter of an hour.
+- It reads nested blocks once for every level.
+- When it removes an element, it joins the texts before and after the element, so these are copied again and again.
+
+The class `Bounded` counts this work and stops at a limit, which lies far above the work on each of 1,864 real pages.
+When trafilatura runs readability as a fallback extractor and this limit is reached, trafilatura goes on without it.
 """
 
 from __future__ import annotations
@@ -19,26 +22,26 @@ from stages.extract.html import private
 from stages.extract.html.limits import TooMuchWork
 from stages.extract.html.markdown import write
 
-#: most measurements of a text's length in one page; measuring a long text counts more than once
+#: most measurements of a text's length in one page; a long text counts as several measurements
 MOST = 400_000
 #: most sibling elements
 SIBLINGS = 10_000
 #: characters of HTML below which a result is not an article
 _SHORT = 250
-#: characters that cost as much as one measurement
-_LOOK = 2_000
+#: a text counts as one measurement, plus one for every so many characters
+_CHARS_PER_MEASUREMENT = 2_000
 
 
 class _Work:
-    """Replaces the function `readability_lxml.text_length`, which measures the text of an element. A call counts as
-    work, by the length of the text. Raises TooMuchWork when the work on a page exceeds `MOST`."""
+    """Replaces the function `readability_lxml.text_length`, which measures the text of an element. Each call counts as
+    work, in proportion to the length of the text. Raises TooMuchWork when the work on a page exceeds `MOST`."""
 
     def __init__(self) -> None:
         self.remaining, self.original = MOST, private.readability_lxml.text_length
 
     def __call__(self, element: Any) -> int:
         length = self.original(element)
-        self.remaining -= 1 + length // _LOOK
+        self.remaining -= 1 + length // _CHARS_PER_MEASUREMENT
         if self.remaining < 0:
             raise TooMuchWork("this page is too tangled for readability")
         return length
@@ -60,10 +63,12 @@ class Bounded(private.readability_lxml.Document):
         return super().summary()
 
     def transform_misused_divs_into_paragraphs(self) -> None:
-        """Turns each `<div>` without blocks inside into a paragraph, unless it has links and no text directly inside.
-        Wraps the text directly inside any other `<div>` in paragraphs, and removes each `<br>` there. The result is
-        that of the original method, which is slow because it locates each new paragraph by counting from the first
-        child."""
+        """Turns each `<div>` that contains no block into a paragraph, unless it holds a link and no text of its own
+        (outside its elements). In all other `<div>`, wraps text of their own in paragraphs, and removes `<br>`.
+
+        The result is that of the original method, which is slow because it counts from the first child to place each
+        paragraph.
+        """
         blocks = private.readability_lxml.DIV_TO_P_PREFIXES
         for div in self.doc.findall(".//div"):
             if not any(str(e.tag).startswith(blocks) for e in div.iterdescendants("*")) and (

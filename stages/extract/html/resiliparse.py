@@ -16,7 +16,7 @@ _HARMLESS = 5_000
 #: Limit for (number of tags) × (depth of nesting), which corresponds to 2 s of CPU time. The time of resiliparse grows
 #: with the square of the depth (2 s for 10,000 nested elements) and with tags times depth (6 s for 240 levels around
 #: 90,000 elements).
-_LOOKS = 6_000_000
+_WORK = 6_000_000
 
 
 class Resiliparse:
@@ -41,7 +41,7 @@ class Resiliparse:
         tree, tags = HTMLTree.parse(page), page.count("<")
         if tags > _HARMLESS:
             # search for an element `deepest + 1` levels down; the selector is evaluated in C
-            deepest = min(self.max_depth, max(_LOOKS // tags, 30))
+            deepest = min(self.max_depth, max(_WORK // tags, 30))
             if tree.document is not None and tree.document.query_selector(" > ".join(["*"] * (deepest + 1))):
                 return None
         return extract_plain_text(tree, preserve_formatting=form, main_content=True, list_bullets=False, links=False,

@@ -79,17 +79,22 @@ VERSIONS = {"mill": 5}
 class Html(Stage):
     """Extracts the main text of a web page, with one of five extraction engines (setting `engine`).
 
-    Reads the page's bytes from `raw` and writes `text`; a document without `raw` keeps its `text`. Reasons for dropping
-    a document: `not_html`; `html_too_many_nodes`, when a parser would create more than `max_nodes` elements or a limit
-    of attributes, options or templates is exceeded (`stages.extract.html.limits`); `html_too_deep`, when elements nest
-    too deep, or in a way that would take the engine too much work; `no_text`.
+    Reads the page's bytes from `raw` and writes `text`. A document without `raw` keeps its `text`. Reasons for dropping
+    a document:
 
-    No page is dropped for its length. A page of more than `max_bytes` bytes is read without its scripts, styles,
-    comments and drawings; if it is still too long, its end is cut off. The signal `html_cut_bytes` is the number of
-    bytes that were not read. About 1 % of real pages are above 2 MB, and nearly all of these lose only scripts and
-    styles. All limits are counts and there is no timeout, so the verdict is the same on any machine. No state is kept
-    from one page to the next. (trafilatura's option `deduplicate` is not offered, because it would make the text of a
-    page depend on the pages before it.) With the same versions of the libraries, the same bytes give the same text.
+    - `not_html`: the bytes are not a web page
+    - `html_too_many_nodes`: a parser would create more than `max_nodes` elements, or the page has too many attributes,
+      options or templates (`stages.extract.html.limits`)
+    - `html_too_deep`: elements nest too deep, or the page would take the engine too much work
+    - `no_text`: no text was found
+
+    A page of more than `max_bytes` bytes loses its scripts, styles, comments and drawings before it is read. If it is
+    still too long, its end is cut off. The signal `html_cut_bytes` is the number of bytes that were not read. About 1 %
+    of real pages are above 2 MB, and nearly all of these lose only scripts and styles.
+
+    With the same versions of the libraries, the same bytes give the same text on any machine. All limits are counts and
+    there is no timeout. No state is kept from one page to the next. trafilatura's option `deduplicate` is not offered,
+    because it would make the text of a page depend on the pages before it.
 
     The engines were measured on 1,182 pages of seven kinds with reference texts, from sites on which the model of the
     engine mill was not trained (benchmarks/html_extraction.py). The table gives the mean word F1 and the CPU
@@ -106,11 +111,15 @@ class Html(Stage):
     `metadata` takes about 0.4 ms per page. Markdown takes 2 to 3 ms more than plain text, most of it to search for
     formulas.
 
-    `meta` gets facts that the page states about itself: `title`, `author`, `date` (of publication, YYYY-MM-DD), `lang`
-    (often wrong), `canonical` (the page's canonical address, if it is not the document's URL; a document without URL
-    gets it as its URL), `license` (the URL of a licence of something on the page), and declarations that the step
-    `rights` reads (`robots`, `tdm`, `tdm_policy`, `rights`). `meta.encoding` is set when the encoding of the page is
-    not UTF-8.
+    `meta` gets facts that the page states about itself:
+
+    - `title`, `author`, `date` (of publication, YYYY-MM-DD), and `lang`, which is often wrong
+    - `canonical`: the page's canonical address, if it is not the document's URL. A document without URL gets it as its
+      URL.
+    - `license`: the URL of a licence of something on the page
+    - `robots`, `tdm`, `tdm_policy`, `rights`: declarations that the step `rights` reads
+
+    `meta.encoding` is set when the encoding of the page is not UTF-8.
     """
 
     name = "html"
@@ -163,11 +172,14 @@ class Html(Stage):
     def setup(self) -> None:
         self._engine  # noqa: B018 - made here, so that this time does not count as the first document's
 
+    def warm(self) -> None:
+        limits.count_nodes(b"<p>", 1)
+        self._engine.markdown("<p>A page.")
+
     @cached_property
     def _engine(self) -> Engine:
         # trafilatura would log an error for every malformed page; the reasons of dropped documents are counted anyway
         logging.getLogger("tokenmill_trafilatura").setLevel(logging.CRITICAL)
-        limits.count_nodes(b"<p>", 1)             # compiles the kernel
         names = ("favor", "fast", "tables", "comments", "max_depth")
         engine: Engine = load(ENGINES[self.config.engine])(**{name: getattr(self.config, name) for name in names})
         return engine
@@ -208,10 +220,11 @@ class Html(Stage):
 def is_page(page: str, mime: str) -> bool:
     """Whether a text is HTML. `mime` is the content type that the server declared.
 
-    A text declared as HTML counts as HTML if it holds a `<` and does not begin like a feed or JSON. A text declared as
-    plain text does not count. A text with any other declaration, or with none, counts if it begins with `<` and has a
-    tag of a page (`_PAGE`) among its first 1,024 characters, because some pages are declared as `application/xml`. If
-    it begins with an XML declaration, that tag must be `<html`.
+    - Declared as HTML: the text is HTML if it holds a `<` and does not begin like a feed or JSON.
+    - Declared as plain text: it is not HTML.
+    - Anything else, or nothing, declared: it is HTML if it begins with `<` and has a tag of a page (`_PAGE`) among its
+      first 1,024 characters. Some pages are declared as `application/xml`. If the text begins with an XML declaration,
+      these characters must hold `<html`.
     """
     start = page[:1024].lstrip("\ufeff \t\r\n\f\x00")
     if mime in _DECLARED:

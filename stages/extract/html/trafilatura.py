@@ -18,9 +18,9 @@ DEEPEST = 255
 _FEW = 5_000
 #: Limits for the tables of a page, each of which corresponds to a second of CPU time. trafilatura pads all rows of a
 #: table to the same width; CELLS limits the number of cells before padding plus the number after it. A table of 10,000
-#: rows and 20 columns just stays within. LOOKS limits the elements that trafilatura reads again for each pair of nested
-#: tables.
-CELLS, LOOKS = 400_000, 10_000_000
+#: rows and 20 columns just stays within. REREAD limits the elements that trafilatura reads again for all
+#: pairs of nested tables.
+CELLS, REREAD = 400_000, 10_000_000
 #: most tags times levels: trafilatura reads all content of every block, so 240 blocks around 60,000 links take minutes
 LEVELS = 6_000_000
 #: most columns that trafilatura lets one cell span
@@ -70,9 +70,9 @@ def crowded_items(tree: Any) -> bool:
 
 
 def tangled_tables(tree: Any) -> bool:
-    """Whether the tables of a page would take trafilatura too long, judged by the number of their cells and the depth
-    of their nesting. trafilatura pads all rows of a table to the width of the widest row, and rereads nested tables for
-    every table around them."""
+    """Whether the tables of a page would take trafilatura too long. trafilatura pads all rows of a table to the width
+    of the widest row, so the number of cells after padding is limited. It also rereads nested tables for every table
+    around them, so the depth of nesting is limited."""
     rows: dict[Any, int] = {}
     widths: dict[Any, int] = {}
     cells = 0
@@ -88,7 +88,7 @@ def tangled_tables(tree: Any) -> bool:
     if cells + sum(n * widths[table] for table, n in rows.items()) > CELLS:
         return True
     nested = max((sum(1 for _ in table.iterancestors("table")) for table in tree.iter("table")), default=0)
-    return nested > 1 and nested * nested // 2 * sum(1 for _ in tree.iter()) > LOOKS
+    return nested > 1 and nested * nested // 2 * sum(1 for _ in tree.iter()) > REREAD
 
 
 for _module in (private.baseline, private.core, private.external, private.htmlprocessing, private.main_extractor):

@@ -57,8 +57,8 @@ def _searcher(pattern: str, flags: int = 0) -> Memo:
 
 
 def _tests(path: str, subject: str) -> list[str]:
-    """Returns the regular expressions with which the XPath expression `path` tests `subject` (such as `@class`), in
-    order: the second arguments of its calls `re:test(subject, 'pattern'…)`."""
+    """Returns the regular expressions that the XPath expression `path` applies to `subject` (such as `@class`), in
+    order. They are the patterns in its calls `re:test(subject, 'pattern'…)`."""
     return re.findall(rf"re:test\({re.escape(subject)}, '([^']*)'", path)
 
 
@@ -218,9 +218,12 @@ _FRAMES = ("article", "div", "main", "section")
 def _frame(index: int, exact: dict[str, frozenset[str]], *, ignoring_case: str = "",
            more: Callable[[str], bool] | None = None) -> XPathRule:
     """Returns the rule that replaces trafilatura's expression `BODY_XPATH[index]`, which finds the element with the
-    main text. The rule compares attributes with the values in `exact`, and searches id and class for the expression's
-    patterns. `ignoring_case` is the pattern that is searched for without regard to case. `more` is a further test of an
-    id or class value."""
+    main text.
+
+    An element matches if one of its attributes has a value in `exact`, or if its id or class matches a pattern of the
+    expression. `ignoring_case` is the one pattern that ignores case. `more`, if given, accepts further values of id and
+    class.
+    """
     path = xpaths.BODY_XPATH[index].path
     by_id = _searcher(_tests(path, "@id")[0])
     patterns = [p for p in _tests(path, "@class") if p != ignoring_case]
@@ -271,10 +274,9 @@ class _InvalidChars:
 
 
 class _Forum:
-    """Replaces the pattern with which trafilatura.core searches a script for the JSON-LD of a forum thread. The
-    original reads from every `"@type": [` up to the next bracket, so its time can grow with the square of the script's
-    length. The replacement reads at most 500 characters after each `[`, and skips a script that does not contain
-    `_WORD`."""
+    """Replaces the pattern with which trafilatura.core searches a script for the JSON-LD of a forum thread. From each
+    `"@type": [` the original reads on to the next `]`, so its time can grow with the square of the script's length. The
+    replacement reads at most 500 characters there, and skips a script that does not contain `_WORD`."""
 
     _WORD = "DiscussionForumPosting"
     _LISTED = re.compile(rf'"@type"\s*:\s*(?:"{_WORD}"|\[[^\]]{{0,500}}"{_WORD}")')
@@ -300,9 +302,9 @@ def fingerprint() -> str:
 
 
 def install() -> bool:
-    """Replace XPath expressions and fallback extractors in this project's copy of trafilatura with the faster functions
-    of this package. Returns False, and changes nothing, when another version of trafilatura is installed, or the
-    installed one has other expressions."""
+    """Replace slow parts of this project's copy of trafilatura (XPath expressions, fallback extractors) with the faster
+    functions of this package. Returns whether they are in place. The copy stays unchanged, and the result is False, if
+    the installed trafilatura is another version or has other expressions."""
     if isinstance(xpaths.BODY_XPATH[0], XPathRule):
         return True
     if private.version != FAST_TRAFILATURA or fingerprint() != FINGERPRINT:

@@ -1,13 +1,12 @@
-"""Prepares a LaTeX source for its conversion to text, as TeX does before typesetting: removes comments, puts verbatim
-pieces aside and expands macros.
+r"""Prepares a LaTeX source for its conversion to text, as TeX does before typesetting: removes comments, replaces
+verbatim pieces with stand-ins, and expands macros.
 
-Only macros that the source itself defines (\\newcommand, \\def, \\let, \\DeclareMathOperator, \\newenvironment …) are
+Only macros that the source itself defines (\newcommand, \def, \let, \DeclareMathOperator, \newenvironment …) are
 expanded, with their arguments and in the order of the source. Macros inside formulas are expanded, too, so that
-formulas can be read without the preamble. A macro that programs TeX (\\csname, \\@…, boxes) is not expanded.
+formulas can be read without the preamble. A macro that programs TeX (\csname, \@…, boxes) is not expanded.
 
-All work is bounded by counts: the number of macros, the number of arguments of a macro (nine, as in TeX), the length of
-a macro's body, the depth to which macros are expanded inside macros, and the characters that the whole expansion may
-produce.
+Counts limit all work: macros, arguments of a macro (nine, as in TeX), length of a body, nesting of expansions, and
+characters that expansion reads and writes.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ _LANGUAGE = re.compile(r"language[ \t]*=[ \t]*\{?(?:\[[^\]]{0,40}\])?[ \t]*([A-Z
 
 
 def set_aside(text: str, keep: Callable[[str], str]) -> str:
-    """Returns the text without comments (`%`, the environment `comment`, \\iffalse). Listings, \\verb and URLs are
-    passed to `keep` and replaced with the stand-in that `keep` returns, because nothing in them is a command or a
-    comment."""
+    r"""Returns the text without comments (`%`, the environment `comment`, \iffalse) and with stand-ins for verbatim
+    pieces: listings, \verb and URLs. Their content must not be read as commands. `keep` stores such a piece and returns
+    its stand-in."""
     names = {*LISTINGS, *(n for m in _NEW_LISTING.findall(text) for n in (m[0], m[1] or (m[2] and f"{m[2]}code")) if n)}
     short = _SHORT_VERB.findall(text)[:4]                # marks that let a source write |…| for \verb|…|
     token = re.compile(
@@ -115,9 +114,9 @@ def _url(word: str, text: str, at: int, keep: Callable[[str], str]) -> tuple[str
 
 
 def _end_of_false(text: str, at: int) -> int:
-    """Returns the position after the \\fi or \\else that ends an \\iffalse, and after the blanks that follow it (at
-    most one line break); -1 if nothing ends it. Conditionals inside are skipped. `at` is the position after \\iffalse.
-    """
+    r"""Returns the position after the \fi or \else that ends an \iffalse; -1 if nothing ends it. Blanks after the \fi
+    or \else, with at most one line break, are skipped, and so are conditionals inside. `at` is the position after
+    \iffalse."""
     depth = 1
     while (m := _CONDITIONAL.search(text, at)) is not None:
         at = m.end()
@@ -192,8 +191,8 @@ class Expansion:
         return self._expand(self.text, (), 0)
 
     def _expand(self, text: str, active: tuple[str, ...], depth: int) -> str:
-        """Returns `text` with its macros expanded, except the macros in `active`, whose expansions contain `text`.
-        `depth` counts these nested expansions."""
+        """Returns `text` with its macros expanded. `text` is part of the expansion of the macros in `active`, which are
+        therefore not expanded again. `depth` is the nesting of expansions."""
         if depth and ((not self.macros and not self.environments) or "\\" not in text):
             return text
         closing = braces(text)
@@ -225,9 +224,11 @@ class Expansion:
     # -- uses --------------------------------------------------------------------------------------------------------
     def _use(self, macro: _Macro, name: str, text: str, at: int, begin: int, end: int, closing: dict[int, int],
              active: tuple[str, ...], depth: int, out: list[str]) -> int:
-        """Expand one use of a macro. `at` is the position up to which `text` is already in `out`. The use begins at
-        `begin`, and the macro's name ends at `end`. Appends the text before the use, and the expansion of the use, to
-        `out`. Returns the position after the use. If the use cannot be expanded, returns -1 and appends nothing."""
+        """Expand one use of a macro in `text`. The use begins at `begin`, and the macro's name ends at `end`. `out`
+        already holds the text up to `at`. Appends to `out` the text from `at` to the use, and the expansion.
+
+        Returns the position after the use; -1, with `out` unchanged, if the use cannot be expanded.
+        """
         if depth >= _DEPTH or self.work <= 0:
             return -1
         if (parsed := self._arguments(macro, text, end, closing)) is None:
@@ -332,10 +333,13 @@ class Expansion:
         return end[1]
 
     def _add(self, name: str, macro: _Macro) -> None:
-        """Store a macro. If the body uses TeX's programming commands (such as conditionals), or a limit is exceeded,
-        the macro is not stored and an older macro of this name is removed. A macro is ignored if its name is in KNOWN
-        (commands that the conversion knows). It is also ignored if its name is in SIGNS (commands for a character) and
-        its body draws the character from other characters."""
+        """Store a macro under `name`, in place of an older one.
+
+        - A macro of a name in KNOWN is ignored, because the conversion knows this command. So is a macro of a name in
+          SIGNS whose body composes the character from others.
+        - A macro whose body programs TeX (conditionals, for instance), or that exceeds a limit, is not stored. The
+          older macro of its name is removed.
+        """
         body = macro.body
         if name in KNOWN or (name in SIGNS and _DRAWS.search(body)):
             return

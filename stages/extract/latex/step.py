@@ -1,10 +1,10 @@
-"""The step `latex`, which converts LaTeX source to text, in time linear in the length of the source. Formulas stay in
+r"""The step `latex`, which converts LaTeX source to text, in time linear in the length of the source. Formulas stay in
 LaTeX.
 
-The content of a paper is kept: running text, formulas ($…$, \\[…\\] and display environments, unchanged except that
-labels are removed and the paper's own macros are expanded), headings (Markdown's #), lists, theorems, captions, table
-cells, listings, pseudo-code, slides. Markup for typesetting is removed: comments, the preamble, the bibliography,
-graphics, layout commands, labels. (The rules include those that RedPajama used for arXiv:
+The content of a paper is kept: running text, formulas, headings (Markdown's #), lists, theorems, captions, table cells,
+listings, pseudo-code, slides. Formulas ($…$, \[…\] and display environments) lose their labels, and the paper's own
+macros in them are expanded. Markup for typesetting is removed: comments, the preamble, the bibliography, graphics,
+layout commands, labels. (The rules include those that RedPajama used for arXiv:
 https://github.com/togethercomputer/RedPajama-Data/tree/rp_v1/data_prep/arxiv.) A reference or citation becomes its
 label in brackets. Plain TeX, AMS-TeX and LaTeX 2.09 are read, too.
 

@@ -45,9 +45,9 @@ class PageChars(NamedTuple):
 
 
 def pieces_of(layer: Any, count: int, page: tuple[float, float, float, float]) -> PageChars:
-    """Groups the first `count` characters of a loaded text page (`layer`, a pypdfium2 handle) into pieces (stretches of
-    one line without a wide gap), in the order of the page's content. `page` is the box of the page in points: left,
-    bottom, right, top."""
+    """Groups the first `count` characters of a loaded text page (`layer`, a pypdfium2 handle) into pieces, in the order
+    of the page's content. A piece is a stretch of one line without a wide gap. `page` is the box of the page in points:
+    left, bottom, right, top."""
     from stages.extract.pdf.native import read
 
     code, inserted, angle, loose, tight = read(layer, count)
@@ -102,13 +102,12 @@ def _downwards(code: np.ndarray, inked: np.ndarray, loose: np.ndarray) -> bool:
 
 def _boxes(loose: np.ndarray, tight: np.ndarray, turn: np.ndarray, main: int,
            page: tuple[float, float, float, float]) -> tuple[np.ndarray, int, int]:
-    """Returns the boxes (bounding rectangles) of the characters of a page after the page was turned so that its main
-    direction is upright: (boxes, (n, 4) int64 left, top, right, bottom; width of the turned page; height of the turned
-    page). The upper left corner of the turned page is (0, 0).
+    """Turns a page so that its main direction is upright, with the upper left corner at (0, 0). Returns (boxes of its
+    characters: int64[n, 4], left, top, right, bottom; width of the turned page; its height).
 
     The box of a character is as high as its font and as wide as its advance. The box of the character's ink is used
-    instead if the first box does not overlap the ink vertically, is much higher than the ink, or belongs to text turned
-    by a quarter.
+    instead in three cases: the first box does not overlap the ink vertically, it is much higher than the ink, or the
+    text is turned by a quarter.
 
     `loose` and `tight` are as `native.read` returns them. `turn` holds the quarter turns of each character, `main`
     those of the page's main direction.
@@ -160,9 +159,11 @@ def _pieces(code, inserted, inked, box):
     for each piece: the index of its first character, the index after its last character, its box, and the width of its
     characters if all are equally wide (else 0).
 
-    A piece ends at the end of a line, before a character that overlaps the previous one by less than 40 % of the
-    smaller of their heights, before a gap wider than a character is high, and before a character that jumps back to the
-    left, into the stretch that the piece already covers.
+    A piece ends at the end of a line, and before a character that
+
+    - overlaps the previous one by less than 40 % of the smaller of their heights,
+    - follows after a gap wider than a character is high, or
+    - jumps back to the left, into the stretch that the piece already covers.
     """
     n = code.shape[0]
     starts = np.zeros(n + 1, np.int64)

@@ -1,9 +1,9 @@
 """Detects pages whose extracted text has other letters than the page shows, because a font's map to Unicode is shifted.
 
 Such a page looks right, but its extracted text is `Sgd bnlonrhshnm ne` where the page shows "The composition of". The
-lengths of the words are unchanged, so only the frequencies of letters reveal the shift. Real text in Latin script
-consists of likelier pairs of letters than the same text with every letter moved by the same number of places in the
-alphabet. The text is shifted if some such move makes its pairs of letters likelier.
+shift keeps the lengths of words, so only the frequencies of letters reveal it. In Latin script, pairs of letters such
+as `th` are frequent, and pairs such as `gd` are rare. A text counts as shifted if its pairs become much more frequent
+ones when all letters are moved by the same number of places in the alphabet.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _LETTERS = str.maketrans({"ß": "ss", "ø": "o", "đ": "d", "ł": "l", "æ": "ae
 
 def is_shifted(stretches: Sequence[str]) -> bool:
     """Whether letters of a page's extracted text are shifted: every letter is moved by the same number of places in the
-    alphabet. All letters may be shifted, or only the letters of some stretches, if only one font is at fault. These
-    stretches must have at least a tenth of the page's pairs of letters. False for fewer than 80 pairs, and if the
-    letters do not read like a language after they were moved back.
+    alphabet. `stretches` are parts of the page's lines. Only Latin letters count.
 
-    `stretches` are parts of the page's lines. Only Latin letters count.
+    If only one font is at fault, only some stretches are shifted. They must then hold at least 80 pairs of letters and
+    a tenth of all pairs of the page. The result is False for a page with fewer than 80 pairs. It is also False if the
+    letters do not read like a language after they were moved back.
     """
     pairs, owner = _pairs("\n".join(stretches))
     if len(pairs) < _PAGE:
@@ -82,8 +82,8 @@ def _reads_like_language(cost: np.ndarray, pairs: np.ndarray) -> bool:
 
 
 def _pairs(text: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the pairs of adjacent Latin letters in a text, without accents: (26 times the number of the first letter
-    plus the number of the second, for each pair; the number of the line that contains each pair)."""
+    """Returns the pairs of adjacent Latin letters in a text, without accents, as two arrays: the number of each pair
+    (26 times the first letter plus the second, with a = 0), and the number of the line that contains it."""
     text = text.lower()
     if not text.isascii():
         text = unicodedata.normalize("NFD", text.translate(_LETTERS))

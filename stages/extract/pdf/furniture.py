@@ -1,8 +1,8 @@
-"""Finds the running heads, running feet and page numbers of a document. They are text at the edges of its pages that is
-not part of the body.
+"""Finds the running heads, running feet and page numbers of a document: text at the edges of its pages that is not part
+of the body.
 
-Text that repeats from page to page, or that counts the pages, is removed. Most other text stays, even if it looks like
-a running head. A running head in the text does little harm, while a missing line of text breaks a sentence.
+Text at an edge is removed if it repeats from page to page, or counts the pages. Most other text stays, even if it looks
+like a running head. A running head in the text does little harm, while a missing line of text breaks a sentence.
 """
 
 from __future__ import annotations
@@ -47,30 +47,28 @@ class _Row(NamedTuple):
 
 
 def furniture(pages: list[PdfPage]) -> list[set[int]]:
-    """Returns, for each page, the set of the id() of its lines that are running heads, running feet or page numbers,
-    and are therefore to be removed.
+    """Returns, for each page, the set of the id() of the lines to remove: running heads, running feet and page numbers.
 
-    A row is one or several lines at the same height. Only the three outermost rows near each edge of a page are judged,
-    by two rules.
+    A row is one or several lines at the same height. Only the three outermost rows near each edge of a page are judged.
 
-    A row that repeats is removed. It repeats if its text, apart from numbers, occurs at the same height on at least
-    three pages and on a quarter of all pages (FinePDFs: 25 %). In documents of four pages or more, two pages are enough
-    when at least half of all pages have a repeated row or a number at this height.
+    A row that repeats is removed. Its text, apart from numbers, must occur at the same height on at least three pages
+    and on a quarter of all pages (FinePDFs: 25 %). Two pages are enough in a document of four pages or more where at
+    least half of the pages have a repeated row or a page number at this height.
 
-    Rows that do not repeat are removed from the outside inwards, up to the first row that stays, if they are one of
+    Other rows are removed from the edge inwards, up to the first row that stays. They are removed if they are one of
     these:
 
-    - page numbers;
-    - short rows that begin or end with the page's number. A number is the page's number when it differs from the page's
-      index by the same amount on at least three pages and, if it is an Arabic number, on a tenth of all pages;
-    - notices that hosts print ("downloaded from");
-    - in a document of fewer than four pages, where rows seldom repeat: a short row with a number at an end and a wide
-      gap inside, and a last row that looks like a foot (an address, a copyright) and is more than two lines from the
-      text.
+    - a row that is only a number, such as `- 12 -` or `Page 3 of 9`
+    - a short row that begins or ends with the page's number: a number that differs from the page's index by the same
+      amount on at least three pages and, if it is an Arabic number, on a tenth of all pages
+    - a notice that hosts print ("downloaded from")
+    - in a document of fewer than four pages: a short row with a number at an end and a wide gap inside
+    - in such a document: a last row that looks like a foot (an address, a copyright), more than two lines below the
+      text
 
-    A row further from the edge of the page than `_EDGE` (a share of the page's height) is removed only if all rows
-    outside of it are removed, and if it repeats on at least three pages and on half of all pages, or is a page number
-    that counts the pages.
+    Rows further than `_EDGE` from the edge of the page are more likely text. Such a row is removed only if all rows
+    outside it are removed, and if one of two things holds: it repeats on at least three pages and on half of all pages,
+    or it is nothing but the page's number.
     """
     edges = [_edge(page) for page in pages]
     places: Counter[tuple[bool, str, int]] = Counter()
@@ -137,8 +135,8 @@ def _numbers(text: str) -> list[tuple[bool, int]]:
 
 
 def _edge(page: PdfPage) -> list[_Row]:
-    """Returns the rows (lines at the same height) that may be running heads or feet of a page: up to three rows nearest
-    to the top, and up to three nearest to the bottom, both from the outside inwards. Rows of tables are left out."""
+    """Returns the rows (lines at the same height) that may be running heads or feet of a page: up to three rows at the
+    top of the page, then up to three at its bottom. Both begin with the outermost row. Rows of tables are left out."""
     lines = sorted((line for block in page.blocks for line in block), key=lambda line: line.top + line.bottom)
     if not page.height or len(lines) < 3:
         return []

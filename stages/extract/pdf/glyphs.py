@@ -26,13 +26,15 @@ _MIRRORED = str.maketrans("()[]{}<>«»", ")(][}{><»«")
 
 
 def accents(code: np.ndarray, inserted: np.ndarray, inked: np.ndarray, loose: np.ndarray, tight: np.ndarray) -> None:
-    """Join each accent that is a separate character to the letter above or below which it is drawn, and remove the
-    spaces that PDFium inserted between accent and letter. `code` and `inked` are changed in place; a removed character
-    gets code 0.
+    """Join each accent that is a separate character to its letter, and remove the spaces that PDFium inserted between
+    the two. `code` and `inked` are changed in place; a removed character gets code 0. `loose` and `tight` are as
+    `stages.extract.pdf.native.read` returns them.
 
-    `loose` and `tight` are as `stages.extract.pdf.native.read` returns them. An accent is joined if its middle is at
-    most a third of the letter's width left or right of the letter's middle. It must also lie above the letter's middle
-    (a cedilla or ogonek below), and no further from the letter than the letter is high.
+    An accent belongs to a letter if three conditions hold:
+
+    - The middles of the two are at most a third of the letter's width apart.
+    - The accent lies above the middle of the letter. A cedilla or ogonek lies below.
+    - The accent is no further from the letter than the letter is high.
     """
     far = 0
     for i in np.flatnonzero((code < 0x300) & _IS_ACCENT[np.minimum(code, 0x2FF)] & inked).tolist():
@@ -88,10 +90,11 @@ def is_rtl_code(code: np.ndarray) -> np.ndarray:
 def logical(text: str, inserted: list[bool], box: list[list[int]]) -> str:
     """Returns, in reading order, the text of a piece (a stretch of a line) that contains right-to-left letters.
 
-    PDFium usually puts right-to-left letters in reading order itself, but leaves them in drawing order in a line that
-    it takes for left-to-right. If most successive right-to-left letters of a piece run to the right, the piece is in
-    drawing order, and the main rules of the bidirectional algorithm (Unicode, annex 9) are applied in reverse. PDFium
-    also reverses the letters of a ligature, which share one box. This function restores their order.
+    PDFium usually returns right-to-left letters in reading order. In a line that it takes for left-to-right, it leaves
+    them in drawing order, from left to right. A piece is in drawing order if most successive right-to-left letters run
+    to the right. The main rules of the bidirectional algorithm (Unicode, annex 9) are then applied in reverse.
+
+    PDFium also reverses the letters of a ligature, which share one box. This function restores their order.
 
     `box` is left, top, right, bottom of each character. `inserted` marks the characters that PDFium inserted, such as
     spaces.
@@ -136,10 +139,14 @@ def _white(a: list, b: list, letters: bool, drawn: bool) -> bool:
     combining marks, as a list (text, left, right, space before it, box). `letters` says whether both are right-to-left
     letters, and `drawn` whether the line is in drawing order.
 
-    Between two right-to-left letters, the width of the gap decides in two cases: the line is in drawing order and the
-    file itself has no space at this place (spaces that PDFium inserts are not trusted in such a line), or the space
-    stands before a combining mark of `b`. In all other cases, a space that the file contains or PDFium inserted counts.
-    A wide gap counts as a space, too, unless both are right-to-left letters.
+    Between two right-to-left letters, the width of the gap alone decides in two cases:
+
+    - The line is in drawing order, and the file has no space at this place. Spaces that PDFium inserts into such a line
+      cannot be trusted.
+    - The space stands before a combining mark of `b`.
+
+    In all other cases, there is a space if the file has one or PDFium inserted one. Unless both characters are
+    right-to-left letters, a wide gap also counts as a space.
     """
     gap, high = max(b[1] - a[2], a[1] - b[2]), b[4][3] - b[4][1]
     if letters and (b[3] == _ABOUT or (drawn and b[3] < 2)):

@@ -1,10 +1,11 @@
 """Finds the reading order of a PDF page: columns, and inside a column lines from top to bottom. Tables become rows of
 cells.
 
-The input consists of pieces, which are stretches of a line without a wide gap. A page is cut like an XY tree (Nagy and
-Seth 1984), but along *gutters*: white strips that no piece crosses over a long run of lines (after Breuel 2002, "Two
-geometric algorithms for layout analysis"). The parts left and right of a gutter are read one after the other when they
-look like text, and line by line when they look like a table. All numbers are integers.
+The input consists of pieces, which are stretches of a line without a wide gap. A page is cut into parts, and these are
+cut again, like an XY tree (Nagy and Seth 1984), but along *gutters*. A gutter is a vertical white strip that no piece
+crosses, along a run of many lines (after Breuel 2002, "Two geometric algorithms for layout analysis"). If the parts
+left and right of a gutter look like text, they are columns, read one after the other. If they look like a table, they
+are read line by line. All numbers are integers.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class PdfPage(NamedTuple):
 
 
 def blocks_of(page: PageChars) -> list[Block]:
-    """Returns the lines of a page in reading order. A block is a list of lines: one column, or a part of a column."""
+    """Returns the lines of a page in reading order, in blocks. A block is a list of the lines of one column, or of a
+    part of a column. A page of more than `_PIECES` pieces is not laid out: its pieces are one block, in their order in
+    the file."""
     pieces = page.pieces
     if len(pieces) > _PIECES:
         return [[Line(*p) for p in pieces]]
@@ -67,8 +70,8 @@ def blocks_of(page: PageChars) -> list[Block]:
 
 
 def _initials(pieces: list[TextPiece]) -> list[TextPiece]:
-    """Returns the pieces (stretches of a line) of a page with each drop initial, a letter about two lines high or more,
-    merged into the first line beside it."""
+    """Returns the pieces (stretches of a line) of a page after each drop initial was merged into the first line beside
+    it. A drop initial is a letter about two lines high or more."""
     heights = sorted(p.bottom - p.top for p in pieces)
     usual = heights[len(heights) // 2] if heights else 0
     large = [p for p in pieces if len(p.text) == 1 and p.text.isalpha() and 5 * (p.bottom - p.top) > 9 * usual]
@@ -107,8 +110,8 @@ def rows_of(pieces: list[TextPiece]) -> list[list[TextPiece]]:
 
 
 def _cut(rows: list[list[TextPiece]], rtl: bool, out: list[list[list[TextPiece]]], depth: int) -> None:
-    """Cut `rows` (rows of pieces, which are stretches of a line) into columns, and append each column to `out` as a
-    list of rows. `rtl` says whether columns are read from right to left, and `depth` is the nesting of the cut."""
+    """Cut `rows` into columns, and append each column to `out` as a list of rows. A row is a list of pieces (stretches
+    of a line). `rtl` says whether columns are read from right to left. `depth` counts the cuts around this one."""
     if not rows:
         return
     if len(rows) >= _LINES and depth < _DEPTH:
@@ -131,8 +134,15 @@ def _cut(rows: list[list[TextPiece]], rtl: bool, out: list[list[list[TextPiece]]
 
 def _columns(rows: list[list[TextPiece]], at: int) -> bool:
     """Whether the parts of `rows` left and right of the position `at` are two columns of text and not cells of one
-    table. They are columns in three cases: their lines are long, their lines seldom stand side by side, or both have at
-    least twelve lines and the difference in height between lines side by side varies."""
+    table.
+
+    Both parts must have at least `_LINES` lines. They are then columns if one of three conditions holds:
+
+    - Their pieces are long, at least `_TEXT` characters on average.
+    - Fewer than half of the lines stand side by side.
+    - Both have at least twelve lines, and neighbouring lines differ in height by varying amounts. In a table, this
+      difference is constant.
+    """
     lines, pieces, chars, side_by_side, steps = [0, 0], [0, 0], [0, 0], 0, []
     for row in rows:
         beside = [p for p in row if p.left < at][-1:] + [p for p in row if p.left >= at][:1]
@@ -154,14 +164,13 @@ def _columns(rows: list[list[TextPiece]], at: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _gutters(boxes, row, rows, wide, lines):
-    """Returns the gutters of a page, which are white strips that no piece (stretch of a line) crosses over a run of
-    rows. They are at least `wide` units wide. The best 8 are returned, the best first: (g, 3) int64 of x, first row,
-    last row. `row` holds the row of each piece.
+    """Returns the best gutters of a page, at most 8, the best first: int64[g, 3] with x, first row, last row. A gutter
+    is a white strip, at least `wide` units wide, along a run of rows. No piece (stretch of a line) of these rows
+    crosses it. `row` holds the row of each piece.
 
-    A strip is tried at the right edge of every piece. The strip extends over a run of rows in which no piece crosses
-    it. The score of a run is the smaller of two counts: the rows with a piece left of the strip, and the rows with a
-    piece right of the strip. Only the run with the highest score is kept for each edge, and only if the score is at
-    least `lines`.
+    A strip is tried at the right edge of every piece. The score of a run of rows is the smaller of two counts: its rows
+    with a piece left of the strip, and its rows with a piece right of the strip. For each edge, only the run with the
+    highest score is kept, and only if the score is at least `lines`.
     """
     n = boxes.shape[0]
     strips = np.zeros((n, 4), np.int64)
@@ -261,8 +270,8 @@ def _joined_line(row: list[TextPiece], rtl: bool) -> Line:
 
 
 def _read_leftwards(row: list[TextPiece]) -> list[TextPiece]:
-    """Returns the pieces (stretches of a line) of a row in the reading order of a right-to-left script: from right to
-    left, except that adjacent pieces in Latin script stay in the order from left to right."""
+    """Returns the pieces (stretches of a line) of a row in the reading order of a right-to-left script. The pieces run
+    from right to left, but adjacent pieces in Latin script from left to right."""
     out: list[TextPiece] = []
     words = 0
     for p in row[::-1]:
@@ -279,9 +288,9 @@ def _pitch(row: list[TextPiece]) -> int:
 
 
 def _run(rows: list[list[TextPiece]], at: int) -> int:
-    """Returns the end (an index) of the longest run of rows from index `at` on that may be one table. The rows of such
-    a run have two or more pieces (stretches of a line), but a row of a single piece may stand between two of them. No
-    row is in a fixed-pitch font, and no gap between rows exceeds two and a half lines."""
+    """Returns the end (an index) of the longest run of rows from index `at` on that could be a table. Each row of the
+    run has two or more pieces (stretches of a line), but single rows between them may have one piece. No row is in a
+    fixed-pitch font, and no gap between rows exceeds two and a half lines."""
     end, since = at, 0
     for k in range(at, len(rows)):
         row = rows[k]
@@ -297,10 +306,12 @@ def _run(rows: list[list[TextPiece]], at: int) -> int:
 def _edges(rows: list[list[TextPiece]]) -> list[int]:
     """Returns the left edges of the columns of a table; an empty list if `rows` are not a table.
 
-    A column is a horizontal stretch that cells cover. The strips between columns are at least half a line's height
-    wide, and at most one row in six reaches into a strip. In a table, at least three rows and at least a third of all
-    rows have text in two columns. Rows are not a table if the first column holds only list marks or line numbers of
-    code, or if they are a table of contents.
+    Only rows of two or more pieces are judged. A column is a horizontal stretch that their pieces cover. Columns are
+    separated by strips at least half a line's height wide, into which at most one row in six reaches. `rows` are a
+    table if at least three of the judged rows, and at least a third of them, have text in two columns.
+
+    A list, a table of contents and numbered lines of code are not tables. In a list, the first piece of every row is a
+    list mark.
     """
     full = [row for row in rows if len(row) >= 2]
     if len(full) < 3 or all(ITEM.match(row[0].text) for row in full):
@@ -339,8 +350,8 @@ def _column(edges: list[int], piece: TextPiece) -> int:
 
 
 def _table_lines(rows: list[list[TextPiece]], edges: list[int], rtl: bool) -> Block:
-    """Returns the rows of a table as lines with cells. `edges` are the left edges of its columns. A row that consists
-    of a single piece outside the first column, close below the previous row, continues the previous row."""
+    """Returns the rows of a table as lines with cells. `edges` are the left edges of its columns. A row continues the
+    previous row if it lies close below it and consists of a single piece that is not in the first column."""
     out: Block = []
     for row in rows:
         inside: list[list[TextPiece]] = [[] for _ in edges]

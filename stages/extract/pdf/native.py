@@ -58,9 +58,8 @@ _ADDRESSES = np.array([ctypes.cast(getattr(pdfium_c, name), ctypes.c_void_p).val
 
 @njit(cache=True, nogil=True)
 def _read(addresses, page, code, inserted, angle, loose, tight):
-    """Fill the arrays `code`, `inserted`, `angle`, `loose` and `tight` with one entry per character of a text page, by
-    calling the PDFium functions at `addresses`. `loose` is left, top, right, bottom (FS_RECTF) of a box as wide as the
-    character's advance and as high as its font. `tight` is left, right, bottom, top of the character's ink."""
+    """Fill the arrays with one entry per character of a text page, by calling the PDFium functions at `addresses`.
+    `read` describes the arrays. For a character that PDFium inserted, only `code` and `inserted` are filled."""
     for i in range(code.shape[0]):
         code[i] = np.uint32(_integer(addresses[0], page, np.int32(i)))  # type: ignore[call-arg]
         inserted[i] = _integer(addresses[1], page, np.int32(i)) == 1

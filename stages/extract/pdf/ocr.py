@@ -1,10 +1,10 @@
 """Reads the text in the picture of a PDF page with an OCR engine: the command tesseract, or rapidocr.
 
-Each page gets a process of its own, which draws the picture and then replaces itself with the OCR engine (exec). The
-kernel enforces the process's limits of CPU time and memory, so that a hostile picture harms no other page. The process
-has one thread and ends with its parent. Whether a page is read depends on counts (pixels, letters, pages), never on
-time. ProcessDied is raised when the process is killed. The program that runs the recipe then decides whether the
-document is to blame.
+Each page is read in a process of its own, so that a hostile picture harms no other page. The process draws the picture
+and then replaces itself with the OCR engine (exec). It has one thread, and ends with its parent. The kernel enforces
+its limits of CPU time and memory, and may kill it. `words_of` then raises ProcessDied, and the program that runs the
+recipe decides whether the document is to blame. Whether a page is read depends on counts (pixels, letters, pages),
+never on time.
 """
 
 from __future__ import annotations
@@ -134,14 +134,15 @@ def _parts(binary: str) -> dict[str, str]:
 
 
 def words_of(engine: OcrEngine, draw: Callable[[], np.ndarray], cpu_s: int, memory_mb: int) -> list[Word] | None:
-    """Returns the words that OCR recognises in a picture, in the order in which the OCR engine reads them. The result
-    is None for a blank picture. A picture with more than `engine.glyphs` letters is not read; the result is then [].
+    """Returns the words that OCR recognises in a picture, in the order in which the OCR engine reads them. Returns None
+    for a blank picture, and [] for a picture with more than `engine.glyphs` letters, which is not read.
+
     `draw` is called in the process of the OCR engine and returns the picture: (height, width) uint8, black on white.
 
     Raises:
         ProcessDied: the process took more than `cpu_s` seconds of CPU time, crashed (perhaps because it needed more
-            than `memory_mb` MB of private memory), or was killed from outside. RuntimeError: the OCR engine ended with
-            an error.
+            than `memory_mb` MB of private memory), or was killed from outside.
+        RuntimeError: the OCR engine ended with an error.
     """
     env = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0", "OMP_THREAD_LIMIT": "1",
            "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -161,7 +162,7 @@ def words_of(engine: OcrEngine, draw: Callable[[], np.ndarray], cpu_s: int, memo
 
 
 def _become(draw: Callable[[], np.ndarray], most: int, cpu_s: int, memory: int, parent: int) -> None:
-    """Prepares a new process that is about to become the OCR engine (exec): sets its limits of CPU time and memory,
+    """Prepares a new process that is about to become the OCR engine (exec). Sets its limits of CPU time and memory,
     draws the picture, and makes the picture its standard input. Ends the process if the picture is blank or has more
     than `most` letters."""
     process.die_with_parent(parent)
@@ -267,11 +268,11 @@ def _words(table: str) -> list[Word]:
 
 
 def page_of(words: list[Word], width: int, height: int, dpi: int) -> tuple[PageChars, int]:
-    """Turns the words that OCR recognised in the picture of a page into the form in which the characters of a PDF's
-    text layer are held. Returns (the page in this form; the confidence of the OCR, 0 to 99). The confidence is the mean
-    of the OCR engine's own confidence over all letters and digits.
+    """Turns the words that OCR recognised in the picture of a page into `PageChars`, so that they are laid out like the
+    text layer of a PDF. Returns (this page; the confidence of the OCR, 0 to 99). The confidence is the mean of the OCR
+    engine's own confidence over all letters and digits.
 
-    `width` and `height` of the picture are in pixels. The page is turned so that its lines run to the right; the
+    `width` and `height` of the picture are in pixels. The page is turned so that its lines run to the right. The
     positions of successive words show in which direction they run. A line of nearly the usual height gets exactly this
     height, since the difference comes from letters without ascenders or descenders.
     """

@@ -65,9 +65,9 @@ def pictures(page: pdfium.PdfPage) -> tuple[bool, int]:
 
 
 def _pixels(object_: Any, remaining: int, levels: int) -> tuple[int, int]:
-    """Returns (number of pixels of a picture, or of all pictures in a form; number of objects that may still be
-    searched). A form is a group of objects. `remaining` is the number of objects that may be searched, and `levels` how
-    deep forms inside forms are searched."""
+    """Counts the pixels of a picture, or of all pictures in a form (a group of objects). Returns (this number; number
+    of objects that may still be searched). `remaining` is the number of objects that may be searched. `levels` is the
+    number of levels of forms inside forms that are searched."""
     kind, remaining = pdfium_c.FPDFPageObj_GetType(object_), remaining - 1
     if kind == pdfium_c.FPDF_PAGEOBJ_IMAGE:
         wide, high = ctypes.c_uint(), ctypes.c_uint()

@@ -1,9 +1,9 @@
 """Estimates how far the extracted text of a PDF page can be trusted. Only the text itself is used: no dictionary, no
 model and no picture of the page.
 
-The estimate decides which pages are read by OCR. It does not matter whether a page looks like a scan: when OCR was
-chosen by the look of the page, 28.7 % of a crawl had degraded text (measured by the project Marin,
-"pdf-extraction-routing").
+The estimate decides which pages are read by OCR. It judges the text because pages that do not look like scans can have
+bad text, too. When OCR was chosen by the look of the page, 28.7 % of a crawl had degraded text (measured by the project
+Marin, "pdf-extraction-routing").
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ class TextQuality(NamedTuple):
 
 
 def quality_of(page: PageChars) -> TextQuality:
-    """Counts the characters and words of a page's text and estimates its confidence: how far the text can be trusted.
-    Each stretch of text between spaces that has at least two letters is judged. It looks like a word when it meets four
-    conditions:
+    """Counts the characters and words of a page's text, and estimates how far the text can be trusted: its
+    `confidence`, an integer from 0 to 99.
+
+    A stretch of text between spaces is judged if it has at least two letters, and neither `/` nor `@`. It looks like a
+    word if it meets four conditions:
 
     - It consists of letters, with hyphens and apostrophes inside. Combining marks, frequent in Indic scripts, belong to
       their letters.
@@ -50,11 +52,15 @@ def quality_of(page: PageChars) -> TextQuality:
     - It has at most 30 characters.
     - It has a vowel if it consists of four or more Latin letters.
 
-    Confidence, an integer, is 99 for text without garbled characters in which at least six in ten words look like
-    words. It falls to 0 when a tenth of the characters are garbled, and is 0 for fewer than 16 characters. Words are
-    judged only if there are 20 or more. The value is multiplied by four tenths if at least one of the four cases below
-    applies. Neither the words nor these cases count on a page of which more than half is text in scripts without spaces
-    between words, such as Chinese.
+    Confidence starts at 99 and is lowered by these rules. It is 0 for a page of fewer than 16 characters.
+
+    1. It falls in proportion to the share of garbled characters, to 0 for a tenth.
+    2. It falls in proportion to the share of words that look like words, if this is below six in ten. This rule needs
+       at least 20 judged words.
+    3. It is multiplied by four tenths if one of the four signs below shows that letters or spaces were lost.
+
+    Rules 2 and 3 do not apply to a page of which more than half is in scripts without spaces between words, such as
+    Chinese. The signs are:
 
     - Fewer than 3 % of the characters are spaces (200 characters or more).
     - Many letters stand alone, separated by spaces: more than 40, and more than two for each judged word.
@@ -93,8 +99,8 @@ _NONE, _SINGLE, _WIDE, _WORD, _LIKE = range(5)
 
 @lru_cache(maxsize=1 << 16)
 def _judge_chunk(chunk: str) -> tuple[int, int, int, int]:
-    """Judges a chunk, a stretch of text between spaces. Returns (its kind, from `_NONE` (no letters) to `_LIKE` (looks
-    like a word); number of Latin letters; number of vowels; number of Latin letters outside ASCII)."""
+    """Judges a chunk, which is a stretch of text between spaces. Returns its kind and three numbers: Latin letters,
+    vowels, and Latin letters outside ASCII. Kinds run from `_NONE` (no letters) to `_LIKE` (looks like a word)."""
     if not chunk.isascii():
         if _is_wide(chunk):
             return _WIDE, 0, 0, 0

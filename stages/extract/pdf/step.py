@@ -48,9 +48,14 @@ pdfium_c.FPDF_SetSystemFontInfo(_NO_FONTS)
 
 
 class _PageRead(NamedTuple):
-    """A page after it was read. `route` says how it was read: t by its text layer, o by OCR. The route is e for an
-    empty page. It is s for a page that shows something but gave no text, even if OCR was not tried. It is c if the
-    letters of the text layer differ from the letters that the page shows, and OCR did not help."""
+    """A page after it was read. `route` says how:
+
+    - t: by its text layer
+    - o: by OCR
+    - e: the page is empty
+    - s: the page shows something but gave no text, even if OCR was not tried
+    - c: the text layer has other letters than the page shows, and OCR did not help
+    """
 
     page: PdfPage
     quality: TextQuality
@@ -62,25 +67,32 @@ class Pdf(Stage):
     """Extracts the text of a PDF from its text layer (the characters that the file stores), or by OCR where the text
     layer is missing or unusable.
 
-    Reads the file from `raw` and writes `text`. Reasons for dropping a document: `not_pdf`, `pdf_too_large` (bytes
-    stored or inflated), `pdf_encrypted`, `pdf_damaged`, `pdf_too_many_pages`, `pdf_too_many_chars`, `pdf_no_text`
-    (mostly scans, which need OCR), `pdf_cipher` (no page gave text, and fonts of some pages draw other letters than the
-    text layer has).
+    Reads the file from `raw` and writes `text`. Reasons for dropping a document:
+
+    - `not_pdf`, `pdf_encrypted`, `pdf_damaged`
+    - `pdf_too_large`: bytes of the file, or bytes after decompression
+    - `pdf_too_many_pages`, `pdf_too_many_chars`
+    - `pdf_no_text`: no page gave text; most such files are scans, which need OCR
+    - `pdf_cipher`: no page gave text, and some pages have shifted letters (see below)
 
     The text layer is read by the positions of its characters: columns one after the other, tables as rows of cells
     between bars, fixed-pitch code with its indents. Running heads, feet and page numbers are left out. Words cut at
     line ends are mended, lines are joined to paragraphs, and ligatures are spelled out. Text that runs in another
     direction than most of the page is left out.
 
-    `ocr: tesseract` or `rapidocr` reads the pages whose text layer is missing (fewer than 16 characters, or fewer than
-    200 over a picture of half the page), degraded (confidence below 50) or made of shifted letters (other letters than
-    those drawn). OCR text is used only if its confidence exceeds 58. It must also have a higher confidence than the
-    text layer or, where the text layer is missing, be more than twice as long as the text layer's few characters. OCR
-    reads at most `ocr_pages` pages of a document, and no page with too many letters or with pictures of too many
+    With `ocr: tesseract` or `ocr: rapidocr`, OCR reads the pages whose text layer is
+
+    - missing: fewer than 16 characters, or fewer than 200 over a picture of half the page
+    - degraded: confidence below 50
+    - made of shifted letters: other letters than those drawn (`stages.extract.pdf.cipher`). Without OCR, such a page
+      gives no text.
+
+    OCR text is used only if its confidence exceeds 58. It must also have a higher confidence than the text layer. If
+    the text layer is missing, the OCR text must instead be more than twice as long as the few characters there.
+
+    OCR reads at most `ocr_pages` pages of a document, and no page with too many letters or with pictures of too many
     pixels. If the OCR of a page exceeds its limits of CPU seconds or memory, the document is quarantined. An engine or
     language that is not installed stops the run before it begins.
-
-    A page of shifted letters (see `stages.extract.pdf.cipher`) gives no text unless OCR reads it.
 
     `meta.pdf_routes` and `meta.pdf_confidence` have one character per page: how the page was read (t text layer, o OCR,
     e empty page, s no text on a page that shows something, x page that does not load, c shifted letters), and its

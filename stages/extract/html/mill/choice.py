@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from stages.extract.html.mill.columns import B_BOX, B_FLAGS, B_LINKED, B_STOPS, B_TITLED, B_UNITS, B_WORDS, E_TAG
-from stages.extract.html.mill.features import structures
 from stages.extract.html.mill.page import PageArrays
+from stages.extract.html.mill.second_pass import structures
 from stages.extract.html.mill.tags import IN_BUTTON, IN_COMMENT, IN_FORM, IN_HEADING, IN_HIDDEN, IN_NAV, IN_TITLE, TAG
 
 #: weight of recall against precision: β² of F_β, in 1/1000
@@ -28,20 +28,19 @@ def choose(blocks: np.ndarray, chances: np.ndarray, shifts: np.ndarray, recall: 
     """Chooses the blocks (stretches of text between block-level tags) that make up the main text of a page. Returns
     (chosen blocks, as bool[blocks]; the expected F1 of their words, in 1/1000).
 
-    `blocks` are the rows of `PageArrays.blocks`, and `chances` holds the probability that each block is main text, in
-    1/1000. `shifts` (int[shifts, 1001]) maps a chance to a shifted chance, both in 1/1000. `recall` is β² in 1/1000,
-    the weight of recall in F_β. Blocks in the page's <title> and blocks whose chance is below
-    LEAST are never chosen. If no block reaches LEAST, none is chosen, and the expected F1 is 0.
+    `blocks` are the rows of `PageArrays.blocks`. `chances` holds the probability that each block is main text, in
+    1/1000. `shifts` (int[shifts, 1001]) has rows of lowered and raised probabilities: shifts[k, p] replaces p, both in
+    1/1000. `recall` is β² in 1/1000, the weight of recall in F_β. Blocks in the page's <title> and blocks with a
+    probability below LEAST are never chosen. If no block reaches LEAST, none is chosen, and the expected F1 is 0.
 
-    The choice maximises an approximate F_β. If w are the numbers of words of the blocks, p their chances and S the
-    chosen blocks, F_β is about (1 + β²) Σ_S wp / (Σ_S w + β² Σ wp). The best S holds all blocks above some chance
-    (Lipton et al. 2014, arXiv 1402.1892).
+    The choice maximises an approximate F_β. If w are the numbers of words of the blocks, p their probabilities and S
+    the chosen blocks, F_β is about (1 + β²) Σ_S wp / (Σ_S w + β² Σ wp). The best S holds all blocks above some
+    probability (Lipton et al. 2014, arXiv 1402.1892).
 
-    The errors on one page are correlated: where a template misleads the model, all chances are too high, or all are too
-    low. F_β is therefore computed for several shifts of all chances, and the choice with the largest mean wins. On a
-    page of which the model is sure, the shifts hardly change the choice. On an uncertain page the shifts lead to more
-    blocks, since losing text costs more than including some words around it. The expected F1 is computed from the
-    unshifted chances.
+    The model's errors on one page are correlated: where a template misleads it, all probabilities are too high, or all
+    are too low. The choice with the largest mean F_β over all rows of `shifts` therefore wins. Where the model is sure,
+    the shifts hardly change the choice. Where it is unsure, they lead to more blocks, since losing text costs more than
+    including some words around it. The expected F1 is computed from `chances` themselves.
     """
     chosen = np.zeros(len(blocks), np.bool_)
     which = np.flatnonzero(blocks[:, B_FLAGS] & IN_TITLE == 0)
@@ -98,11 +97,11 @@ def level(page: PageArrays, chances: np.ndarray) -> np.ndarray:
 
 
 def headline(page: PageArrays, chosen: np.ndarray) -> int | None:
-    """Returns the number of the block that is the headline above the chosen blocks, or None.
+    """Returns the number of the block that is the headline above the chosen blocks; None if there is none.
 
-    Candidates are the headings of more than 8 units that consist mainly of words of the page's title; on a page without
-    such headings, all h1. The headline is the last candidate before the first chosen block. The result is None if no
-    block is chosen, if a candidate is chosen already, or if no candidate comes before the first chosen block.
+    Candidates are headings that consist mainly of words of the page's title. They must have more than 8 characters
+    (without spaces, Han and kana counted three times). If a page has no such heading, all its h1 are candidates. The
+    headline is the last candidate before the first chosen block. There is none if a candidate is itself chosen.
     """
     b = page.blocks
     heading = b[:, B_FLAGS] & (IN_HEADING | IN_TITLE) == IN_HEADING
@@ -116,8 +115,8 @@ def headline(page: PageArrays, chosen: np.ndarray) -> int | None:
 
 
 def comment_texts(page: PageArrays) -> np.ndarray:
-    """Returns which blocks could be readers' comments, as bool[blocks]. A block could be one if it has enough text, and
-    the text is mostly outside links and not in a form, a button, navigation or a hidden element."""
+    """Returns which blocks could be readers' comments, as bool[blocks]. Such a block has enough text, mostly outside
+    links. It is not in a form, a button, navigation or a hidden element."""
     b = page.blocks
     return ((b[:, B_UNITS] >= COMMENT) & (2 * b[:, B_LINKED] < b[:, B_UNITS])
             & (b[:, B_FLAGS] & (IN_TITLE | IN_FORM | IN_BUTTON | IN_NAV | IN_HIDDEN) == 0))

@@ -1,5 +1,5 @@
-"""Names the columns of the int32 arrays in which the extraction engine `mill` holds the elements, blocks (stretches of
-text between block-level tags) and inline marks of a page."""
+"""Names the columns of the int32 arrays in which the extraction engine `mill` holds a page: its elements, blocks
+(stretches of text between block-level tags) and inline marks."""
 
 from __future__ import annotations
 

@@ -47,11 +47,14 @@ def render(page: PageArrays, chosen: np.ndarray, *, markup: bool = False, tables
     """Returns the text of the chosen blocks (bool[blocks]) of a page in their order, as plain text or, with `markup`,
     as Markdown. A block is a stretch of text between block-level tags. Without `tables`, data tables are left out.
 
-    In plain text a block is one line (several for code, and for a block with line breaks), the cells of a row are
-    joined by ` | `, and items of lists begin with `- `. Markdown has headings, nested lists, tables whose first row is
-    the head, fenced code with its language, quotes, emphasis, inline code, superscripts and subscripts, and formulas
-    (which `stages.extract.html.math` has marked in the page); an empty line separates its blocks. In both forms, a
-    table or list that serves only for layout (by the rules of the module `structure`) is written as plain blocks.
+    Plain text has one line for each block and each row of a table, and ` | ` between the cells of a row. Items of lists
+    begin with `- `. Code, and blocks with line breaks, keep their lines.
+
+    Markdown has headings, nested lists, tables, fenced code with its language, quotes, emphasis, inline code,
+    superscripts and subscripts, and formulas. Formulas were marked in the page by `stages.extract.html.math`. An empty
+    line separates blocks. The first row of a table is its head.
+
+    In both forms, tables and lists that serve only for layout (`structure`) are written as plain blocks.
     """
     which = np.flatnonzero(chosen)
     body = page.text.tobytes()
@@ -131,10 +134,12 @@ def _table(body: bytes, blocks: list[_Block], marks: dict[int, list[list[int]]],
 
 
 def _in_list(text: str, at: list[int], open_items: list[tuple[int, int, int]], markup: bool) -> str:
-    """Returns the text of a block in a list item with the mark or the indent that it needs. The first block of an item
-    follows the item's mark, such as `- `. In Markdown, the item's further blocks are indented to the text after the
-    mark. The function updates `open_items`, the items that may contain the next block: (number of the element, depth,
-    width of the mark)."""
+    """Returns the text of a block in a list item. The first block of an item gets the item's mark, such as `- `. In
+    Markdown, further blocks of the item are indented to the text after the mark.
+
+    `open_items` holds the items that may contain the next block, each as (number of the element, depth, width of the
+    mark). The function updates this list.
+    """
     is_new = all(item != at[P_ITEM] for item, _, _ in open_items)
     depth = at[P_DEPTH]
     while open_items and (open_items[-1][1] >= depth if is_new else open_items[-1][0] != at[P_ITEM]):
@@ -157,9 +162,9 @@ def _code(body: bytes, blocks: list[_Block]) -> str:
 
 
 def _language(page: PageArrays, pre: int) -> str:
-    """Returns the programming language that the class of a code block names, or else the class of the <code> at its
-    beginning, or else the class of its parent; "" if none names a language. `pre` is the number of the code block's
-    element."""
+    """Returns the programming language of a code block; "" if none is named. The first of these classes that names one
+    counts: that of the block, that of the <code> at its beginning, that of the element around the block. `pre` is the
+    number of the block's element."""
     for e in (pre, pre + 1, page.elements[pre, E_PARENT]):
         if e == pre + 1 and (e >= len(page.elements) or page.elements[e, E_TAG] != TAG["code"]):
             continue

@@ -1,10 +1,10 @@
 """Determines in which table cells, list items, quotes and pieces of code the chosen blocks of a page are. A block is a
 stretch of text between block-level tags. Only the arrays of the page (`page.PageArrays`) are read.
 
-Pages, above all old ones, use tables and lists for layout as often as for data. A table counts as data when at least
-two of its rows have at least two cells with text, all its cells are short, and it holds neither tables, lists, headings
-nor code. A list counts as such when it has at least two items, and all its items are short and without headings. Blocks
-in other tables and lists count as plain blocks.
+Pages, above all old ones, use tables and lists for layout as often as for data. Blocks in a layout table or list count
+as plain blocks. A data table has at least two rows with at least two filled cells. All its cells are short, and it
+holds neither tables, lists, headings nor code. A real list has at least two items, all of them short and without
+headings.
 """
 
 from __future__ import annotations
