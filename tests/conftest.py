@@ -66,6 +66,11 @@ def pytest_collection_finish():
     gc.enable()
 
 
+def pytest_unconfigure():
+    """Let the interpreter delete everything at its end. A library (nanobind) would report the rest as leaked."""
+    gc.unfreeze()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session, exitstatus):
     """Store the exit status in pytest's cache, beside the failed tests. `.ci/repeat.py` needs it: it repeats failed
