@@ -114,7 +114,7 @@ class Document:
     @property
     def words(self) -> Any:
         """Return the words of the text as `stages.text.words.Words`. The text is split by spaCy's English tokenisation,
-        as in datatrove. The words are computed once, and all filters use the same object."""
+        as in datatrove. The words are computed once for a text, and all stages that call this use the same object."""
         from stages.text.words import words_of
 
         return self.view("words", words_of)

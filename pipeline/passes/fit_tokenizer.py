@@ -108,9 +108,10 @@ class ByteTokenizer:
 
 
 class LoadTokenizer:
-    """Copies a tokenizer into the store, after checking that it can be loaded. args: file ($file or $ref of a
-    tokenizer.json, a SentencePiece .model or a .tiktoken file), eos (the end-of-text token, or null) and, for a
-    .tiktoken file, pattern, by which it splits text. A .tiktoken file becomes a tokenizer.json with the same ids."""
+    """Copies a tokenizer into the store, after checking that it can be loaded. args: file (a tokenizer.json, a
+    SentencePiece .model or a .tiktoken file; an input file, $file, or one in the store, $ref), eos (the end-of-text
+    token, or null) and, for a .tiktoken file, pattern, by which it splits text. A .tiktoken file becomes a
+    tokenizer.json with the same ids."""
 
     name = "load_tokenizer"
     version = 1

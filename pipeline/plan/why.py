@@ -31,7 +31,8 @@ EXAMPLES = 5
 
 
 class UnknownNode(LookupError):
-    """Raised when `--why` names a node that the plan does not have. The message suggests the nearest name."""
+    """Raised when `--why` names a node that the plan does not have. The message suggests the nearest
+    name, or lists all names if none is near."""
 
 
 @dataclass

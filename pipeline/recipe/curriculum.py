@@ -173,9 +173,9 @@ def _stream(name: str, path: KeyPath, recipe: Recipe, checker: Checker) -> None:
 
 
 def _label_rules(entry: str, rule: LabelRule | None, path: KeyPath, recipe: Recipe, checker: Checker) -> None:
-    """Check the rule by which the streams of the split shards `entry` divide their share, and the rules inside it
-    (`within`). The label `by` must be one of those that split the shards, at most one rule may be given, and `within`
-    needs `by`."""
+    """Check the rule that divides the share of `entry` (shards that labels split into streams) among its streams, and
+    the rules inside it (`within`). The label `by` must be one of those that split the shards, at most one rule may be
+    given, and `within` needs `by`."""
     shards = recipe.shards.get(entry)
     if shards is None:
         return                                                     # reported by `_stream`

@@ -49,7 +49,7 @@ class Busy(QueryError):
 
 
 class Cancelled(QueryError):
-    """Raised when the client that sent the query has disconnected."""
+    """Raised when the client that sent the query has disconnected, or its request has run out of time."""
 
     status = 499
     title = "Cancelled"

@@ -200,7 +200,8 @@ class Log(LogView):
 
     def _take_snapshot(self) -> None:
         """Write packs (files that compact many segments of the log, `pipeline.store.snapshot`) for the segments that no
-        undamaged pack holds. The lock is not held while packs are written, so that no commit waits. If this process is
+        undamaged pack holds, except for last ones that are too few for a pack. Then remove damaged packs that others
+        replace. The lock is not held while packs are written, so that no commit waits. If this process is
         killed or another takes over the log while it writes, its packs do no harm, because they hold only committed
         segments."""
         with self._lock:

@@ -59,8 +59,8 @@ def signals(prefer: Sequence[str]) -> list[str]:
 
 
 def order_field(prefer: Sequence[str]) -> list[Any]:
-    """Return the field `order` of a record, as numpy describes fields: [(name, type, shape)]. The result is [] if the
-    preferences need no such field."""
+    """Return the numpy field in which a record of a document stores its dates and signals for the preferences `prefer`:
+    [(name, type, shape)], or [] if no preference needs one."""
     return [("order", "<u8", (len(stored(prefer)),))] if stored(prefer) else []
 
 

@@ -179,8 +179,9 @@ def _without(row: dict[str, Any], path: str) -> dict[str, Any]:
 
 def columns_of(config: Any, *used: str, reserved: Iterable[str] = ()) -> Columns:
     """Return the `Columns` object of a reader with the settings `config`: it decides which columns are kept in `meta`.
-    Columns that the reader uses for another purpose are not kept. They are the columns that the settings `id`, `url`,
-    `date` and `language` name, and those in `used`. `reserved` are names in `meta` that the reader sets itself."""
+    With `keep: all`, columns that the reader uses for another purpose are left out: those that the settings `id`,
+    `url`, `date`, `language` and `signals` name, and those in `used`. `reserved` are names in `meta` that the reader
+    sets itself."""
     named = (config.id, config.url, config.date, config.language)
     return Columns(config, (*named, *used), (*reserved, "id") if config.id else reserved)
 

@@ -149,9 +149,9 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
 
 
 def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Callable[[int], bool]) -> int:
-    """Start a rank in each of several actors on the cluster, and wait until all of them end. Returns an exit code.
-    Raises RankLost when a rank dies, and Pause when the ranks have stopped in order to continue on other nodes or in
-    larger number. Raises ConfigError when the cluster does not have the resources for the ranks."""
+    """Start a rank in each of several actors on the cluster, and wait until all of them end or one fails. Returns an
+    exit code. Raises RankLost when a rank dies, and Pause when the ranks have stopped in order to continue on other
+    nodes or in larger number. Raises ConfigError when the cluster does not have the resources for the ranks."""
     bundle = {"CPU": 1, **({"GPU": 1} if gpu else {})}
     group, started = room(bundle, size, least, possible)
     groups = [group]

@@ -160,7 +160,7 @@ def output(checks: Checks, run: Run) -> Path | None:
 
 def memory(checks: Checks, run: Run, ranks: int, device: str) -> None:
     """Check whether memory and disk are large enough: compare the estimated memory of a rank with the free memory, and
-    the estimated size of a checkpoint with the free disk space."""
+    the estimated size of all checkpoints that are kept at once with the free disk space."""
     import torch
 
     from trainer.tools.memory import checkpoint_bytes, estimate, kernels_on, micro_batch, number_bytes
