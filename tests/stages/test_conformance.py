@@ -18,15 +18,15 @@ from stages.barrier import Barrier
 from stages.catalog import STAGES, load, stage_class
 from stages.document import Document
 from stages.stage import Stage, library_versions
+from stages.vectors import read_vectors
 
 GOLDEN = Path(__file__).with_name("conformance.json")
+VECTORS = Path(__file__).parents[1] / "conformance"
 #: stages that cannot run without a model or a block of somebody else's: tested on their own
 WITHOUT = {"badwords", "c4_badwords", "toxicity", "encoder", "quality", "where", "perplexity", "buckets", "ensemble",
            "datatrove", "decontaminate"}
 #: settings that save set-up and change no output
 CONFIGS = {"fineweb2": {"languages": ["fra_Latn"]}}
-#: filters that keep all of the documents: they judge addresses and licences, of which these have none to drop
-KEEPING = {"rights", "url"}
 WORDS = """
 the of and a to in is was he for it with as his on be at by had not are but from or have an they which one you
 were her all she there would their we him been has when who will more no if out so said what up its about into
@@ -106,6 +106,20 @@ def output(stage: Stage) -> tuple[str, set[str | None]]:
     return h.hexdigest(), reasons
 
 
+def one_verdict(stage: Stage, reasons: set[str | None]) -> str | None:
+    """Return an error message if a step that drops documents gives all of them the same verdict. `reasons` are its
+    verdicts on `documents()`. Its test vectors count, too, because `documents()` cannot trigger the rule of every
+    filter."""
+    vectors = VECTORS / f"{stage.name}.jsonl"
+    if vectors.exists():
+        reasons = reasons | {case["reason"] for case in read_vectors(vectors)[1]}
+    if not stage.drops or (None in reasons and len(reasons) > 1):
+        return None
+    kept = reasons == {None}
+    return (f"'{stage.name}' {'keeps' if kept else 'drops'} every golden document and test vector: add a case that it "
+            f"{'drops' if kept else 'keeps'} to tests/conformance/{vectors.name}")
+
+
 def names() -> list[str]:
     """Return the names of the golden hashes. A barrier has the hash of its prepare stage."""
     return sorted(f"{name}:prepare" if issubclass(stage_class(name), Barrier) else name
@@ -138,18 +152,23 @@ def test_output_changes_only_with_the_version(name):
         pytest.skip(str(e))
     if golden["version"] == stage.version:
         assert digest == golden["output"], f"the output of '{name}' changed: bump its version, write the golden hash"
-        if stage.drops and name not in KEEPING:
-            assert None in reasons and len(reasons) > 1, f"'{name}' gives all documents one verdict"
+        assert one_verdict(stage, reasons) is None
     else:
         pytest.fail(f"'{name}' has version {stage.version}: write its golden hash")
 
 
 def write(chosen: list[str]) -> None:
-    """Write the golden hashes of the given names, or of all if none is given."""
-    kept = json.loads(GOLDEN.read_text(encoding="utf-8")) if chosen else {}
-    written = {name: {**entry(stage_of(name)), "output": output(stage_of(name))[0]} for name in chosen or names()}
-    GOLDEN.write_text(json.dumps(kept | written, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    print(f"{GOLDEN.name}: wrote {', '.join(written)}")
+    """Write the golden hashes of the given names, or of all if none is given. Writes nothing if a step gives all
+    documents the same verdict."""
+    written = json.loads(GOLDEN.read_text(encoding="utf-8")) if chosen else {}
+    for name in chosen or names():
+        stage = stage_of(name)
+        digest, reasons = output(stage)
+        if problem := one_verdict(stage, reasons):
+            sys.exit(problem)
+        written[name] = {**entry(stage), "output": digest}
+    GOLDEN.write_text(json.dumps(written, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    print(f"{GOLDEN.name}: wrote {', '.join(chosen or names())}")
 
 
 if __name__ == "__main__" and sys.argv[1:2] == ["--write"]:

@@ -210,7 +210,7 @@ for engine in sys.argv[1:]:
     engines = [engine for engine in ALL if "trafilatura" not in LIBRARIES[engine]]     # other keys hold them all
     ran = subprocess.run([sys.executable, "-c", script, *engines], capture_output=True, text=True, check=True)
     loaded = {engine: set(names) for engine, *names in map(str.split, ran.stdout.splitlines())}
-    assert loaded.keys() == set(engines) == {"mill", "resiliparse"}
+    assert loaded.keys() == set(engines) >= {"mill", "resiliparse"}
     assert all(loaded[engine] <= set(Html(engine=engine).libraries) for engine in engines)
 
 

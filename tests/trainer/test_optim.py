@@ -109,11 +109,11 @@ def test_mup_divides_the_rate_of_matrices_by_the_growth_in_width(alone):
 
 # -- configuration -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("keys", "message"), [
-    ({"kind": "lion", "nesterov": True}, r"optimizer\.nesterov: belongs to kind: muon, not to lion; remove it, or "
-                                         r"write kind: muon"),
-    ({"kind": "adafactor", "betas": [0.9, 0.9]}, r"betas: belongs to kind: adamw and .*, not to adafactor"),
-    ({"nesterov": True}, r"nesterov: belongs to kind: muon, not to adamw"),
-    ({"kind": "adamm"}, r"kind: 'adamm' is not one of adafactor, adamw, .*did you mean 'adamw'"),
+    ({"kind": "lion", "nesterov": True}, r"optimizer\.nesterov: belongs to kind: .*muon.*, not to lion; remove it, "
+                                         r"or write kind: "),
+    ({"kind": "adafactor", "betas": [0.9, 0.9]}, r"betas: belongs to kind: .*adamw.*, not to adafactor"),
+    ({"nesterov": True}, r"nesterov: belongs to kind: .*muon.*, not to adamw"),
+    ({"kind": "muonn"}, r"kind: 'muonn' is not one of .*adamw.*did you mean 'muon'"),
     ({"kind": "muon", "momentun": 0.9}, r"momentun: unknown key; did you mean 'momentum'"),
     ({"kind": "muon", "scaling": "kellerjordan"}, r"scaling: kellerjordan.*give adamw_lr"),
     ({"kind": "muon", "steps": 0}, r"steps ≥ 1"),

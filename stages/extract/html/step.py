@@ -52,7 +52,8 @@ class Engine(Protocol):
 
 
 EngineName = Literal["trafilatura", "resiliparse", "justext", "readability", "mill"]
-#: name → "module:Class" of an Engine. To add an engine, add its name to `EngineName` and a line here.
+#: name → "module:Class" of an Engine. To add an engine, add its name to `EngineName` and lines here and in
+#: `LIBRARIES`.
 ENGINES: dict[EngineName, str] = {
     "trafilatura": "stages.extract.html.trafilatura:Trafilatura",
     "resiliparse": "stages.extract.html.resiliparse:Resiliparse",
