@@ -23,7 +23,7 @@ from pipeline.service.app import create_app
 from pipeline.service.browse import BrowseView
 from pipeline.service.documents import difference
 from pipeline.service.html import STATIC, own_path, path, sides, static_path
-from pipeline.service.pages import FEW
+from pipeline.service.pages import FEW, RUNS
 from pipeline.service.problems import HttpProblem
 from pipeline.service.settings import ServiceSettings
 from pipeline.store.fs import Store
@@ -274,14 +274,17 @@ def test_log_is_read_a_stretch_at_a_time(store):
     assert seen == "one\ntwo\\x1b[2J\n" and "has ended" in text_of(tree)
 
 
-def test_runs_are_listed_a_page_at_a_time(store, monkeypatch):
-    monkeypatch.setattr("pipeline.service.pages.RUNS", 1)
+def test_runs_are_listed_a_page_at_a_time(store):
+    for number in range(RUNS):
+        write_run(store, f"run{number:03}")
     browser, where, seen = client_of({"s": Path(store.root)}), "/stores/s", []
     while where:
         tree = read(browser, where)
-        seen += tree.xpath("//table[caption='Runs of s']/tbody/tr/th/a/text()")
+        seen.append(tree.xpath("//table[caption='Runs of s']/tbody/tr/th/a/text()"))
         where = next(iter(tree.xpath("//a[@rel='next']/@href")), "")
-    assert seen == ["first", "second"]
+    assert [len(names) for names in seen] == [RUNS, 2]
+    runs = [name for names in seen for name in names]
+    assert runs == sorted(["first", "second", *(f"run{number:03}" for number in range(RUNS))])
 
 
 def ids(tree: Any) -> list[str]:
