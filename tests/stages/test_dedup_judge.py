@@ -68,14 +68,14 @@ def test_the_most_similar_documents_are_chosen_as_by_sorting():
     assert most_similar(documents[:0], near[:0]).tolist() == []
 
 
-@pytest.mark.parametrize("small", [0, judge.SMALL])
-def test_slices_name_the_same_documents_however_many_pairs_are_held(tmp_path, monkeypatch, small):
+@pytest.mark.parametrize("count", [judge.SMALL, judge.SMALL + 8])
+def test_slices_name_the_same_documents_however_many_pairs_are_held(tmp_path, monkeypatch, count):
+    """Both for a cluster about which the kernel decides and for a larger one."""
     draw = random.Random(7)
     names = vocabulary(draw)
     template = draw.choices(names, k=150)
     docs = [Doc(" ".join([*template[:draw.randint(130, 150)], *draw.choices(names, k=30)]), "web",
-                f"{draw.getrandbits(128):032x}") for _ in range(32)]
-    monkeypatch.setattr(judge, "SMALL", small)
+                f"{draw.getrandbits(128):032x}") for _ in range(count)]
     columns = []
     for held in (1, 20, 1 << 16):
         monkeypatch.setattr(judge, "HELD", held)
