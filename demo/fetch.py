@@ -23,14 +23,14 @@ import re
 import shutil
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from demo import packages
 from demo.warc import Page, write_warc
-from pipeline.fetch import FetchError, download, fetch, members, put
+from pipeline.fetch import FetchError, Package, download, fetch, members, put
 
 FOLDER = Path(__file__).resolve().parents[1] / ".cache" / "demo"
 #: increased whenever this module makes other files than before, so that an older folder is made again
@@ -75,22 +75,23 @@ def fetch_demo(folder: Path = FOLDER, say: Say = print) -> dict[str, int]:
     return counts
 
 
-def web(folder: Path, target: Path) -> int:
+def web(folder: Path, target: Path, of_kinds: Package = packages.FORMASAURUS,
+        articles: Sequence[Package] = (packages.TRAFILATURA, packages.HTMLDATE, packages.NEWSPAPER)) -> int:
     """Write web pages to two WARC files: pages of many kinds (front, login, contact …), and articles. An article whose
     HTML does not give its own address is left out. Returns the number of pages."""
-    archive = folder / "packages" / packages.FORMASAURUS.file
+    archive = folder / "packages" / of_kinds.file
     [(_, index)] = members(archive, lambda p: p == "formasaurus/data/index.json")
     addresses = {name: entry["url"] for name, entry in json.loads(index).items()}
     pages = []
     for path, body in members(archive, lambda p: p.startswith("formasaurus/data/html/")):
         pages.append(Page(addresses[path.removeprefix("formasaurus/data/")], body))
     count = write_warc(target / "pages.warc.gz", pages, "pages of many kinds, from formasaurus 0.10.0")
-    return count + write_warc(target / "articles.warc.gz", list(_articles(folder)),
+    return count + write_warc(target / "articles.warc.gz", list(_articles(folder, articles)),
                               "articles, from trafilatura 0.8.2, htmldate 0.8.1, newspaper4k 0.9.6")
 
 
-def _articles(folder: Path) -> Iterator[Page]:
-    for package in (packages.TRAFILATURA, packages.HTMLDATE, packages.NEWSPAPER):
+def _articles(folder: Path, archives: Sequence[Package]) -> Iterator[Page]:
+    for package in archives:
         pages = members(folder / "packages" / package.file,
                         lambda p: p.startswith(("tests/cache/", "tests/data/html/")) and p.endswith(".html"))
         for _, body in sorted(pages):
@@ -108,11 +109,11 @@ def wiki(folder: Path, target: Path) -> int:
     return bz2.decompress(dump).count(b"<page>")
 
 
-def licences(folder: Path, target: Path) -> int:
+def licences(folder: Path, target: Path, package: Package = packages.SCANCODE) -> int:
     """Write licence texts as JSONL, without the YAML block that scancode-toolkit puts in front of each. Returns their
     number."""
     lines = []
-    archive = folder / "packages" / packages.SCANCODE.file
+    archive = folder / "packages" / package.file
     for path, text in sorted(members(archive, lambda p: p.endswith((".LICENSE", ".RULE")))):
         body = re.sub(r"\A---\n.*?\n---\n", "", text.decode("utf-8", "replace"), count=1, flags=re.DOTALL).strip()
         if len(body) >= SHORTEST_LICENCE:

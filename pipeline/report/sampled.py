@@ -26,16 +26,18 @@ PARTS, ROWS = 48, 400_000
 @dataclass(frozen=True)
 class Stratum:
     """A group of documents that the report samples: those that a dataset keeps, or those that one of its passes
-    dropped. `total` is the number of documents, and `files` are the files of documents that are read."""
+    dropped. `total` is the number of documents, and `files` are the files of documents that are read. At most about
+    `most_rows` rows are read."""
 
     kept: bool
     total: int
     files: tuple[FileInfo, ...]
+    most_rows: int = ROWS
 
     @property
     def quota(self) -> int:
         """Return how many rows the report reads at most from each of `files`."""
-        return max(1, ROWS // max(1, len(self.files)))
+        return max(1, self.most_rows // max(1, len(self.files)))
 
     @property
     def read(self) -> int:
@@ -58,18 +60,19 @@ class Stratum:
                     break
 
 
-def strata(passes: list[NodeFigures]) -> list[Stratum]:
+def strata(passes: list[NodeFigures], most_tasks: int = PARTS, most_rows: int = ROWS) -> list[Stratum]:
     """Return the groups of documents of a dataset that the report samples. One group is the documents that its last
-    pass (group of steps that run together) kept. Each pass has a further group, the documents that it dropped."""
+    pass (group of steps that run together) kept. Each pass has a further group, the documents that it dropped. Of each
+    group, at most about `most_rows` rows are read, from the files of at most `most_tasks` tasks."""
     out = []
     for node in passes:
-        files = [record.files for record in node.choose(PARTS)]
+        files = [record.files for record in node.choose(most_tasks)]
         if node.publishes:
             out.append(Stratum(True, sum(s["docs"] for s in node.counters.get("kept", {}).values()),
-                               _with_rows(files, "kept.parquet")))
+                               _with_rows(files, "kept.parquet"), most_rows))
         dropped = sum(n for stats in node.counters.get("stages", {}).values() for by in stats["dropped"].values()
                       for n in by.values())
-        out.append(Stratum(False, dropped, _with_rows(files, "dropped.parquet")))
+        out.append(Stratum(False, dropped, _with_rows(files, "dropped.parquet"), most_rows))
     return out
 
 

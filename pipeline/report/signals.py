@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pipeline.passes.tally import BINS, HIGHEST, LOWEST
 from pipeline.report.nodes import NodeFigures
-from pipeline.report.sampled import extent, strata
+from pipeline.report.sampled import PARTS, ROWS, extent, strata
 from pipeline.store.fs import Store
 from stages.stage import COMPARE, Bound, Stage, StageConfig, is_accepted
 
@@ -88,16 +88,18 @@ class _Signal:
                            for b, thresholds in self.bounds.items()]}
 
 
-def signal_section(store: Store, passes: list[NodeFigures]) -> dict[str, Any]:
+def signal_section(store: Store, passes: list[NodeFigures], *, most_tasks: int = PARTS,
+                   most_rows: int = ROWS) -> dict[str, Any]:
     """Make the report's section about the signals of a dataset (numbers computed for each document): {read, signals,
     left_out}. `read` says how many documents were read. Each signal has its step, its documents, its histogram bins,
     and its bounds.
 
     For each bound, thresholds are tried. `docs` is the number of documents whose value would pass. `kept` is how many
-    of these the dataset keeps. Signals for which no document has a value are left out.
+    of these the dataset keeps. Signals for which no document has a value are left out. `most_tasks` and `most_rows`
+    limit what is read (`pipeline.report.sampled.strata`).
     """
     signals = _declared(passes)
-    parts = strata(passes)
+    parts = strata(passes, most_tasks, most_rows)
     for part in parts:
         for info in part.files[:1]:                       # all files of a stratum have the same columns
             with store.parquet(info.path, info.sha256) as file:

@@ -169,13 +169,13 @@ def _planned(recipe: Recipe, request: Mapping[str, Any],
 
     plan, most = open_plan(recipe, request["store"], verify_inputs=request["verify_inputs"]), request["causes"]
     states = survey(plan.nodes, plan.log.get_all, plan.fresh, keep=most > 0)
+    speeds = measured(plan.log.sample(MEASURED))
     known: set[tuple[str, str]] = set()
     if request["before"]:
         with contextlib.suppress(RecipeError):
             before = load(request["before"])
-            speeds = measured(plan.log.sample(MEASURED))
             known = {_gist(text) for text in (*before.warnings, *lint(before, speeds.stages))}
-    return describe_plan(recipe, plan, states), stale_causes(plan, states, most), known
+    return describe_plan(recipe, plan, states, speeds), stale_causes(plan, states, most), known
 
 
 def _gist(text: str) -> tuple[str, str]:

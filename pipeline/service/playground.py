@@ -27,6 +27,7 @@ from pipeline.passes.outcomes import ChangedSteps, Outcome
 from pipeline.service.examples import examples
 from pipeline.service.finished import PlaygroundError, check_thresholds, files_of, links_of, run_documents
 from pipeline.service.replayed import OwnThreshold, Replayed, UnderChanges, summary
+from pipeline.service.sampling import SEED
 from pipeline.service.signal_table import DocumentTable
 from pipeline.service.token_counts import token_counts
 from pipeline.store.fs import Store
@@ -53,13 +54,14 @@ class Changes:
 
 class Playground:
     """Judges the documents of one dataset of a finished run under other thresholds. Its sample has about `sample`
-    documents. If the dataset has more than `most` documents, only the sample is in memory."""
+    documents, which `seed` decides. If the dataset has more than `most` documents, only the sample is in memory."""
 
-    def __init__(self, store: Store, run: str, dataset: str, sample: int = SAMPLE, most: int = MOST) -> None:
+    def __init__(self, store: Store, run: str, dataset: str, sample: int = SAMPLE, most: int = MOST, *,
+                 seed: int = SEED) -> None:
         self.store, self.run, self.dataset = store, run, dataset
         #: what `pipeline.service.drawing` has drawn from these documents
         self.drawn: dict[Any, Any] = {}
-        self._wanted, self._most = sample, most
+        self._wanted, self._most, self._seed = sample, most, seed
         plan, recipe = run_documents(store, run)
         self._plan = plan
         if dataset not in recipe.get("datasets", {}):
@@ -98,7 +100,7 @@ class Playground:
         """The table of all documents of the dataset or, if they are too many for memory, of a random sample of them."""
         tokens = token_counts(self.store, self.run, self._plan, Log.read(self.store).get)
         return DocumentTable(self.store, self.files, self._place, len(self.links), self.share,
-                             self.documents > self._most, tokens)
+                             self.documents > self._most, tokens, self._seed)
 
     def _sample(self) -> np.ndarray:
         with self._lock:

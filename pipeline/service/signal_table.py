@@ -54,8 +54,8 @@ class DocumentFile:
 
 class DocumentTable:
     """The documents of a run's files as columns: numpy arrays with a value for each document. `sample` has the rows of
-    a random sample. A hash of a document's id decides whether the document is in the sample, with probability `share`.
-    With `only_sample`, the table has only the documents of the sample.
+    a random sample. A hash of a document's id and `seed` decides whether the document is in the sample, with
+    probability `share`. With `only_sample`, the table has only the documents of the sample.
 
     The column `end` says which step dropped each document, by the step's place in the list of steps; `kept_end` stands
     for kept documents. `place(stage, part)` must return this place for a step's name and the number of the step's pass
@@ -63,7 +63,8 @@ class DocumentTable:
     """
 
     def __init__(self, store: Store, files: Sequence[DocumentFile], place: Callable[[str, int], int], kept_end: int,
-                 share: float, only_sample: bool = False, tokens: TokenCounts | None = None) -> None:
+                 share: float, only_sample: bool = False, tokens: TokenCounts | None = None,
+                 seed: int = sampling.SEED) -> None:
         self._store, self.files = store, list(files)
         sources, languages, reasons = _Names(), _Names(), _Names()
         columns: dict[str, list[np.ndarray]] = {name: [] for name in (
@@ -81,7 +82,7 @@ class DocumentTable:
             table = self._read(file, ["id", "source", "language", "signals.bytes",
                                       *(("stage", "reason") if file.dropped else ())])
             ids = table["id"].to_pylist()
-            of_sample = sampling.in_sample(ids, share, sampling.SEED)
+            of_sample = sampling.in_sample(ids, share, seed)
             if only_sample:
                 table, ids = table.filter(pa.array(of_sample)), list(itertools.compress(ids, of_sample))
             return table.drop_columns("id"), of_sample, None if tokens is None else tokens.of(ids)

@@ -16,30 +16,31 @@ PIECE, AHEAD, KEPT = 4 << 20, 4, 20
 
 
 class AheadFile(RemoteFile):
-    """A read-only file over a remote object of `size` bytes. It reads the object in pieces of PIECE bytes. While the
-    caller reads forward, the next AHEAD pieces are requested in advance, so that the caller seldom waits. Memory holds
-    up to KEPT pieces (80 MiB), and the disk none.
+    """A read-only file over a remote object of `size` bytes. It reads the object in pieces of `piece` bytes. While
+    the caller reads forward, the next AHEAD pieces are requested in advance, so that the caller seldom waits. Memory
+    holds up to KEPT pieces (80 MiB if `piece` is PIECE), and the disk none.
 
     `fetch(start, stop)` must return a range of the object's bytes. Several threads call it.
     """
 
-    def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
+    def __init__(self, size: int, fetch: Callable[[int, int], bytes], *, piece: int = PIECE) -> None:
         super().__init__(size, fetch)
+        self._length = piece
         self._pieces: OrderedDict[int, Future[bytes]] = OrderedDict()          # least recently read first
         self._pool = ThreadPoolExecutor(1 + AHEAD, thread_name_prefix="ahead")
 
     def read_at(self, start: int, size: int) -> bytes:
         """Read up to `size` bytes from byte `start` on. Raises OSError when the object has become shorter."""
         stop, parts = min(start + size, self.size), []
-        for number in range(start // PIECE, -(-stop // PIECE)):
-            begin = number * PIECE
+        for number in range(start // self._length, -(-stop // self._length)):
+            begin = number * self._length
             parts.append(self._piece(number)[max(start - begin, 0):stop - begin])
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def forget(self, start: int, stop: int) -> None:
         """Drop the bytes [start, stop) from memory, so that they are requested again when they are read next. Callers
         use this when a checksum is wrong: the connection may have damaged the bytes."""
-        for number in range(start // PIECE, -(-stop // PIECE)):
+        for number in range(start // self._length, -(-stop // self._length)):
             self._pieces.pop(number, None)
 
     def _piece(self, number: int) -> bytes:
@@ -47,16 +48,17 @@ class AheadFile(RemoteFile):
         reads forward (this piece or the one before it was already requested), the next AHEAD pieces are requested, too.
         Raises OSError when the object has become shorter."""
         goes_on = not number or number in self._pieces or number - 1 in self._pieces
-        for wanted in range(number, min(number + 1 + AHEAD * goes_on, -(-self.size // PIECE))):
+        for wanted in range(number, min(number + 1 + AHEAD * goes_on, -(-self.size // self._length))):
             if wanted not in self._pieces:
-                self._pieces[wanted] = self._pool.submit(self._fetch, wanted * PIECE,
-                                                         min((wanted + 1) * PIECE, self.size))
+                self._pieces[wanted] = self._pool.submit(self._fetch, wanted * self._length,
+                                                         min((wanted + 1) * self._length, self.size))
             self._pieces.move_to_end(wanted)
         self._pieces.move_to_end(number)
         try:
             data = self._pieces[number].result()
-            if len(data) != min(PIECE, self.size - number * PIECE):
-                raise OSError(errno.EIO, f"the object ends at {number * PIECE + len(data)}, it had {self.size} bytes")
+            if len(data) != min(self._length, self.size - number * self._length):
+                raise OSError(errno.EIO, f"the object ends at {number * self._length + len(data)}, it had {self.size} "
+                                         f"bytes")
         except Exception:
             del self._pieces[number]                             # the next call requests it again
             raise

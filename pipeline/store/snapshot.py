@@ -159,15 +159,15 @@ class _PackBuilder:
 
 
 def build(first: int, segments: Iterable[bytes], store: Store, most: int = PACK_SEGMENTS,
-          full: bool = False) -> Iterator[tuple[Pack, bytes]]:
+          full: bool = False, *, pack_bytes: int = PACK_BYTES) -> Iterator[tuple[Pack, bytes]]:
     """Compact consecutive segments (files) of the commit log into packs, and yield (pack, bytes of the pack) for each.
-    `first` is the number of the first segment. A pack is full when it holds `most` segments or PACK_BYTES. With `full`,
-    the last segments are left out if they do not fill a pack. Raises CorruptLog, with the segment's path in `store`,
-    for a damaged segment."""
+    `first` is the number of the first segment. A pack is full when it holds `most` segments or `pack_bytes`. With
+    `full`, the last segments are left out if they do not fill a pack. Raises CorruptLog, with the segment's path in
+    `store`, for a damaged segment."""
     builder = _PackBuilder(first)
     for data in segments:
         builder.add(data, store.at(segment_name(builder.last + 1)))
-        if builder.raw >= PACK_BYTES or builder.last - builder.first + 1 >= most:
+        if builder.raw >= pack_bytes or builder.last - builder.first + 1 >= most:
             yield Pack(builder.first, builder.last), builder.finish()
             builder = _PackBuilder(builder.last + 1)
     if builder.raw and not full:
@@ -175,7 +175,8 @@ def build(first: int, segments: Iterable[bytes], store: Store, most: int = PACK_
 
 
 def take(store: Store, first: int, last: int, damaged: Collection[Pack] = (), most: int = PACK_SEGMENTS,
-         full: bool = False, stopped: Callable[[], bool] = lambda: False) -> Iterator[Pack]:
+         full: bool = False, stopped: Callable[[], bool] = lambda: False, *,
+         pack_bytes: int = PACK_BYTES) -> Iterator[Pack]:
     """Compact the committed log segments (files) `first` to `last` into packs, files of the store, as `build` does.
     Each pack is yielded once it is written. An existing pack of the same name is kept, unless it is in `damaged`; then
     it is replaced.
@@ -184,7 +185,8 @@ def take(store: Store, first: int, last: int, damaged: Collection[Pack] = (), mo
     FileNotFoundError for a segment that `store gc` has removed.
     """
     names = itertools.takewhile(lambda name: not stopped(), map(segment_name, range(first, last + 1)))
-    for pack, data in build(first, store.map(store.read, names, READ_AHEAD), store, most, full):
+    for pack, data in build(first, store.map(store.read, names, READ_AHEAD), store, most, full,
+                            pack_bytes=pack_bytes):
         if pack in damaged:                # in one step: another driver may have written a sound pack, and rely on it
             store.write(pack.path, data, durable=True)
         else:

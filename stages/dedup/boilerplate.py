@@ -66,45 +66,47 @@ class Boilerplate:
             for source, limit in enumerate(self._limits):
                 documents = np.flatnonzero(sources == source).tolist()
                 if len(documents) > limit:
-                    boilerplate.append(_frequent(documents, set_of, limit))
+                    boilerplate.append(frequent_shingles(documents, set_of, limit))
         return np.unique(np.concatenate(boilerplate))
 
 
-def _frequent(documents: Sequence[int], set_of: Callable[[int], Hashes], limit: int) -> Hashes:
+def frequent_shingles(documents: Sequence[int], set_of: Callable[[int], Hashes], limit: int, *, bits: int = _BITS,
+                      batch: int = _BATCH, most: int = _MOST) -> Hashes:
     """Return the shingles that more than `limit` of the `documents` have, sorted. `set_of` returns the shingle set of a
     document. No shingle is returned that `limit` documents or fewer have, but one near the limit may be missed.
 
-    Memory is bounded. The first pass over the sets counts in 2**_BITS counters, each for many shingles. The second pass
-    counts exactly those shingles whose counter exceeds the limit. If there are more than _MOST of these, the rarest are
-    dropped, and the count of the most frequent one dropped is subtracted from the other counts (Misra and Gries 1982).
+    Memory is bounded. The first pass over the sets counts in 2**`bits` counters, each for many shingles. The second
+    pass counts exactly those shingles whose counter exceeds the limit, about `batch` of them at a time. If there are
+    more than `most` of these, the rarest are dropped, and the count of the most frequent one dropped is subtracted from
+    the other counts (Misra and Gries 1982).
     """
-    shift, counters = np.uint64(64 - _BITS), np.zeros(1 << _BITS, np.uint32)
+    shift, counters = np.uint64(64 - bits), np.zeros(1 << bits, np.uint32)
     for document in documents:
         np.add.at(counters, set_of(document) >> shift, np.uint32(1))
     frequent = counters > limit
     del counters
     values, counts = np.zeros(0, np.uint64), np.zeros(0, np.int64)
-    for batch in _batches(s[frequent[s >> shift]] for s in map(set_of, documents)):
-        more, times = np.unique(batch, return_counts=True)
+    for joined in _batches((s[frequent[s >> shift]] for s in map(set_of, documents)), batch):
+        more, times = np.unique(joined, return_counts=True)
         both = np.r_[values, more]
         order = np.argsort(both, kind="stable")
         both = both[order]
         starts = np.flatnonzero(np.r_[True, both[1:] != both[:-1]]) if len(both) else np.zeros(0, np.int64)
         values, counts = both[starts], np.add.reduceat(np.r_[counts, times][order], starts)
-        if len(values) > _MOST:
-            rarest = np.partition(counts, -_MOST - 1)[-_MOST - 1]
+        if len(values) > most:
+            rarest = np.partition(counts, -most - 1)[-most - 1]
             values, counts = values[counts > rarest], counts[counts > rarest] - rarest
     return values[counts > limit]
 
 
-def _batches(sets: Iterator[Hashes]) -> Iterator[Hashes]:
-    """Join the shingles of many sets, and yield them in arrays of about _BATCH shingles."""
+def _batches(sets: Iterator[Hashes], batch: int) -> Iterator[Hashes]:
+    """Join the shingles of many sets, and yield them in arrays of about `batch` shingles."""
     collected: list[Hashes] = []
     size = 0
     for values in sets:
         collected.append(values)
         size += len(values)
-        if size >= _BATCH:
+        if size >= batch:
             yield np.concatenate(collected)
             collected, size = [], 0
     if size:
@@ -114,10 +116,10 @@ def _batches(sets: Iterator[Hashes]) -> Iterator[Hashes]:
 class Remainders:
     """Compares documents of a cluster by the shingles that are not boilerplate. A document is given by a number, for
     which `set_of` returns the document's shingle set. The sets without boilerplate that were used most recently stay in
-    memory, because a document of a template is compared with many others."""
+    memory, about `kept_bytes` of them, because a document of a template is compared with many others."""
 
-    def __init__(self, boilerplate: Hashes, set_of: Callable[[int], Hashes]) -> None:
-        self._boilerplate, self._set_of = boilerplate, set_of
+    def __init__(self, boilerplate: Hashes, set_of: Callable[[int], Hashes], *, kept_bytes: int = _KEPT_BYTES) -> None:
+        self._boilerplate, self._set_of, self._kept_bytes = boilerplate, set_of, kept_bytes
         self._left: OrderedDict[int, tuple[Hashes, bool]] = OrderedDict()
         self._bytes = 0
 
@@ -141,6 +143,6 @@ class Remainders:
         left = values[self._boilerplate[places] != values]
         self._left[document] = left, len(left) >= LEAST * len(values)
         self._bytes += left.nbytes + SET_BYTES
-        while self._bytes > _KEPT_BYTES and len(self._left) > 2:
+        while self._bytes > self._kept_bytes and len(self._left) > 2:
             self._bytes -= self._left.popitem(last=False)[1][0].nbytes + SET_BYTES
         return self._left[document]

@@ -47,12 +47,12 @@ class ClusterJudge:
     The methods name a document by its row number in the array `candidates`. This array is sorted by cluster, and within
     a cluster by the order in which documents are decided. Pairs of kept documents that resemble each other are written
     by `write_near`, which gets two arrays: the number of a document's group, and a NEAR record about the document. At
-    most about HELD pairs are held before they are written.
+    most about `held` pairs are held before they are written.
     """
 
     def __init__(self, candidates: NDArray[Any], file: NDArray[Any], rank: NDArray[Any], args: dict[str, Any],
                  sets: ShingleSetReader, counters: dict[str, int],
-                 write_near: Callable[[NDArray[Any], NDArray[Any]], None]) -> None:
+                 write_near: Callable[[NDArray[Any], NDArray[Any]], None], *, held: int = HELD) -> None:
         self.candidates, self.sets, self.counters = candidates, sets, counters
         self.threshold, self.cap = float(args["verify"]), int(args["max_comparisons"])
         self.containment, self.record = float(args.get("containment", 0.0)), bool(args.get("record"))
@@ -68,7 +68,7 @@ class ClusterJudge:
         self.small = min(SMALL, self.cap + 1, self.boilerplate.smallest_limit if self.boilerplate else SMALL)
         if not self.threshold:
             self.small = 0
-        self._write_near = write_near
+        self._write_near, self._held = write_near, held
         self._near: list[tuple[int, int, float]] = []                  # values of _PAIR
         self.removals: list[tuple[int, int, float, int]] = []          # values of _REMOVAL
         #: what the kernel decided: _PAIR and _REMOVAL records
@@ -146,7 +146,7 @@ class ClusterJudge:
         pairs["similarity"] = decided.near_similarities
         self._small_removals.append(removals)
         self._small_near.append(pairs)
-        if sum(map(len, self._small_near)) >= HELD:
+        if sum(map(len, self._small_near)) >= self._held:
             self._flush_near()
         self._count(len(members) - len(gone), len(gone), decided.most_kept)
         self.counters["comparisons"] += decided.comparisons
@@ -172,7 +172,7 @@ class ClusterJudge:
                 continue
             survivors += 1
             self._near += ((i, j, s) for j, s in near)
-            if len(self._near) >= HELD:
+            if len(self._near) >= self._held:
                 self._flush_near()
             if self.threshold and i + 1 < stop:
                 for key in self.bands[i].tolist():

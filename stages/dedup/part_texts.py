@@ -25,13 +25,13 @@ class Texts(NamedTuple):
     stops: NDArray[np.int64]
 
 
-def text_batches(path: str, rows: NDArray[Any]) -> Iterator[Texts]:
-    """Yield the texts of the given rows (ascending) of the part at `path`, in batches of about BATCH bytes. Row groups
-    of the Parquet file that hold none of these rows are not read. Raises ValueError at the end if the part has fewer
-    rows than the largest of the given ones."""
+def text_batches(path: str, rows: NDArray[Any], *, batch_bytes: int = BATCH) -> Iterator[Texts]:
+    """Yield the texts of the given rows (ascending) of the part at `path`, in batches of about `batch_bytes`. Row
+    groups of the Parquet file that hold none of these rows are not read. Raises ValueError at the end if the part has
+    fewer rows than the largest of the given ones."""
     for texts in _of_row_groups(path, rows):
         ends = np.cumsum(texts.stops - texts.starts)
-        edges = np.flatnonzero(np.diff(ends // BATCH)) + 1
+        edges = np.flatnonzero(np.diff(ends // batch_bytes)) + 1
         for first, stop in zip([0, *edges.tolist()], [*edges.tolist(), len(ends)]):
             yield Texts(texts.data, texts.starts[first:stop], texts.stops[first:stop])
 

@@ -139,18 +139,19 @@ def group_name(value: float | None) -> str:
 class Weights:
     """Holds, for each value of a score, the total weight of the documents that have this value, in one group of
     documents. Weights are integers, so the sums are exact and do not depend on how the documents are split between
-    calls of `add`."""
+    calls of `add`. There may be at most `most_values` different values."""
 
     values: np.ndarray = field(default_factory=lambda: np.empty(0))                    # ascending, float64
     weights: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     documents: int = 0
+    most_values: int = MOST_VALUES
 
     def add(self, values: np.ndarray, weights: np.ndarray) -> None:
         """Add documents, given by their scores and their weights. Raises ValueError if the scores then have more than
-        MOST_VALUES different values."""
+        `most_values` different values."""
         every, place = np.unique(np.concatenate([self.values, values]), return_inverse=True)
-        if len(every) > MOST_VALUES:
-            raise ValueError(f"more than {MOST_VALUES:,} different values; round the score to a grid")
+        if len(every) > self.most_values:
+            raise ValueError(f"more than {self.most_values:,} different values; round the score to a grid")
         summed = np.zeros(len(every), np.int64)
         np.add.at(summed, place, np.concatenate([self.weights, weights]))
         self.values, self.weights, self.documents = every, summed, self.documents + len(values)

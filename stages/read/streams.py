@@ -197,18 +197,21 @@ def is_archive(path: str) -> bool:
     return path.lower().endswith((".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"))
 
 
-def members(local: str, path: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
+def members(local: str, path: str, suffixes: tuple[str, ...], cap: int, *,
+            total_cap: int = MAX_ARCHIVE_BYTES) -> Iterator[Member]:
     """Yield the regular files of a zip or tar archive in the order of the archive. Files whose names end in one of
     `suffixes` are yielded with their data.
 
     A member of more than `cap` bytes has no data and the reason `too_large`. A member with another ending has no data
     and the reason `other_type`. In a zip archive, a member may also have the reason `encrypted` or `corrupt_zip`.
-    Raises `DamagedStream` where the archive cannot be read any further.
+    Raises `DamagedStream` where the archive cannot be read any further, and where its members have more than
+    `total_cap` bytes together.
     """
-    yield from (_zip(local, suffixes, cap) if path.lower().endswith(".zip") else _tar(local, suffixes, cap))
+    read = _zip if path.lower().endswith(".zip") else _tar
+    yield from read(local, suffixes, cap, total_cap)
 
 
-def _zip(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
+def _zip(local: str, suffixes: tuple[str, ...], cap: int, total_cap: int) -> Iterator[Member]:
     try:
         archive = zipfile.ZipFile(local)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as e:
@@ -236,32 +239,33 @@ def _zip(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
                 yield Member(info.filename, info.header_offset, None, "corrupt_zip")
                 continue
             total += len(data)
-            if total > MAX_ARCHIVE_BYTES:
-                raise DamagedStream("too_large", f"inflates beyond {MAX_ARCHIVE_BYTES} bytes")
+            if total > total_cap:
+                raise DamagedStream("too_large", f"inflates beyond {total_cap} bytes")
             yield Member(info.filename, info.header_offset, *((data,) if len(data) <= cap else (None, "too_large")))
 
 
 class _LimitedStream:
-    """A stream for tarfile that raises DamagedStream when a tar archive has more than MAX_ARCHIVE_BYTES bytes after
+    """A stream for tarfile that raises DamagedStream when a tar archive has more than `total_cap` bytes after
     decompression."""
 
-    def __init__(self, stream: DecompressedStream) -> None:
-        self.stream, self.total, self.buffer = stream, 0, b""
+    def __init__(self, stream: DecompressedStream, total_cap: int) -> None:
+        self.stream, self.total_cap, self.total, self.buffer = stream, total_cap, 0, b""
 
     def read(self, size: int) -> bytes:
         while len(self.buffer) < size and (block := self.stream.read()):
             self.buffer += block
         data, self.buffer = self.buffer[:size], self.buffer[size:]
         self.total += len(data)
-        if self.total > MAX_ARCHIVE_BYTES:
-            raise DamagedStream("too_large", f"inflates beyond {MAX_ARCHIVE_BYTES} bytes")
+        if self.total > self.total_cap:
+            raise DamagedStream("too_large", f"inflates beyond {self.total_cap} bytes")
         return data
 
 
-def _tar(local: str, suffixes: tuple[str, ...], cap: int) -> Iterator[Member]:
+def _tar(local: str, suffixes: tuple[str, ...], cap: int, total_cap: int) -> Iterator[Member]:
     with DecompressedStream(local) as stream:
         try:
-            archive = tarfile.open(fileobj=_LimitedStream(stream), mode="r|")  # type: ignore[call-overload] # noqa: SIM115
+            limited = _LimitedStream(stream, total_cap)
+            archive = tarfile.open(fileobj=limited, mode="r|")  # type: ignore[call-overload] # noqa: SIM115
             for info in archive:
                 if not info.isreg():
                     continue

@@ -36,9 +36,10 @@ PAGE = ("<!DOCTYPE html><html lang=en><head><title>A title</title></head><body><
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch):
-    """Lengthens the timeout of the command, because the machine of the tests may be busy."""
-    monkeypatch.setattr(file_types, "PATIENCE", 3600.0)
+def patience(request, monkeypatch):
+    """Sets the seconds after which the command says what it waits for: an hour, because the machine of the tests may be
+    busy, or the parameter of the fixture."""
+    monkeypatch.setattr(file_types, "PATIENCE", getattr(request, "param", 3600.0))
 
 
 @pytest.fixture
@@ -179,6 +180,7 @@ def test_mistakes_are_named_with_what_to_do(tmp_path, page, tokenmill):
     assert "no text: truncated (the compressed file ends too early" in said.err
 
 
+@pytest.mark.parametrize("patience", [0.01], indirect=True)
 def test_who_waits_is_told_for_what(page, tokenmill, monkeypatch):
     told, echo = threading.Event(), file_types.typer.echo
 
@@ -186,7 +188,6 @@ def test_who_waits_is_told_for_what(page, tokenmill, monkeypatch):
         echo(*said, **kw)
         told.set()
     monkeypatch.setattr(file_types.typer, "echo", tell)
-    monkeypatch.setattr(file_types, "PATIENCE", 0.01)
     monkeypatch.setattr(Html, "setup", lambda self: told.wait(60))
     assert "preparing the step 'html'" in tokenmill("extract", page).err
 

@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
+from pipeline.base.machine import usable_cores
 from pipeline.plan import estimate
-from pipeline.plan.estimate import measured, survey_recipe
+from pipeline.plan.estimate import describe_plan, measured, open_plan, survey_recipe
 from pipeline.plan.inputs import InputError, list_source
 from pipeline.plan.show import lines
+from pipeline.plan.survey import survey
 from pipeline.recipe import RecipeError, load_recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.fs import Store, StoreError
-from pipeline.store.log import CorruptLog, Log
+from pipeline.store.log import Log
+from pipeline.store.segment import CorruptLog
 from stages.extract.html.step import Html
 from stages.stage import Stage
 from tests.corpus import pages, sentences, warc, write_warcs
@@ -210,36 +213,35 @@ def test_another_partition_size_is_planned_as_it_runs(site, tmp_path):
     holds(document, really_ran(site, tmp_path, change))
 
 
-def test_the_estimate_uses_measured_speeds_where_there_are_any(site, monkeypatch):
-    monkeypatch.setattr(estimate, "LEAST_BYTES", 1e3)
-    monkeypatch.setattr(estimate, "LEAST_CPU", 0.0)
-    monkeypatch.setattr(estimate, "START_CPU_S", 0.0)
+def test_the_estimate_uses_measured_speeds_where_there_are_any(site):
     records = list(Log.read(Store(site / "store")).records())
-    speeds = measured(records)
+    speeds = measured(records, least_bytes=1e3, least_cpu=0.0)
     assert {"html", "gopher_quality", "pii", "minhash", "shards", "tokenizer"} <= set(speeds.stages)
     stats = [s for r in records for label, s in r.counters.get("stages", {}).items() if label.endswith(":html")]
     expected = sum(s["bytes_in"] for s in stats) / sum(s["cpu_s"] for s in stats)
     assert speeds.of("html", Html())[0] == pytest.approx(expected)
     change = "datasets.extracted.steps.html.comments=true"
-    document = plan(site, None, change)
+    recipe = load_recipe(site / "recipe.yaml", [change])
+    there = open_plan(recipe, str(site / "store"))
+    document = describe_plan(recipe, there, survey(there.nodes, there.log.get_all, there.fresh), speeds)
     assert "speeds measured in this store" in shown(document)
-    cost = node(document, "extracted")["cpu_s"]
+    extracted = node(document, "extracted")
+    cost = extracted["cpu_s"] - estimate.START_CPU_S * min(extracted["stale"], usable_cores())
     really = sum(s["cpu_s"] for s in stats)
     assert 0.2 * really - 0.1 <= cost <= 5 * really + 0.1, "within the error of guessing what a WARC holds uncompressed"
 
 
 def test_the_start_of_child_processes_is_counted_once_per_core_and_pass(site, monkeypatch):
-    def costs(start: float, cores: int) -> dict[str, float]:
-        monkeypatch.setattr(estimate, "START_CPU_S", start)
+    def costs(cores: int) -> dict[str, tuple[float, int, str, str]]:
         monkeypatch.setattr(estimate, "usable_cores", lambda: cores)
         document = plan(site, None, "datasets.clean.steps.gopher_quality.min_stop_words=3")
         return {row["name"]: (row["cpu_s"], row["stale"], row["kind"], row["status"]) for row in document["nodes"]}
 
-    before = costs(0.0, 1)
+    before = costs(0)
     for cores in (1, 64):
-        for name, (cpu, stale, kind, status) in costs(10.0, cores).items():
+        for name, (cpu, stale, kind, status) in costs(cores).items():
             starts = 0 if kind != "pass" or status == "fresh" else min(max(stale, 1), cores)
-            assert cpu == pytest.approx(before[name][0] + 10 * starts, abs=0.2), name
+            assert cpu == pytest.approx(before[name][0] + estimate.START_CPU_S * starts, abs=0.15), name
     assert any(row[1] > 1 for row in before.values())
 
 

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.passes.tally import score_bin
-from pipeline.report import sampled
 from pipeline.report.distributions import histogram, sections
 from pipeline.report.domains import domain_section
 from pipeline.report.nodes import NodeFigures
@@ -143,12 +142,10 @@ def test_figures_of_a_signal(tmp_path: Path):
         assert at["kept"] == sum(v >= at["value"] for v, kept in there if kept)
 
 
-def test_estimates_where_not_all_parts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sampled, "PARTS", 6)
-    monkeypatch.setattr(sampled, "ROWS", 600)
+def test_estimates_where_not_all_parts_are_read(tmp_path: Path):
     values = drawn_values(8000)
-    passes = nodes(Store(str(tmp_path)), values, 20)
-    section = signal_section(Store(str(tmp_path)), passes)
+    passes, limits = nodes(Store(str(tmp_path)), values, 20), {"most_tasks": 6, "most_rows": 600}
+    section = signal_section(Store(str(tmp_path)), passes, **limits)
     assert section["read"]["of"] == 8000 and not section["read"]["exact"] and section["read"]["docs"] <= 1200
     [signal] = section["signals"]
     there = [(v, kept) for v, kept in values if v is not None]
@@ -157,7 +154,7 @@ def test_estimates_where_not_all_parts_are_read(tmp_path: Path, monkeypatch: pyt
     for at in signal["bounds"][0]["at"]:
         assert abs(at["docs"] - sum(v >= at["value"] for v, _ in there)) < 0.06 * len(there)
     again = nodes(Store(str(tmp_path)), values, 20)
-    assert signal_section(Store(str(tmp_path)), again) == section, "the choice is the same each time"
+    assert signal_section(Store(str(tmp_path)), again, **limits) == section, "the choice is the same each time"
 
 
 def test_the_end_of_a_half_open_range_does_not_pass(tmp_path: Path):
@@ -168,22 +165,20 @@ def test_the_end_of_a_half_open_range_does_not_pass(tmp_path: Path):
         (5, 1), (8, 2), (10, 2), (12, 3), (20, 3)]
 
 
-def test_rows_of_a_large_part_stand_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sampled, "ROWS", 200)
+def test_rows_of_a_large_part_stand_for_more(tmp_path: Path):
     passes = nodes(Store(str(tmp_path)), [], 0, [[(0.6, True)] * 900, [(0.9, True)] * 100])
-    [signal] = signal_section(Store(str(tmp_path)), passes)["signals"]
+    [signal] = signal_section(Store(str(tmp_path)), passes, most_rows=200)["signals"]
     assert signal["bins"]["kept"] == {str(score_bin(0.6)): 900, str(score_bin(0.9)): 100}
-    top = domain_section(Store(str(tmp_path)), passes)["top"]
+    top = domain_section(Store(str(tmp_path)), passes, most_rows=200)["top"]
     assert [(row["domain"], row["kept"]) for row in top] == [("0.6", 900), ("0.9", 100)]
-    assert "uncovered" not in signal_section(Store(str(tmp_path)), passes)["read"]
+    assert "uncovered" not in signal_section(Store(str(tmp_path)), passes, most_rows=200)["read"]
 
 
-def test_documents_that_no_part_read_has_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_documents_that_no_part_read_has_are_counted(tmp_path: Path):
     passes = nodes(Store(str(tmp_path)), [], 0, [[(0.6, True)] * 4, [(0.1, False)] * 3])
     last = max(record.key for record in passes[0].records())
     kept_last = next(r for r in passes[0].records() if r.key == last).files["kept.parquet"].rows > 0
-    monkeypatch.setattr(sampled, "PARTS", 1)
-    read = signal_section(Store(str(tmp_path)), passes)["read"]
+    read = signal_section(Store(str(tmp_path)), passes, most_tasks=1)["read"]
     assert read == {"docs": 3 if kept_last else 4, "of": 7, "exact": False, "uncovered": 4 if kept_last else 3}
 
 

@@ -22,15 +22,10 @@ class Bucket:
         return self.data[start:stop]
 
 
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    monkeypatch.setattr(ahead_file, "PIECE", 1000)
-
-
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 54_321])
 def test_reads_at_any_place_have_the_bytes_of_the_object(size):
     bucket, rng = Bucket(size), random.Random(1)
-    with AheadFile(size, bucket.fetch) as file:
+    with AheadFile(size, bucket.fetch, piece=1000) as file:
         for _ in range(200):
             start, count = rng.randint(0, size), rng.choice([0, 1, 400, 5000, 99_999])
             assert file.read_at(start, count) == bucket.data[start:start + count]
@@ -41,7 +36,7 @@ def test_reads_at_any_place_have_the_bytes_of_the_object(size):
 
 def test_three_places_are_read_with_one_request_for_each_piece():
     bucket = Bucket(90_000)
-    with AheadFile(90_000, bucket.fetch) as file:
+    with AheadFile(90_000, bucket.fetch, piece=1000) as file:
         for place in range(0, 30_000, 700):
             for begin in (0, 30_000, 60_000):
                 stop = min(place + 700, 30_000)
@@ -57,7 +52,7 @@ def test_the_next_pieces_come_while_one_is_used():
         asked.release()
         return bucket.fetch(start, stop)
 
-    with AheadFile(20_000, fetch) as file:
+    with AheadFile(20_000, fetch, piece=1000) as file:
         file.read_at(0, 10)
         for _ in range(1 + ahead_file.AHEAD):
             assert asked.acquire(timeout=10)
@@ -72,7 +67,7 @@ def test_a_piece_that_failed_or_is_forgotten_is_requested_again():
             raise failures.pop()
         return bucket.fetch(start, stop)
 
-    with AheadFile(3_000, fetch) as file:
+    with AheadFile(3_000, fetch, piece=1000) as file:
         for _ in range(2):
             with pytest.raises(OSError, match="reset"):
                 file.read_at(1_000, 10)
@@ -84,5 +79,5 @@ def test_a_piece_that_failed_or_is_forgotten_is_requested_again():
 
 def test_an_object_that_has_become_shorter_is_an_error():
     bucket = Bucket(5_000)
-    with AheadFile(9_000, bucket.fetch) as file, pytest.raises(OSError, match="ends at 5000"):
+    with AheadFile(9_000, bucket.fetch, piece=1000) as file, pytest.raises(OSError, match="ends at 5000"):
         file.read_at(4_500, 1_000)

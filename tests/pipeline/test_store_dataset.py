@@ -14,6 +14,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import duckdb
 import fsspec
@@ -319,7 +320,7 @@ def test_a_reader_never_sees_a_mixture(tmp_path):
 
 
 def test_where_folders_cannot_be_exchanged(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.store.disk.ctypes.CDLL", lambda *a, **k: object())
+    monkeypatch.setattr("pipeline.store.disk.ctypes", SimpleNamespace(CDLL=lambda *_, **__: object()))
     store = Store(tmp_path / "store")
     a, b = versions(tmp_path / "store", tmp_path)
     for records, rows in ((a, 37), (b, 61), (a, 37)):

@@ -173,12 +173,11 @@ def test_a_snapshot_is_taken_when_enough_segments_came_and_packs_are_never_rewri
     assert Log.read(store).packed == 10
 
 
-def test_a_pack_ends_when_it_is_large(tmp_path, monkeypatch):
+def test_a_pack_ends_when_it_is_large(tmp_path):
     store = Store(tmp_path)
     fill(store, 9, pack_segments=100).close()
     large = store.size(segment_name(2)) * 3
-    monkeypatch.setattr(snapshot, "PACK_BYTES", large)
-    assert list(snapshot.take(store, 1, 9)) == [(1, 4), (5, 7), (8, 9)]
+    assert list(snapshot.take(store, 1, 9, pack_bytes=large)) == [(1, 4), (5, 7), (8, 9)]
     assert seen(Log.read(store))["segments"] == 9
 
 

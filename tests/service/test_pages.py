@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import lxml.html
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from starlette.datastructures import QueryParams
 from starlette.testclient import TestClient
@@ -23,9 +26,10 @@ from pipeline.service.app import create_app
 from pipeline.service.browse import BrowseView
 from pipeline.service.documents import difference
 from pipeline.service.html import STATIC, own_path, path, sides, static_path
-from pipeline.service.pages import FEW
+from pipeline.service.pages import COUNTED, FEW, RUNS
 from pipeline.service.problems import HttpProblem
 from pipeline.service.settings import ServiceSettings
+from pipeline.store.dataset import MANIFEST
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from tests.corpus import sentences
@@ -274,14 +278,17 @@ def test_log_is_read_a_stretch_at_a_time(store):
     assert seen == "one\ntwo\\x1b[2J\n" and "has ended" in text_of(tree)
 
 
-def test_runs_are_listed_a_page_at_a_time(store, monkeypatch):
-    monkeypatch.setattr("pipeline.service.pages.RUNS", 1)
+def test_runs_are_listed_a_page_at_a_time(store):
+    for number in range(RUNS):
+        write_run(store, f"run{number:03}")
     browser, where, seen = client_of({"s": Path(store.root)}), "/stores/s", []
     while where:
         tree = read(browser, where)
-        seen += tree.xpath("//table[caption='Runs of s']/tbody/tr/th/a/text()")
+        seen.append(tree.xpath("//table[caption='Runs of s']/tbody/tr/th/a/text()"))
         where = next(iter(tree.xpath("//a[@rel='next']/@href")), "")
-    assert seen == ["first", "second"]
+    assert [len(names) for names in seen] == [RUNS, 2]
+    runs = [name for names in seen for name in names]
+    assert runs == sorted(["first", "second", *(f"run{number:03}" for number in range(RUNS))])
 
 
 def ids(tree: Any) -> list[str]:
@@ -324,8 +331,14 @@ def test_counts_lead_to_the_documents_counted(browser):
     assert counted["exact_text"] == 1
 
 
-def test_many_documents_are_counted_when_somebody_asks(browser, monkeypatch):
-    monkeypatch.setattr("pipeline.service.pages.COUNTED", 10)
+def test_many_documents_are_counted_when_somebody_asks(root, tmp_path):
+    """The manifest says how many documents there are, here too many to count them for each page."""
+    store = Path(shutil.copytree(root, tmp_path / "store"))
+    manifest = store / "dropped" / "clean" / MANIFEST
+    table = pq.read_table(manifest)
+    rows = pc.multiply(table["rows"], COUNTED).cast(table.schema.field("rows").type)
+    pq.write_table(table.set_column(table.schema.get_field_index("rows"), "rows", rows), manifest)
+    browser = client_of({"main": store})
     tree = read(browser, f"{DATASET}?kind=dropped&source=web")
     assert ids(tree) and not tree.xpath("//table[caption='Documents by reason']")
     [href] = tree.xpath("//a[text()='Count by reason and language']/@href")

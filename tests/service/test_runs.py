@@ -15,12 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from pipeline.cluster.attempts import note_attempt
+from pipeline.cluster.attempts import note_attempt, standing
 from pipeline.service import events as stream
 from pipeline.service.app import create_app
+from pipeline.service.runs import REPORT
 from pipeline.service.settings import ServiceSettings
 from pipeline.store.fs import Store
 from tests.service.conftest import BASE, events, problem, write_log, write_run
+from tests.simulate.clock import VirtualClock
 
 RUNS = "/api/v1/stores/s/runs"
 
@@ -128,11 +130,10 @@ def test_damaged_state_is_shown_as_such(client, store, file, data):
 @pytest.mark.parametrize("beat", [
     {"at": "x"}, {"at": None}, {"at": [1]}, {"holder": 7}, {"holder": {"run": "first"}, "at": {}},
     {"holder": {"run": "first", "host": [], "pid": "x"}, "at": 0}])
-def test_a_damaged_heartbeat_is_nobodys(client, store, beat, monkeypatch):
-    monkeypatch.setattr("pipeline.cluster.attempts.WATCH_S", 0.0)
+def test_a_damaged_heartbeat_is_nobodys(store, beat):
     write_run(store, "first", "running")
     store.write("log/heartbeat/00000001.json", json.dumps({"holder": {"run": "first"}, **beat}).encode())
-    assert client.get(f"{RUNS}/first").json()["state"] == "died"
+    assert standing(store, "first", VirtualClock()).state == "died"
 
 
 def test_polling_an_unchanged_run_costs_no_body(client, store):
@@ -221,7 +222,6 @@ def test_a_slow_look_holds_up_nobody_who_has_an_older_one(store, monkeypatch):
     async def main() -> None:
         seen = watch.RunWatch(0.0)
         first = await seen.state("s", store, "first")
-        monkeypatch.setattr(watch, "PATIENCE_S", 0.01)
         monkeypatch.setattr(watch, "read_state", lambda *args: gate.wait() and read_state(*args))
         write_run(store, "first", docs=77)
         assert await seen.state("s", store, "first") is first
@@ -299,12 +299,11 @@ def test_report_data_and_recipe_are_as_they_were_written(client, store):
     assert answer.text == "version: 1\n# <b>ü\n" and answer.headers["content-type"].startswith("text/plain")
 
 
-def test_damaged_and_huge_reports_are_problems(client, store, monkeypatch):
+def test_damaged_and_huge_reports_are_problems(client, store):
     store.write("runs/first/report.json", b'{"run": ')
     assert "tokenmill report" in problem(client.get(f"{RUNS}/first/report.json"), 409)["remedy"]
-    monkeypatch.setattr("pipeline.service.runs.REPORT", 10)
-    store.write("runs/first/report.json", b'{"run": "first"}')
-    problem(client.get(f"{RUNS}/first/report.json"), 409)
+    os.truncate(store.local / "runs/first/report.json", REPORT + 1)
+    assert problem(client.get(f"{RUNS}/first/report.json"), 409)["title"] == "Too large"
 
 
 def test_links_out_of_the_store_are_not_followed(client, store, tmp_path):

@@ -202,10 +202,10 @@ def test_lists_are_fetched_by_npm_and_checked(tmp_path, monkeypatch):
     assert not (tmp_path / "models" / LISTS).exists()
     sha = file_sha256(archive)
     package = Package("naughty-words", "1.2.0", LISTS, sha, archive.stat().st_size, registry="npm")
-    monkeypatch.setitem(registry.MODELS, "badwords", Download(package, "", LISTS, sha))
-    assert registry.fetch("badwords") == tmp_path / "models" / LISTS
+    models = {"badwords": Download(package, "", LISTS, sha)}
+    assert registry.fetch("badwords", models) == tmp_path / "models" / LISTS
     (tmp_path / "bin" / "npm").unlink()
-    assert read_lists(registry.fetch("badwords")) == {"en": ("tulip",)}, "fetched once"
+    assert read_lists(registry.fetch("badwords", models)) == {"en": ("tulip",)}, "fetched once"
 
 
 def test_without_npm_the_remedy_is_named(tmp_path, monkeypatch):

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.store.fs import Store
-from stages.dedup import boilerplate
-from stages.dedup.boilerplate import MEMORY_MB, Boilerplate, Remainders, boilerplate_limits
+from stages.dedup.boilerplate import MEMORY_MB, Boilerplate, Remainders, boilerplate_limits, frequent_shingles
 from stages.dedup.explain import explain
 from stages.dedup.fragment import PartGroup, Sizes
 from stages.dedup.minhash import MinHash
@@ -102,32 +101,43 @@ def counted(sets: list[np.ndarray], groups: np.ndarray, sources: list[int], limi
     return sorted(boilerplate)
 
 
-@pytest.mark.parametrize(("batch", "bits"), [(1 << 18, 21), (100, 21), (1, 4)])
-def test_boilerplate_is_what_counting_finds(monkeypatch, batch, bits):
-    """Whatever is counted together, and although 16 counters are shared by 300 shingles."""
-    monkeypatch.setattr(boilerplate, "_BATCH", batch)
-    monkeypatch.setattr(boilerplate, "_BITS", bits)
-    rng = np.random.default_rng(bits)
+def overlapping_sets(seed: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return (50 shingle sets that share many of 300 shingles, the number of the group of each)."""
+    rng = np.random.default_rng(seed)
     shingles = rng.integers(0, 2**64, 300, dtype=np.uint64)
     sets = [np.unique(rng.choice(shingles[:rng.integers(5, 300)], 40)) for _ in range(50)]
-    groups = rng.integers(0, 5, 50)
+    return sets, rng.integers(0, 5, 50)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_boilerplate_is_what_counting_finds(seed):
+    sets, groups = overlapping_sets(seed)
     sources, limits = [0, 1, 0, 1, 1], [13, 9]
     expected = counted(sets, groups, sources, limits)
     assert expected
     assert Boilerplate(sources, limits).of(groups, sets.__getitem__).tolist() == expected
 
 
-def test_more_shingles_than_are_counted_exactly_hide_none_that_is_frequent(monkeypatch):
-    """One counter for all shingles, so that all are counted exactly, of which there is room for 60."""
-    monkeypatch.setattr(boilerplate, "_BITS", 1)
-    monkeypatch.setattr(boilerplate, "_MOST", 60)
-    monkeypatch.setattr(boilerplate, "_BATCH", 50)
+@pytest.mark.parametrize(("batch", "bits"), [(100, 21), (1, 4)])
+@pytest.mark.parametrize("limit", [6, 9])
+def test_frequent_shingles_are_what_counting_finds(batch, bits, limit):
+    """Whatever is counted together, and although 16 counters are shared by 300 shingles."""
+    sets, _ = overlapping_sets(bits)
+    some = list(range(0, 50, 2))
+    expected = counted([sets[i] for i in some], np.zeros(len(some), int), [0], [limit])
+    assert expected
+    assert frequent_shingles(some, sets.__getitem__, limit, batch=batch, bits=bits).tolist() == expected
+
+
+def test_more_shingles_than_are_counted_exactly_hide_none_that_is_frequent():
+    """One pair of counters for all shingles, so that all are counted exactly, of which there is room for 60."""
     rng = np.random.default_rng(7)
     frame = rng.integers(0, 2**64, 20, dtype=np.uint64)
     some = rng.integers(0, 2**64, 3, dtype=np.uint64)                     # in 12 of 200 documents: at most the limit
     sets = [np.unique(np.r_[frame, some[:3 if i < 12 else 0], rng.integers(0, 2**64, 30, dtype=np.uint64)])
             for i in range(200)]
-    assert Boilerplate([0], [12]).of(np.zeros(200, int), sets.__getitem__).tolist() == sorted(frame.tolist())
+    frequent = frequent_shingles(range(200), sets.__getitem__, 12, bits=1, most=60, batch=50)
+    assert frequent.tolist() == sorted(frame.tolist())
 
 
 def test_the_limit_is_a_share_of_each_input_and_at_least_ten_documents():
@@ -183,7 +193,7 @@ def test_boilerplate_is_left_out_unless_little_else_is_left():
     assert remainders.similarity(3, 3) == 1.0
 
 
-def test_pages_of_boilerplate_alone_do_not_stay_in_memory(monkeypatch):
+def test_pages_of_boilerplate_alone_do_not_stay_in_memory():
     frame = np.arange(100, dtype=np.uint64)
     fetched: Counter[int] = Counter()
 
@@ -191,8 +201,7 @@ def test_pages_of_boilerplate_alone_do_not_stay_in_memory(monkeypatch):
         fetched[number] += 1
         return frame
 
-    monkeypatch.setattr(boilerplate, "_KEPT_BYTES", 4000)
-    remainders = Remainders(frame, page)
+    remainders = Remainders(frame, page, kept_bytes=4000)
     for number in range(20):
         remainders.similarity(0, number)
         remainders.similarity(number, 0)
@@ -201,7 +210,7 @@ def test_pages_of_boilerplate_alone_do_not_stay_in_memory(monkeypatch):
     assert fetched[1] == before + 2, "read once to find what is left, and once because less than a tenth is left"
 
 
-def test_what_is_left_of_a_page_is_computed_once_for_all_its_comparisons(monkeypatch):
+def test_what_is_left_of_a_page_is_computed_once_for_all_its_comparisons():
     rng = np.random.default_rng(1)
     frame = np.sort(rng.integers(0, 2**64, 100, dtype=np.uint64))
     pages = [np.sort(np.r_[frame, rng.integers(0, 2**64, 50, dtype=np.uint64)]) for _ in range(20)]
@@ -216,9 +225,9 @@ def test_what_is_left_of_a_page_is_computed_once_for_all_its_comparisons(monkeyp
 
     expected = compare(Remainders(frame, page))
     assert set(fetched.values()) == {1}
-    monkeypatch.setattr(boilerplate, "_KEPT_BYTES", 2000)                  # two pages of 400 bytes, and their objects
     fetched.clear()
-    assert compare(Remainders(frame, page)) == expected
+    two_pages = Remainders(frame, page, kept_bytes=2000)                   # of 400 bytes each, and their objects
+    assert compare(two_pages) == expected
     assert max(fetched.values()) > 1
 
 

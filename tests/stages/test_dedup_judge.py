@@ -24,7 +24,7 @@ from tests.stages.dedup_fragment import Doc, run_fragment, write_parts
 ARGS = {"verify": 0.75, "max_comparisons": 64}
 
 
-def judge_of(size: int, write_near: Any) -> judge.ClusterJudge:
+def judge_of(size: int, write_near: Any, held: int) -> judge.ClusterJudge:
     """Return the judge of a template's `size` pages: half of the shingles of each are the template's, so all stay and
     resemble each other."""
     rng = np.random.default_rng(1)
@@ -36,15 +36,14 @@ def judge_of(size: int, write_near: Any) -> judge.ClusterJudge:
     reader = SimpleNamespace(get=lambda file, offset, count, expected: sets[offset], chunk_bytes=1 << 20)
     return judge.ClusterJudge(candidates, candidates["source"], np.zeros(size, np.int64), ARGS, reader,
                               dict.fromkeys(("comparisons", "removed", "kept", "capped", "max_cluster_kept"), 0),
-                              write_near)
+                              write_near, held=held)
 
 
 def peak_and_pairs() -> tuple[int, int]:
     """Return the most bytes that Python allocates while it decides about 600 pages of a template, and the number of
     pairs that resemble each other."""
-    judge.HELD = 1 << 10
-    judge_of(40, lambda source, near: None).verdicts()                  # loads the kernels
-    of_cluster = judge_of(600, lambda source, near: None)
+    judge_of(40, lambda source, near: None, held=1 << 10).verdicts()     # loads the kernels
+    of_cluster = judge_of(600, lambda source, near: None, held=1 << 10)
     tracemalloc.start()
     of_cluster.verdicts()
     return tracemalloc.get_traced_memory()[1], of_cluster.counters["comparisons"]
@@ -69,14 +68,14 @@ def test_the_most_similar_documents_are_chosen_as_by_sorting():
     assert most_similar(documents[:0], near[:0]).tolist() == []
 
 
-@pytest.mark.parametrize("small", [0, judge.SMALL])
-def test_slices_name_the_same_documents_however_many_pairs_are_held(tmp_path, monkeypatch, small):
+@pytest.mark.parametrize("count", [judge.SMALL, judge.SMALL + 8])
+def test_slices_name_the_same_documents_however_many_pairs_are_held(tmp_path, monkeypatch, count):
+    """Both for a cluster about which the kernel decides and for a larger one."""
     draw = random.Random(7)
     names = vocabulary(draw)
     template = draw.choices(names, k=150)
     docs = [Doc(" ".join([*template[:draw.randint(130, 150)], *draw.choices(names, k=30)]), "web",
-                f"{draw.getrandbits(128):032x}") for _ in range(32)]
-    monkeypatch.setattr(judge, "SMALL", small)
+                f"{draw.getrandbits(128):032x}") for _ in range(count)]
     columns = []
     for held in (1, 20, 1 << 16):
         monkeypatch.setattr(judge, "HELD", held)

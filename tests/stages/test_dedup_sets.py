@@ -14,7 +14,7 @@ import pytest
 from pipeline.base.parquet import write_table
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
-from stages.dedup import judge, part_texts
+from stages.dedup import judge
 from stages.dedup.fragment import Sizes
 from stages.dedup.minhash import MinHash
 from stages.dedup.part_texts import Texts, text_batches, utf8_at
@@ -68,14 +68,13 @@ def test_shingles_of_many_texts_are_those_of_each(config):
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
-def test_texts_of_chosen_rows_come_in_batches(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(part_texts, "BATCH", 100)
+def test_texts_of_chosen_rows_come_in_batches(tmp_path, kind):
     rng = random.Random(2)
     stored = ["é" * rng.randint(0, 60) for _ in range(90)] + AWKWARD
     path = str(tmp_path / "part.parquet")
     write_table(pa.table({"text": pa.array(stored, kind)}), path, row_group_size=13)
     rows = np.array(sorted(rng.sample(range(len(stored)), 40)), np.uint32)
-    batches = list(text_batches(path, rows))
+    batches = list(text_batches(path, rows, batch_bytes=100))
     assert [b.data[i:j].tobytes().decode() for b in batches for i, j in zip(b.starts, b.stops)] \
         == [data.tobytes().decode() for data in utf8_at(path, rows)] == [stored[row] for row in rows.tolist()]
     assert len(batches) > 15

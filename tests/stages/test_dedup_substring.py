@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipeline.store.fs import Store
 from stages.dedup.fragment import SIZES
 from stages.dedup.substring import Substring
-from stages.dedup.substring_tasks import _RUN, PROVED, _needed, cuts_of
+from stages.dedup.substring_tasks import _RUN, CHUNK, PROVED, _needed, cuts_of
 from stages.dedup.windows import merged, run_hashes, seed_length, seeds_of, window_seeds, windows_with
 from stages.document import storable_text
 from tests.stages.dedup_fragment import Doc, run_fragment, write_parts
@@ -90,7 +90,6 @@ def test_cuts_equal_a_search_through_all_texts(tmp_path, seed, alphabet):
 def test_blocks_of_a_few_records_change_nothing(tmp_path, monkeypatch, alphabet):
     """Records of one hash, and runs of windows, then lie in several blocks."""
     import pipeline.engine.shuffle.exchange as exchange
-    import stages.dedup.substring_tasks as tasks
     from pipeline.engine.shuffle.merge import MergeLimits
 
     def tiny(store, refs, bucket, **how):
@@ -111,7 +110,6 @@ def test_blocks_of_a_few_records_change_nothing(tmp_path, monkeypatch, alphabet)
     expected = brute_force(docs, 24, ranks)
     assert expected
     monkeypatch.setattr(exchange, "merge_segments", tiny)
-    monkeypatch.setattr(tasks, "CHUNK", 10)
     got, _ = cuts(docs, Store(tmp_path), part_rows=2, ranks=ranks, length=24, merge=1, sizes=replace(
         SIZES, group_bytes=300, bucket_bytes=500, segment_bytes=10))
     assert got == expected
@@ -133,6 +131,14 @@ def test_a_long_run_of_one_byte_costs_little(tmp_path):
     got, outcome = cuts(docs, Store(tmp_path), length=500, merge=1)
     assert got == {"0" * 32: [(500, 300_000)], "1" * 32: [(1, 200_001)]}
     assert outcome.counters["seeds"]["seeds"] < 3_000 and outcome.counters["runs"]["runs"] < 2_100
+
+
+def test_windows_that_are_written_in_several_blocks_are_compared_with_each_other(tmp_path):
+    lengths = 700_000, 400_000, 2_000
+    docs = [Doc(f"{n}" + "a" * length + f"{n}", "web", f"{n}" * 32) for n, length in enumerate(lengths)]
+    got, outcome = cuts(docs, Store(tmp_path), length=500, merge=1)
+    assert outcome.counters["windows"]["windows"] - lengths[-1] > CHUNK, "the last document is in another block"
+    assert got == {"0" * 32: [(501, 700_001)], "1" * 32: [(1, 400_001)], "2" * 32: [(1, 2_001)]}
 
 
 def test_the_copy_in_the_dataset_with_priority_stays(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 from fractions import Fraction
 
@@ -119,21 +120,20 @@ def test_what_a_dataset_before_has_stored_is_not_taken_for_ones_own(tmp_path):
     assert doc.signals == {"s": 2.0}
 
 
-def test_what_could_not_be_held_is_refused_before_it_fills_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(buckets, "MOST_VALUES", 3)
-    monkeypatch.setattr(buckets, "MOST_GROUPS", 2)
-    monkeypatch.setattr(buckets, "MOST_BYTES", 10)
-    weights = Weights()
+def test_what_could_not_be_held_is_refused_before_it_fills_memory(tmp_path):
+    weights = Weights(most_values=3)
     weights.add(np.array([1.0, 2.0, 3.0, 1.0]), np.ones(4, np.int64))
     with pytest.raises(ValueError, match="more than 3 different values; round the score to a grid"):
         weights.add(np.array([4.0]), np.ones(1, np.int64))
     fit = Fit(["s"], "topic")
-    fit.add(["a", "b", "a"], {"s": np.array([1.0, 2.0, np.nan])}, np.ones(3, np.int64))
+    fit.weights["s"] = {f"topic {n}": Weights() for n in range(buckets.MOST_GROUPS - 1)}
+    fit.add(["a", "topic 1", "a"], {"s": np.array([1.0, 2.0, np.nan])}, np.ones(3, np.int64))
     assert fit.missing == {"s": 1}
-    with pytest.raises(ValueError, match="more than 2 different values of 'topic'"):
+    with pytest.raises(ValueError, match="more than 100,000 different values of 'topic'"):
         fit.add(["c"], {"s": np.array([1.0])}, np.ones(1, np.int64))
-    (tmp_path / "e.json").write_text("x" * 11)
-    with pytest.raises(ValueError, match=r"e\.json is no file of `tokenmill buckets fit` \(more than 10 bytes\)"):
+    (tmp_path / "e.json").touch()
+    os.truncate(tmp_path / "e.json", buckets.MOST_BYTES + 1)
+    with pytest.raises(ValueError, match=r"e\.json is no file of `tokenmill buckets fit` \(more than 67,108,864 bytes"):
         Edges.read(tmp_path / "e.json")
     for n in (1, buckets.MOST_BUCKETS + 1):
         with pytest.raises(ValueError, match=f"{n} buckets; 2 … "):

@@ -16,6 +16,7 @@ from pipeline.recipe import RecipeError, load_recipe
 from pipeline.run import make_backend, run_recipe
 from stages.document import Document
 from stages.filter.toxicity import Toxicity, sentences
+from stages.scoring.models import MOST_CHECKED_BYTES
 
 RUDE, KIND = ("grobble", "snarg", "flumpit"), ("thank", "lovely", "agree")
 
@@ -69,7 +70,7 @@ def test_sentences_above_the_limit_are_cut(model):
     assert (reason, doc.text, doc.signals["toxicity_cut"]) == ("toxicity_all", nasty * 2, 1.0)
 
 
-def test_what_made_a_document_toxic_is_marked(model, monkeypatch):
+def test_what_made_a_document_toxic_is_marked(model):
     nice, nasty, worse = NICE.lower(), NASTY.lower(), "grobble snarg flumpit! "
     text = f"{nice}{nasty}\n\n{worse}{nice}"
 
@@ -81,9 +82,13 @@ def test_what_made_a_document_toxic_is_marked(model, monkeypatch):
     assert marked(nice * 2, "toxicity") == [], "what is above the threshold lies behind the part that is searched"
     assert marked(nasty * 2, "toxicity_all", max=None, max_sentence=0.4) == [nasty.strip()] * 2
     assert marked(text, "toxicity", max=None) == []
-    monkeypatch.setattr("stages.filter.toxicity.MOST_CHECKED_BYTES", 10)
-    with pytest.raises(ValueError, match="too many to be loaded for a report"):
-        marked(text, "toxicity")
+
+
+def test_no_model_is_loaded_for_a_report_that_would_take_much_memory(tmp_path):
+    (tmp_path / "model.bin").touch()
+    os.truncate(tmp_path / "model.bin", MOST_CHECKED_BYTES + 1)                        # a file with a hole
+    with pytest.raises(ValueError, match="has more than 64 MB, too many to be loaded for a report"):
+        Toxicity(model=str(tmp_path / "model.bin")).matches(Document("", NASTY), "toxicity")
 
 
 def test_several_models_have_signals_of_their_own(model):

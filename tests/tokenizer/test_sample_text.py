@@ -4,12 +4,13 @@ and so is the trained tokenizer."""
 from __future__ import annotations
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.passes import sample_text
 from pipeline.passes.fit_tokenizer import _sample, tokenizer_waves
 from pipeline.passes.rows import Selection
-from pipeline.passes.sample_text import picked_texts
+from pipeline.passes.sample_text import GROUP_BYTES, picked_texts
 from pipeline.passes.strata import Strata
 from stages.barrier import TaskResult
 from stages.dedup.fragment import SIZES, Sizes, groups
@@ -37,8 +38,7 @@ def mixed(n: int) -> list[Document]:
                      signals={"quality": i / n}) for i, k in enumerate(np.exp(rng.uniform(0, 7, n)))]
 
 
-def test_groups_draw_what_one_task_draws(run, monkeypatch):
-    monkeypatch.setattr(sample_text, "GROUP_BYTES", 2000)
+def test_groups_draw_what_one_task_draws(run):
     docs, sizes = mixed(260), Sizes(group_bytes=10_000, group_rows=40)
     web, both = {"source": "web"}, {"source": ["web", "wiki"]}
     for rows, size, where in ((7, 1, {}), (7, 400, web), (23, 9_000, both), (260, 30_000, {}), (11, 10**9, web)):
@@ -52,6 +52,17 @@ def test_groups_draw_what_one_task_draws(run, monkeypatch):
         assert texts == [(d.id, d.text) for d in docs if d.id in wanted]
         [cut] = done["cut"]
         assert (cut.counters["documents"], cut.counters["bytes"]) == (len(wanted), sum(wanted.values()))
+
+
+def test_picked_texts_are_written_a_few_at_a_time(run):
+    docs = [Document(document_id("s", "f", "", i), f"{i}" + "x" * size)
+            for i, size in enumerate((GROUP_BYTES // 2, GROUP_BYTES // 2, 1000, 1000))]
+    done: dict[str, list[TaskResult]] = {}
+    for wave in tokenizer_waves({**TRAIN, "sample": 10**9}, run.parts(docs, 3), 7, Sizes(group_bytes=1))[:-1]:
+        done[wave.name] = run(list(wave.tasks(done)))
+    files = [run.store.at(result.files["picked.parquet"]["$ref"]) for result in done["pick"]]
+    assert [text for file in files for text in picked_texts(file)] == [(doc.id, doc.text) for doc in docs]
+    assert [pq.read_metadata(file).num_row_groups for file in files] == [2, 1], "two texts of three exceed the limit"
 
 
 def languages(n: int) -> list[Document]:

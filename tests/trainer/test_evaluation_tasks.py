@@ -25,7 +25,6 @@ from pipeline.base.parquet import write_table
 from tests import conftest
 from tests.trainer.evaluation import EOS, SMALL, Bytes, alone, model_of, quiz, reader, write_task
 from trainer.base.config import ConfigError
-from trainer.evaluation import rows as row_files
 from trainer.evaluation.evaluate import prepare, score
 from trainer.evaluation.items import ExamplePool, cloze, lettered, make_items
 from trainer.evaluation.measures import PERMUTATIONS, accuracy, mean, normalised
@@ -76,23 +75,21 @@ def test_all_kinds_of_files_give_the_same_rows(tmp_path: Path):
     assert [row.number for row in both] == list(range(80))
 
 
-def test_files_that_unpack_to_too_much_are_refused_with_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(row_files, "MOST_ROWS", 100)
-    monkeypatch.setattr(row_files, "MOST_TOTAL_BYTES", 5000)
+def test_files_that_unpack_to_too_much_are_refused_with_a_line(tmp_path: Path):
     file = tmp_path / "a.jsonl.gz"
     file.write_bytes(gzip.compress(b'{"q": 1}\n' * 100))
-    assert len(list(read_rows([file]))) == 100
+    limits = {"most_rows": 100, "most_bytes": 5000}
+    assert len(list(read_rows([file], **limits))) == 100
     with pytest.raises(ConfigError, match="more than 100 rows"):
-        list(read_rows([file, file]))
+        list(read_rows([file, file], **limits))
     file.write_bytes(gzip.compress(b"\n" * 5001))
     with pytest.raises(ConfigError, match="more than 5,000 bytes"):
-        list(read_rows([file]))
+        list(read_rows([file], **limits))
 
 
-def test_small_tables_that_unpack_to_too_much_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_small_tables_that_unpack_to_too_much_are_refused(tmp_path: Path):
     """Each file is smaller than a tenth of the limit, which its rows exceed: by compression, by a dictionary or views
     that show a text again and again, or by lists of nulls, which take no bytes at all."""
-    monkeypatch.setattr(row_files, "MOST_TOTAL_BYTES", 100_000)
     texts = pa.array(["x" * 5000] * 40)
     view = pa.array(["x" * 5000], pa.string_view())
     views = pa.Array.from_buffers(pa.string_view(), 40, [None, pa.py_buffer(view.buffers()[1].to_pybytes() * 40),
@@ -116,10 +113,10 @@ def test_small_tables_that_unpack_to_too_much_are_refused(tmp_path: Path, monkey
         file = make()
         assert file.stat().st_size < 10_000
         with pytest.raises(ConfigError, match=rf"{file.name}: unpacks to more than 100,000 bytes.*smaller part"):
-            list(read_rows([file]))
+            list(read_rows([file], most_bytes=100_000))
     for column in (texts[:3], texts[:3].dictionary_encode(), views[:3]):
         for file in (arrow(column, compression="zstd"), arrow(column), parquet(column)):
-            assert [row.values["q"] for row in read_rows([file])] == ["x" * 5000] * 3
+            assert [row.values["q"] for row in read_rows([file], most_bytes=100_000)] == ["x" * 5000] * 3
 
 
 @contextlib.contextmanager
@@ -133,20 +130,18 @@ def own_pool() -> Iterator[pa.MemoryPool]:
         pa.set_memory_pool(default)
 
 
-def test_a_row_group_that_unpacks_to_too_much_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(row_files, "MOST_TOTAL_BYTES", 1 << 20)
+def test_a_row_group_that_unpacks_to_too_much_is_not_read(tmp_path: Path):
     write_table(pa.table({"q": ["x" * (12 << 20)]}), tmp_path / "a.parquet", use_dictionary=False)
     with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_stream(
             sink, pa.schema({"q": pa.string()}), options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(pa.table({"q": ["x" * (12 << 20)]}))
     for name in ("a.parquet", "a.arrow"):
         with own_pool() as pool, pytest.raises(ConfigError, match="unpacks to more than"):
-            list(read_rows([tmp_path / name]))
+            list(read_rows([tmp_path / name], most_bytes=1 << 20))
         assert pool.max_memory() < 4 << 20, name
 
 
-def test_a_row_group_that_is_larger_than_the_file_says_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(row_files, "MOST_MEMORY", 24 << 20)
+def test_a_row_group_that_is_larger_than_the_file_says_is_refused(tmp_path: Path):
     path = tmp_path / "a.parquet"
     write_table(pa.table({"q": ["x" * (256 << 20)]}), path, use_dictionary=False, write_statistics=False)
     data = path.read_bytes()
@@ -157,7 +152,7 @@ def test_a_row_group_that_is_larger_than_the_file_says_is_refused(tmp_path: Path
     assert pq.read_metadata(path).row_group(0).total_byte_size == 0 and path.stat().st_size < 50_000
     message = r"a\.parquet: takes more than 25,165,824 bytes of memory.*smaller part"
     with own_pool() as pool, pytest.raises(ConfigError, match=message):
-        list(read_rows([path]))
+        list(read_rows([path], most_memory=24 << 20))
     assert pool.max_memory() < 300 << 20
 
 

@@ -20,7 +20,6 @@ from tokenizer.mixture.steps import rows_of, step_at
 from tokenizer.shards.reader import ShardSet
 from trainer.__main__ import main
 from trainer.base.config import ConfigError
-from trainer.data import nearest as search
 from trainer.data.nearest import LENGTH, distinctive, hashes, nearest
 from trainer.data.remote import training_sets
 from trainer.data.rows import windows
@@ -72,11 +71,9 @@ def brute(run: Run, sets: list[ShardSet], span: tuple[int, int], skipped: set[in
 
 @pytest.mark.parametrize(("packed", "span", "skipped", "tokens"), [
     ((), (0, 10 ** 9), set(), 1 << 20), ((), (40, 120), {9, 10, 30}, 64), (("web",), (0, 200), {1}, 500)])
-def test_the_nearest_passages_are_those_of_the_definition(tmp_path: Path, monkeypatch, packed, span, skipped, tokens):
+def test_the_nearest_passages_are_those_of_the_definition(tmp_path: Path, packed, span, skipped, tokens):
     phases = [{"name": "all", "until": "100%", "sequence": 64, "batch": 192, "mix": {"web": 50, "code": 50}}]
     run = open_run(str(make_run(tmp_path, packed=packed, phases=phases if packed else None)), None, None, [])
-    monkeypatch.setattr(search, "TOKENS", tokens)                # in parts of any size, the result is the same
-    monkeypatch.setattr(search, "SAMPLES", max(8, tokens // 64))
     sets = training_sets(run.store, None, run.curriculum.streams)
     span = (span[0], min(span[1], run.curriculum.samples))
     rng = np.random.default_rng(3)
@@ -87,7 +84,8 @@ def test_the_nearest_passages_are_those_of_the_definition(tmp_path: Path, monkey
         text[::11] = rng.integers(1, 97, len(text[::11]))
         texts.append(text[text != 0])
     grams = [np.unique(hashes(text)) for text in texts]
-    explanation = nearest(sets, run.curriculum, span, skipped.__contains__, grams, 5)
+    explanation = nearest(sets, run.curriculum, span, skipped.__contains__, grams, 5,
+                          most_tokens=tokens, most_samples=max(8, tokens // 64))      # the result depends on neither
     expected = brute(run, sets, span, skipped, grams, 5)
     assert [[(round(p.score, 6), p.shared, p.sample, p.first) for p in of] for of in explanation] == expected
     assert sum(map(len, expected)) >= 10

@@ -279,24 +279,30 @@ def test_a_training_scores_its_checkpoints_and_records_them_in_its_metrics(quiet
     assert 'tokenmill_train_task_score{run="toy",task="quiz"}' in (tmp_path / "trainer.prom").read_text()
 
 
-@pytest.mark.parametrize("most", [4, 1])
-def test_few_kept_checkpoints_lose_no_score_without_a_line(quiet_rows, tmp_path: Path, children, monkeypatch, most):
-    """The watcher is paused until the end, so that nothing is scored when `keep` would delete a checkpoint."""
+@pytest.mark.parametrize("every", [5, 1])
+def test_few_kept_checkpoints_lose_no_score_without_a_line(quiet_rows, tmp_path: Path, children, monkeypatch, every):
+    """The watcher is paused until the end, so that nothing is scored when `keep` would delete a checkpoint. If every
+    step has a checkpoint, more of them wait than may wait."""
     run, expected = quiet_rows
     real = task_watcher.TaskWatcher.let
     ended = []
     monkeypatch.setattr(task_watcher.TaskWatcher, "let", lambda self, runs: real(self, runs and bool(ended)))
     wait = task_watcher.TaskWatcher.wait
     monkeypatch.setattr(task_watcher.TaskWatcher, "wait", lambda *given: ended.append(1) or wait(*given))
-    monkeypatch.setattr(ckpt, "AWAITING", most)
     lines: list[str] = []
     with world("cpu") as here:
-        train(open_run(str(run), None, str(tmp_path), ["checkpoint.keep=1"]), here, None, lines.append)
+        train(open_run(str(run), None, str(tmp_path), [
+            "checkpoint.keep=1", f"checkpoint.every={every}", f"evaluate.tasks.every={every}"]), here, None,
+            lines.append)
     lost = [line for line in lines if "deleted before it was scored" in line]
-    missing = {row["step"] for row in expected} - {row["step"] for row in rows(tmp_path)}
-    assert bool(lost) == bool(missing) == (most == 1)
+    in_quiet_run = {row["step"] for row in expected}
+    steps = in_quiet_run if every == 5 else set(range(1, max(in_quiet_run) + 1))
+    missing = steps - {row["step"] for row in rows(tmp_path)}
+    assert bool(missing) == (every == 1) and len(lost) == len(missing)
+    assert not missing & set(sorted(steps)[-1 - ckpt.AWAITING:])
     assert all(any(f"{step}" in line.partition(":")[0] for line in lost) for step in missing)
-    assert [row for row in expected if row["step"] not in missing] == rows(tmp_path)
+    assert [row for row in expected if row["step"] not in missing] == [
+        row for row in rows(tmp_path) if row["step"] in in_quiet_run]
     last = ckpt.complete(tmp_path / "checkpoints")
     assert all(c.meta["pinned"] for c in last[:-1])                   # the others are deleted when they are scored
 

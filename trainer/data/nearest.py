@@ -91,7 +91,8 @@ def distinctive(texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
 
 def nearest(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tuple[int, int],
             skipped: Callable[[int], object], texts: Sequence[np.ndarray], keep: int,
-            progress: Callable[[str], None] = lambda _text: None) -> list[list[SharedPassage]]:
+            progress: Callable[[str], None] = lambda _text: None, *, most_tokens: int = TOKENS,
+            most_samples: int = SAMPLES) -> list[list[SharedPassage]]:
     """Return for each of `texts` the `keep` passages with the highest score, best first. A text is given by the hashes
     of its n-grams (see `distinctive`). The passages are those that a training read in its samples [first, stop), which
     is the pair `samples`. Of passages with equal scores, those that were read first come first. `sets` are the shard
@@ -99,15 +100,17 @@ def nearest(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tuple[int
 
     Steps for which `skipped` returns something true are left out, because the model did not learn from them. Later
     epochs of a stream are left out, because they repeat the passages of the first one. A passage whose step was skipped
-    in the first epoch is therefore never returned.
+    in the first epoch is therefore never returned. About `most_tokens` tokens and `most_samples` samples are read at a
+    time, which changes no result.
     """
+    limits = most_tokens, most_samples
     keys = np.unique(np.concatenate([np.empty(0, np.uint64), *texts]))
     if not len(keys):
         return [[] for _ in texts]
     filled = np.zeros(1 << 16, bool)
     filled[keys >> np.uint64(48)] = True
     counts, total = np.zeros(len(keys), np.int64), 0
-    for reads in read_samples(sets, curriculum, samples, skipped):
+    for reads in read_samples(sets, curriculum, samples, skipped, *limits):
         progress(f"counting n-grams: sample {reads.samples[-1]:,} of {samples[1]:,}")
         tokens, _ = joined(reads.rows)
         total += len(tokens)
@@ -115,7 +118,7 @@ def nearest(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tuple[int
     weights = np.log1p(total / np.maximum(counts, 1))
     owned = [np.searchsorted(keys, grams) for grams in texts]
     heaps: list[list[tuple[float, int, int, SharedPassage]]] = [[] for _ in texts]
-    for reads in read_samples(sets, curriculum, samples, skipped):
+    for reads in read_samples(sets, curriculum, samples, skipped, *limits):
         progress(f"ranking passages: sample {reads.samples[-1]:,} of {samples[1]:,}")
         tokens, starts = joined(reads.rows)
         at, key = occurrences(tokens, keys, filled)
@@ -128,31 +131,32 @@ def nearest(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tuple[int
 
 
 def read_samples(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tuple[int, int],
-                 skipped: Callable[[int], object]) -> Iterator[ReadSamples]:
-    """Yield the samples [first, stop) that a training reads, at most about TOKENS tokens at a time. Skipped steps and
-    later epochs of a stream (data source) are left out."""
+                 skipped: Callable[[int], object], most_tokens: int, most_samples: int) -> Iterator[ReadSamples]:
+    """Yield the samples [first, stop) that a training reads, at most about `most_tokens` tokens and `most_samples`
+    samples at a time. Skipped steps and later epochs of a stream (data source) are left out."""
     order = Order(curriculum)
-    for first, stop, numbers in spans(curriculum, samples, skipped):
+    for first, stop, numbers in spans(curriculum, samples, skipped, most_samples):
         at = order.locate(first, stop)
         new = np.flatnonzero(at.epoch == 0)
         for length in np.unique(at.sequence[new]).tolist():
             alike = new[at.sequence[new] == length]
-            size = max(1, TOKENS // length)
+            size = max(1, most_tokens // length)
             for part in (alike[i:i + size] for i in range(0, len(alike), size)):
                 places = list(zip(at.stream[part].tolist(), at.window[part].tolist()))
                 yield ReadSamples(first + part, numbers[part], at.window[part], windows(sets, places, length), length)
 
 
-def spans(curriculum: Curriculum, samples: tuple[int, int],
-          skipped: Callable[[int], object]) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yield ranges [first, stop) of the samples in the pair `samples`, without those of skipped steps. Each range comes
-    with an array that has the step (from 1) of every sample in it."""
+def spans(curriculum: Curriculum, samples: tuple[int, int], skipped: Callable[[int], object],
+          most_samples: int) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Yield ranges [first, stop) of the samples in the pair `samples`, without those of skipped steps. A range has at
+    most `most_samples` samples, unless a single step has more. Each range comes with an array that has the step (from
+    1) of every sample in it."""
     first = stop = samples[0]
     numbers: list[np.ndarray] = []
     for step in steps(curriculum, samples[0]):
         if step.stop > samples[1]:
             break
-        if skipped(step.number + 1) or step.stop - first > SAMPLES:
+        if skipped(step.number + 1) or step.stop - first > most_samples:
             if numbers:
                 yield first, stop, np.concatenate(numbers)
             first, numbers = step.first, []

@@ -76,16 +76,17 @@ def sums(folder: Path, task: EvalTask, shots: int) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
 
 
-def read_rows(files: Sequence[Path]) -> Iterator[DataRow]:
+def read_rows(files: Sequence[Path], *, most_rows: int = MOST_ROWS, most_bytes: int = MOST_TOTAL_BYTES,
+              most_memory: int = MOST_MEMORY) -> Iterator[DataRow]:
     """Yield the rows of `files`, file by file. Raises ConfigError for a file that cannot be read, and for a line that
-    is no row. Also raises it for more than MOST_ROWS rows in all, and for a file that unpacks to more than
-    MOST_TOTAL_BYTES bytes."""
+    is no row. Also raises it for more than `most_rows` rows in all, for a file that unpacks to more than `most_bytes`
+    bytes, and for some rows that take more than `most_memory` bytes while they are unpacked."""
     number = 0
     for path in files:
         try:
-            for place, values in enumerate(_values(path)):
-                if number == MOST_ROWS:
-                    raise ConfigError(f"{path}: the task has more than {MOST_ROWS:,} rows; give a smaller part of it")
+            for place, values in enumerate(_values(path, most_bytes, most_memory)):
+                if number == most_rows:
+                    raise ConfigError(f"{path}: the task has more than {most_rows:,} rows; give a smaller part of it")
                 yield DataRow(number, f"{path}: row {place}", values)
                 number += 1
         except (OSError, EOFError, zlib.error, struct.error, pa.ArrowException, UnicodeDecodeError,
@@ -94,33 +95,33 @@ def read_rows(files: Sequence[Path]) -> Iterator[DataRow]:
             raise ConfigError(f"{path}: cannot be read ({reason}); fetch the file again") from None
 
 
-def _values(path: Path) -> Iterator[Mapping[str, Any]]:
+def _values(path: Path, most_bytes: int, most_memory: int) -> Iterator[Mapping[str, Any]]:
     if path.name.endswith(".parquet"):
-        yield from _batch_rows(path, _parquet(path))
+        yield from _batch_rows(path, _parquet(path, most_bytes), most_bytes, most_memory)
     elif path.name.endswith(".arrow"):
-        yield from _batch_rows(path, _arrow(path))
+        yield from _batch_rows(path, _arrow(path, most_bytes), most_bytes, most_memory)
     else:
-        yield from _lines(path)
+        yield from _lines(path, most_bytes)
 
 
-def _parquet(path: Path) -> Iterator[pa.RecordBatch]:
+def _parquet(path: Path, most_bytes: int) -> Iterator[pa.RecordBatch]:
     with open_parquet(path) as file:
         total = 0
         for number in range(file.num_row_groups):
             size = group_size(file.metadata.row_group(number))
             total += size
-            _check_total(path, total)
+            _check_total(path, total, most_bytes)
             # a text of the dictionary is at most as large as the row group, and each row of a batch may have it
-            rows = max(1, min(_ROWS, MOST_TOTAL_BYTES // max(1, size)))
+            rows = max(1, min(_ROWS, most_bytes // max(1, size)))
             yield from file.iter_batches(rows, row_groups=[number], use_threads=False)
 
 
-def _arrow(path: Path) -> Iterator[pa.RecordBatch]:
+def _arrow(path: Path, most_bytes: int) -> Iterator[pa.RecordBatch]:
     with pa.memory_map(str(path)) as source:
         total = 0
         for message in pa.ipc.MessageReader.open_stream(source):
             total += message_size(message)
-            _check_total(path, total)
+            _check_total(path, total, most_bytes)
         source.seek(0)
         with pa.ipc.open_stream(source) as stream:
             for batch in stream:
@@ -128,21 +129,22 @@ def _arrow(path: Path) -> Iterator[pa.RecordBatch]:
                 yield batch
 
 
-def _batch_rows(path: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[Mapping[str, Any]]:
+def _batch_rows(path: Path, batches: Iterable[pa.RecordBatch], most_bytes: int,
+                most_memory: int) -> Iterator[Mapping[str, Any]]:
     total = 0
     unpacking = iter(batches)
     try:
         while True:
-            with limited_memory(MOST_MEMORY):                    # not for the code that uses the rows
+            with limited_memory(most_memory):                    # not for the code that uses the rows
                 batch = next(unpacking, None)
                 if batch is None:
                     return
                 total += _batch_size(path, batch)
-                _check_total(path, total)
+                _check_total(path, total, most_bytes)
             for first in range(0, len(batch), _ROWS):
                 yield from batch.slice(first, _ROWS).to_pylist()
     except MemoryError:
-        raise ConfigError(f"{path}: takes more than {MOST_MEMORY:,} bytes of memory to unpack, so it is no benchmark; "
+        raise ConfigError(f"{path}: takes more than {most_memory:,} bytes of memory to unpack, so it is no benchmark; "
                           f"give a smaller part of it") from None
 
 
@@ -157,13 +159,13 @@ def _batch_size(path: Path, batch: pa.RecordBatch) -> int:
     return size
 
 
-def _check_total(path: Path, size: int) -> None:
-    if size > MOST_TOTAL_BYTES:
-        raise ConfigError(f"{path}: unpacks to more than {MOST_TOTAL_BYTES:,} bytes, so it is no benchmark; give a "
+def _check_total(path: Path, size: int, most_bytes: int) -> None:
+    if size > most_bytes:
+        raise ConfigError(f"{path}: unpacks to more than {most_bytes:,} bytes, so it is no benchmark; give a "
                           f"smaller part of it")
 
 
-def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
+def _lines(path: Path, most_bytes: int) -> Iterator[Mapping[str, Any]]:
     with gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb") as file:
         total = 0
         for place in itertools.count():
@@ -171,7 +173,7 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
             if not line:
                 return
             total += len(line)
-            _check_total(path, total)
+            _check_total(path, total, most_bytes)
             if len(line) > _MOST_BYTES:
                 raise ConfigError(f"{path}: row {place} has more than {_MOST_BYTES:,} bytes, so it is no row of a "
                                   f"benchmark; name another file")

@@ -301,13 +301,13 @@ def fingerprint() -> str:
                            digest_size=16).hexdigest()
 
 
-def install() -> bool:
+def install(expected: str = FINGERPRINT) -> bool:
     """Replace slow parts of this project's copy of trafilatura (XPath expressions, fallback extractors) with the faster
     functions of this package. Returns whether they are in place. The copy stays unchanged, and the result is False, if
-    the installed trafilatura is another version or has other expressions."""
+    the installed trafilatura is another version or its expressions have another fingerprint than `expected`."""
     if isinstance(xpaths.BODY_XPATH[0], XPathRule):
         return True
-    if private.version != FAST_TRAFILATURA or fingerprint() != FINGERPRINT:
+    if private.version != FAST_TRAFILATURA or fingerprint() != expected:
         return False
     rules = [_overall()], [_raw_prune()], [_comments_and_lists()], [_teaser()], [_caption()]
     main_content = Memo(lambda v: "main-content" in v.replace("C", "c").replace("M", "m"))
