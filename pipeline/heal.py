@@ -28,7 +28,7 @@ MOST_MENDED, MOST_REPEATED = 10_000, 12
 def until_sound(store: Store, log: Log, scheduler: Scheduler, plan_and_run: Callable[[], T],
                 mended: dict[str, str]) -> T:
     """Call `plan_and_run` and return its result. If it raises an error because files of the store are damaged, their
-    commit records are withdrawn and it is called again, so that the files are written again.
+    commit records are withdrawn. Then it is called again, so that the files are written again.
 
     The path of each damaged file is added to `mended`, with a description of the damage. Raises StoreError when too
     many files are damaged, in total or of one task. Raises the original error when none of the damaged files can be

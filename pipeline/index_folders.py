@@ -56,7 +56,7 @@ def new_folder(root: str) -> Store:
     """Return the folder at `root`, into which indexes are to be written. Raises FolderTaken if it is not empty."""
     folder = Store(root)
     if next(iter(folder.list("")), None) is not None:
-        raise FolderTaken(f"{root} holds files already, and an index is never changed; name another folder")
+        raise FolderTaken(f"{root} holds files already; name a new folder")
     return folder
 
 
@@ -76,10 +76,12 @@ def export_indexes(store: Store, indexes: Sequence[DedupIndex], folder: Store) -
 
 
 def merge_folders(roots: Sequence[str], folder: Store) -> list[DedupIndex]:
-    """Merge the indexes in the folders `roots` into new indexes in `folder`, which hold the documents of all of them.
-    Of similar documents in several folders, those of the folder that comes first in `roots` have priority. Returns the
-    new indexes. Raises NoIndex if a folder has no index, if the folders differ in their steps or settings, or if two of
-    them are known to hold the same documents (`overlap`)."""
+    """Merge the indexes in the folders `roots` into new indexes in `folder`, which hold the documents of all of them,
+    and return these. Of similar documents in several folders, those of the folder that comes first in `roots` have
+    priority.
+
+    Raises NoIndex if a folder has no index, or if the folders differ in their steps or settings. Also raises it if two
+    of them are known to hold the same documents (`overlap`)."""
     steps = steps_in(Store(roots[0]))
     by_step = {step: [read_index(root, step) for root in roots] for step in steps}
     for root in roots:
@@ -162,10 +164,10 @@ def _without(index: DedupIndex, gone: Tombstones, folder: Store, names: _FileNam
 
 def _group_without(group: dict[str, Any], ids: NDArray[np.bytes_], hashes: Set[str], settings: Mapping[str, Any],
                    folder: Store, names: _FileNames) -> tuple[dict[str, Any], NDArray[np.int64]]:
-    """Write the files of a group of documents of an index again, without the documents that have one of the sorted
-    `ids`, or whose text has one of the `hashes`. In the places of these documents, the new files have zeros and empty
-    texts. If the group has no such document, nothing is written. Returns (the group with its new files, the numbers of
-    the removed documents)."""
+    """Write the files of a group of documents of an index again, without some documents: those that have one of the
+    sorted `ids`, or whose text has one of the `hashes`. In their places, the new files have zeros and empty texts. If
+    the group has no such document, nothing is written. Returns (the group with its new files, the numbers of the
+    removed documents)."""
     dtype, about, texts = document_dtype(settings["prefer"]), group["documents"], group["texts"]
     buckets = max(1, -(-about["rows"] // ROWS))
     records = np.concatenate([_records(about, bucket, dtype) for bucket in range(buckets)])

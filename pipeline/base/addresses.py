@@ -14,9 +14,9 @@ SPECIAL = tuple(map(ipaddress.ip_network, ("fc00::/7", "192.0.0.0/24", "2001::/3
 
 
 def outside(address: str) -> bool:
-    """Whether an IP address may belong to another machine. This includes IPv4 addresses of private networks. It
-    excludes loopback and link-local addresses, and other special ranges such as the addresses of services through which
-    clouds hand out credentials."""
+    """Whether an IP address may belong to another machine. Addresses of private IPv4 networks may. Loopback and
+    link-local addresses may not, and neither may those of other special ranges, such as the addresses of services
+    through which clouds hand out credentials."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         ip = ip.ipv4_mapped or ip.sixtofour or ip

@@ -35,8 +35,8 @@ class ClusterError(TokenmillError):
 
 
 class NoAnswer(ClusterError):
-    """Raised when nothing answers at the address of the cluster: its head node is down, or out of reach. The head node
-    may come back, so a run in a queue waits for it."""
+    """Raised when the head node of a Ray cluster does not answer, because it is down or out of reach. Also raised when
+    this machine is part of no cluster. The head node may come back, so a run in a queue waits for it."""
 
 
 class BadAddress(ClusterError):

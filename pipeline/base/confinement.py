@@ -4,11 +4,13 @@ except those that their stages (the steps that they run on documents) declare.
 A hostile page or PDF that takes over a parser gets the rights of the parser. The child process in which stages run is
 therefore confined in two steps:
 
-* `enter`, when the process starts: only allowed environment variables (`scrubbed`), no core dump, no new privileges, no
-  capabilities except those for files, no access to other processes or to files that hold credentials;
-* `seal`, once its stages are set up: no new sockets, no namespaces, no tracing, no io_uring. The process may then start
-  only the programs that its stages declare, and write only below its own folders. A seal cannot be lifted. If further
-  stages need more rights for their set-up, `FreshProcess` is raised, and they must run in a new process.
+* `enter`, when the process starts. The process gets only allowed environment variables (`scrubbed`), writes no core
+  dump, and gains no new privileges. It keeps no capabilities except those for files, and has no access to other
+  processes or to files that hold credentials.
+* `seal`, once its stages are set up. The process may open no sockets, create no namespaces, and use neither tracing nor
+  io_uring. It may then start only the programs that its stages declare, and write only below its own folders. A seal
+  cannot be lifted. If further stages need more rights for their set-up, `FreshProcess` is raised, and they must run in
+  a new process.
 
 Landlock and seccomp enforce these limits where the kernel has them (`support`). Landlock binds only the calling thread
 and the threads it starts later, so `enter` must run before any other thread exists. `seal` runs when other threads may
@@ -148,7 +150,7 @@ def enter(secrets: Collection[str]) -> None:
 
 def seal(programs: Iterable[str], writable: Iterable[str]) -> None:
     """Seal this process: deny it, for good, everything that parsing does not need, as far as the kernel can
-    (`support`). The process may then start only `programs` (names or paths), and write only below the folders
+    (`support`). The process may then start only `programs` (names or paths). It may write only below the folders
     `writable`, to /dev/shm, to devices and to files of its own in /proc. If the process is sealed already, this only
     checks `programs`, and raises FreshProcess if the seal denies one of them."""
     global _sealed

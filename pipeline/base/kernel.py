@@ -144,12 +144,11 @@ def landlock_version() -> int:
 
 def landlock(handled: int, allowed: Mapping[str, int]) -> None:
     """Deny the file-system rights `handled` (bits of Landlock) to this thread and to all threads and processes it
-    starts, except below the paths of `allowed` ({path: rights}). Missing paths are skipped, and so are rights that this
-    kernel's Landlock does not know. A denial cannot be lifted.
+    starts. The paths of `allowed` ({path: rights}) and everything below them keep their rights. Missing paths are
+    skipped, and so are rights that this kernel's Landlock does not know. A denial cannot be lifted.
 
     The thread can no longer inspect processes outside its Landlock domain (ptrace, /proc/PID/environ). With version 6
-    or later of Landlock, it cannot send signals to such processes either.
-    """
+    or later of Landlock, it cannot send signals to such processes either."""
     version = landlock_version()
     supported = ((1 << 13) - 1 | (REFER if version >= _REFER_SINCE else 0)
                  | (TRUNCATE if version >= TRUNCATE_SINCE else 0))

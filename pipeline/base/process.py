@@ -46,7 +46,7 @@ def die_with_parent(parent: int) -> None:
 
 def no_core() -> None:
     """Disable core dumps, including those that the kernel pipes to a program. The limit is 1 byte where the hard limit
-    allows it, because the kernel ignores a limit of 0 for piped dumps, but takes 1 as "no dump"."""
+    allows it. For piped dumps the kernel ignores a limit of 0, but takes 1 as "no dump"."""
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     limit = 1 if hard == resource.RLIM_INFINITY or hard >= 1 else 0
     resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))

@@ -26,8 +26,8 @@ NUMBER = re.compile(r"\s*((?:[0-9]{1,3}(?:(?:,[0-9]{3})+|(?:_[0-9]{3})+)|[0-9]+)
 
 def parse_number(value: Any) -> tuple[Fraction, str] | None:
     """Returns the exact number in `value` and its unit in lower case. Returns None if `value` is neither a number nor a
-    text that denotes one. A bool, a negative or infinite number, and a text of more than LONGEST characters also give
-    None."""
+    text that denotes one. A bool, a number that is negative or not finite, and a text of more than LONGEST characters
+    also give None."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     text = str(value)

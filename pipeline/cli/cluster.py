@@ -116,7 +116,7 @@ def job_options(workers: int | None, takeover: bool, verify_inputs: bool, allow_
 
 def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str], ship_code: bool, python: str,
          insecure_local: bool, json_lines: bool) -> None:
-    """Start a Ray job for the next attempt (execution) of the run `run`, on the job server `address`. In two cases no
+    """Start a Ray job for the next attempt (start) of the run `run`, on the job server `address`. In two cases no
     job is started, and a message says so:
 
     * The latest attempt is running or stopping, and `options` lacks --takeover.
@@ -225,9 +225,9 @@ def seen_by_the_head(run: str, root: str) -> tuple[Store, str]:
 
 def _work(store: Store, run: str, attempt: int, workers: int | None, takeover: bool, verify_inputs: bool,
           allow_custom_stages: bool) -> int:
-    """Run a submitted attempt (execution) of a run, in the job on the head node, and return the exit code. This process
-    is the driver (the process that leads the run). Its output is also copied to the store. If the attempt fails, the
-    reason is written to run.json."""
+    """Run a submitted attempt (start) of a run, in the job on the head node, and return the exit code. This process
+    is the driver (the process that schedules the run). Its output is also copied to the store. If the attempt fails,
+    the reason is written to run.json."""
     from pipeline.cli.runs import drive
     from pipeline.cluster.attempts import asked_to_stop, facts_of, note_refusal
     from pipeline.cluster.driver_log import DriverLog

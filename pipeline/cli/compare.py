@@ -1,5 +1,5 @@
-"""Compares the texts that two extraction engines take from one page, paragraph by paragraph, and marks the words that
-only one of the engines took (`tokenmill extract --engine A,B`).
+"""Compares the texts that two extraction engines take from one page (`tokenmill extract --engine A,B`). The texts are
+compared paragraph by paragraph, and words that only one of the engines took are marked.
 """
 
 from __future__ import annotations

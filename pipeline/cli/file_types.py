@@ -253,8 +253,8 @@ def _check(name: str, settings: dict[str, Any]) -> None:
 
 # -- what a file is ----------------------------------------------------------------------------------------------------
 def file_type_of(path: str, file: str) -> str:
-    """Return the type of a file. An archive is recognised by its name. The type of another file follows from its first
-    bytes if they are conclusive (for example %PDF-), otherwise from its suffix, otherwise from its text."""
+    """Return the type of a file. An archive is recognised by its name. The type of another file is decided by its first
+    bytes (for example %PDF-), its suffix and its text; the first of these that is conclusive counts."""
     from stages.catalog import reader_class
     from stages.read.streams import DamagedStream, DecompressedStream, is_archive
     from stages.text.encoding import decode

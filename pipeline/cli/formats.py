@@ -63,9 +63,9 @@ TokenizerOpt = Annotated[Path, typer.Option(
 
 
 def progress_printer(silent: bool) -> Callable[[int, int], None]:
-    """Return a function that prints the progress of reading files to stderr: the number of bytes read so far, the
-    total, the rate and the time left. It is called with the first two numbers, and prints at most once in PROGRESS_S
-    seconds. If `silent`, it prints nothing."""
+    """Return a function that prints the progress of reading files to stderr. It is called with the number of bytes read
+    so far and the total, and prints them with the rate and the time left. It prints at most once in PROGRESS_S seconds,
+    and nothing if `silent`."""
     began = reported = time.monotonic()
 
     def show_progress(done: int, total: int) -> None:
@@ -102,9 +102,9 @@ def export(format: FormatOpt,
            quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
     """Write a shard set, or the samples of a run, in the format of another project.
 
-    Documents, tokens and their order stay as they are. With --order, each row is a sample of the training. If an
-    exported file has the same bytes as a file of the store, and both are on one disk, the exported file is a hard link
-    to that file. Never change such a file: the store would change, too.
+    Documents, tokens and their order stay as they are. With --order, each row is a sample of the training. An exported
+    file that has the same bytes as a file of the store is a hard link to it, if both are on one disk. Never change such
+    a file: the store would change, too.
 
     \b
     Examples:

@@ -1,5 +1,5 @@
 """`tokenmill resume --queued`: runs an entry (a submitted run) of a store's queue, with this process as the driver (the
-process that leads the run). `pipeline.cluster.dispatch` starts this command.
+process that schedules the run). `pipeline.cluster.dispatch` starts this command.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ def work(store: Store, claim: str, backend: opt.BackendName, workers: int | None
     """Run an entry (a submitted run) of the store's queue, write the result to the queue, and return the exit code.
     `claim` ('NUMBER/EVENT') names the entry. Raises BadUsage when `claim` has another form.
 
-    The entry waits in the queue again in three cases: another driver holds the store's lease, the cluster does not
-    answer, or this process is told to stop although nobody has cancelled the run."""
+    The entry waits in the queue again in three cases:
+
+    * Another driver holds the store's lease.
+    * The cluster does not answer.
+    * This process is told to stop although nobody has cancelled the run."""
     from pipeline.engine.driver.endings import Interrupted
 
     number, _, event = claim.partition("/")

@@ -57,12 +57,15 @@ def stats(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
     """Count the documents and tokens in a shard set.
 
     Targets are the tokens that count in the training loss. In post-training records, only the tokens of the answers
-    count. If the documents are packed into rows (`packing: best-fit`), four more numbers are printed: rows, pieces of
-    documents in them, documents that are longer than a row, and the share of padding.
+    count.
+
+    If the documents are packed into rows (`packing: best-fit`), five more figures are printed: the targets of a row,
+    the rows, the pieces of documents in them, the documents that are longer than a row, and the share of padding.
 
     \b
     Example:
-      tokenmill shards stats store/shards/web/split=train"""
+      tokenmill shards stats store/shards/web/split=train
+    """
     shard_set = opened(shards)
     manifest = shard_set.manifest
     row: dict[str, Any] = {

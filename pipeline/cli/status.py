@@ -68,9 +68,9 @@ def text(store: Store, current: Standing, debug: bool = False) -> str:
 
 
 def _signs(store: Store, current: Standing, silent_s: float) -> list[str]:
-    """Return lines that say when the driver (the process that leads a run) gave its last sign of life and when the last
-    task finished. The last sign of life was `silent_s` seconds ago. If this is more than SILENT_S, the lines also say
-    what to do."""
+    """Return lines that say when the driver (the process that schedules a run) gave its last sign of life and when the
+    last task finished. The last sign of life was `silent_s` seconds ago. If this is more than SILENT_S, the lines also
+    say what to do."""
     words = [f"last sign of life {age(silent_s)} ago"]
     if current.age_s is not None:
         words.append(f"this is as of {age(current.age_s)} ago")

@@ -138,14 +138,15 @@ def evaluate(paths: Annotated[list[Path], typer.Argument(
              json_lines: JsonOpt = False) -> None:
     """Measure how well tokenizers encode texts.
 
-    Prints a line for each group of texts and each tokenizer. It has the bytes per token, the tokens per word, the share
-    of words split into several tokens, the parity (tokens per text against English, for translations), the Rényi
-    efficiency, the unknown tokens, the texts that encoding and decoding changes, and the speed.
+    Prints a line for each group of texts and each tokenizer. It has the bytes per token, the tokens per word, and the
+    share of words split into several tokens. Parity is the number of tokens per text against English, for translations.
+    Then follow the Rényi efficiency, the unknown tokens, the texts that encoding and decoding changes, and the speed.
 
     \b
     Examples:
       tokenmill tokenizer eval tokenizer.json store/datasets/clean store/datasets/reference
-      tokenmill tokenizer eval a.json b.model bytes store/datasets/clean --by language --html tokenizers.html"""
+      tokenmill tokenizer eval a.json b.model bytes store/datasets/clean --by language --html tokenizers.html
+    """
     from pipeline.report.tokenizer_page import render
     from tokenizer.evaluate import evaluate as judge
     from tokenizer.evaluate import rows_of

@@ -34,8 +34,8 @@ def forward(arguments: Sequence[str]) -> int:
 
 def _report(arguments: Sequence[str]) -> None:
     """Add a section about the training to the report of the run whose shards it trained on, if possible. Does nothing
-    when the pipeline is not installed (as on some GPU nodes), when --out is given (the training is then outside the
-    folder of its run), or on ranks other than 0."""
+    when the pipeline is not installed (as on some GPU nodes), or on ranks other than 0. With --out it does nothing
+    either, because the training is then outside the folder of its run."""
     from trainer.__main__ import parser
 
     options = parser("run").parse_args(arguments)

@@ -158,8 +158,8 @@ class Dispatcher:
         return self._unchanged("driver", (claim, beat.get("counter"), beat.get("closed"))) > UNSEEN_S
 
     def _pauses(self, entry: QueueEntry) -> bool:
-        """Whether an entry of the queue must wait a little longer, because its driver (the process that schedules the
-        run) could not reach the cluster a moment ago. Each further failure doubles the pause."""
+        """Whether an entry of the queue must wait a little longer. It must if its driver (the process that schedules
+        the run) could not reach the cluster a moment ago. Each further failure doubles the pause."""
         failures = entry.unreachable()
         return failures > 0 and self._unchanged("pause", (entry.number, len(entry.events))) < min(
             LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10))

@@ -11,11 +11,11 @@ and a start cannot both succeed. The commit log, which alone decides which drive
 
 An entry is `waiting` until a server claims it (event `start`), `starting` until its driver has begun (`running`), and
 ends as `done`, `failed` or `cancelled`. An entry is claimed only when all entries before it have ended, and an entry
-that has ended never changes, so at most one entry is starting or running. `pipeline.cluster.dispatch` claims entries
-and starts their drivers.
+that has ended never changes. At most one entry is therefore starting or running. `pipeline.cluster.dispatch` claims
+entries and starts their drivers.
 
 Two events make an entry wait again. The event `unreachable` means that the Ray cluster did not answer. The event
-`returned` means that a driver from outside the queue used the store or took it over, or that the entry's driver was
+`returned` has two causes: a driver from outside the queue used the store or took it over, or the entry's driver was
 told to stop although nobody had cancelled the run.
 """
 
@@ -168,13 +168,13 @@ class QueueEntry:
         return count
 
     def deaths(self, done: int) -> int:
-        """Return the number of consecutive latest starts that ended without a message and without finishing a task.
-        `done` is the number of tasks that the run has done by now. A start after which the entry waited again does not
-        count.
+        """Return how often the run has died in succession: the number of its latest starts that ended without a message
+        and without finishing a task. `done` is the number of tasks that the run has done by now. A start after which
+        the entry waited again is skipped.
 
-        A start has finished a task if more tasks are done after it than before this start and every earlier one. It is
-        not enough to compare with the number just before the start, because that may be too low: a start that dies
-        while it plans has not yet found all results of earlier starts."""
+        A start has finished a task if more tasks are done after it than ever before it. The number just before the
+        start may be too low for this comparison, because a start that dies while it plans has not yet found all results
+        of earlier starts."""
         starts = [i for i, event in enumerate(self.events) if event.kind == "start"]
         count = most = 0
         for start, next_start in zip(starts, [*starts[1:], None]):

@@ -42,7 +42,7 @@ FailureKind = Literal["exception", "permanent", "environment", "lost", "damaged"
 
 
 class ProtocolError(ValueError):
-    """Raised for a message that a channel does not accept: it is not decodable, its class is not expected, a field has
+    """Raised for a message that a channel does not accept. It is not decodable, its class is not expected, a field has
     another type than declared, or it has more than MAX_BYTES bytes."""
 
 
@@ -158,10 +158,9 @@ class Hanging:
 
 @dataclass(frozen=True)
 class Quarantined:
-    """Event: a row is proved to kill the process that runs the task. The row is either a document that kills its
-    process in a stage, or a record that kills the process while it is read from an input file. Later attempts at the
-    task skip such a document. They stop reading the file before such a record, and continue behind it if the file's
-    format allows it."""
+    """Event: a row is proved to kill the process that runs the task. Either it is a document that kills its process in
+    a stage, or the process dies while it reads the row from an input file. Later attempts at the task skip such a
+    document. They stop reading the file before such a row, and continue behind it if the file's format allows it."""
 
     id: int
     row: int

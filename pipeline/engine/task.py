@@ -279,9 +279,10 @@ class TaskInputs:
 
     def segment(self, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
         """Returns the records of one bucket of an exchange file, read-only. Exchange files carry records from task to
-        task (`TaskOutputs.segments`). Only this bucket of the file is read. Raises DamagedFile when the file is missing
-        or damaged, and DamagedIndex when such a file of an index outside the store is missing, damaged or has no such
-        bucket."""
+        task (`TaskOutputs.segments`). Only this bucket of the file is read.
+
+        Raises DamagedFile when the file is missing or damaged. For a file of an index outside the store, raises
+        DamagedIndex instead, also when it has no such bucket."""
         from pipeline.engine.shuffle.exchange import read_segment
 
         store, path = self._place(ref)

@@ -1,12 +1,12 @@
 """Forecasts the output and the cost of a recipe, by extrapolation from a run of the recipe on a sample of its inputs.
 
-The output and cost of each task of the sample run are multiplied by the size of the task's source relative to the
-sample of that source. The error of this extrapolation is a 95 % interval of the ratio of output (or cost) to bytes read
-(Cochran 1977, 6.4), corrected for the share that was read.
+The output and cost of each task of the sample run are multiplied by a factor: the size of the task's source divided by
+the size of the sample of that source. The error of this extrapolation is a 95 % interval of the ratio of output (or
+cost) to bytes read (Cochran 1977, 6.4). It is corrected for the share that was read.
 
 Two quantities do not grow in proportion to the input. One is the number of tokens, because a tokenizer trained on
 little text encodes that text in too few tokens. The other is the number of duplicates, whose share rises with the
-number of documents: a sample of one thousandth holds both documents of a pair with a chance of one in a million.
+number of documents. A sample of one thousandth holds both documents of a pair with a chance of one in a million.
 
 The bounds of the number of duplicates follow from the duplicates in the sample. The lower bound divides them by the
 sample's share of the source. The upper bound first adds a margin for chance, and then divides twice: by this share, and
@@ -125,7 +125,7 @@ class Extrapolation:
     def node(self, node: Mapping[str, Any]) -> NodeCost:
         """Return the forecast cost of a node of the plan (a pass, a deduplication …). Call this for the nodes in the
         order of the plan, because it also sets `through[name]`. This factor corrects for duplicates that the sample
-        does not show: it is the share of documents that deduplication keeps of the whole input, divided by the share
+        does not show. It is the share of documents that deduplication keeps of the whole input, divided by the share
         that it keeps of the sample. A node starts with the factor of the nodes before it. A pass that drops duplicates
         lowers it."""
         name, kind, records = node["name"], node["kind"], self.run.records[node["name"]]

@@ -64,8 +64,8 @@ def given_tokens(texts: list[str], recipe: Recipe, known: Mapping[str, int] | No
     `web.en=5T,web.de=1T`. `known` has numbers for streams that `texts` may leave out; a number in `texts` takes
     precedence.
 
-    Raises BadTokens if a stream is missing, unknown or named twice, if a number is invalid, if both split shards and
-    their streams have numbers, or if a table cannot be read."""
+    Raises BadTokens if a stream is missing, unknown or named twice, or if a number is invalid. Also raises it if both
+    split shards and their streams have numbers, or if a table cannot be read."""
     tokens: dict[str, int] = {}
     for where, name, number in (entry for text in texts for entry in _entries(text)):
         if name not in recipe.shards and recipe.split_of(name) is None:
@@ -86,8 +86,8 @@ def given_tokens(texts: list[str], recipe: Recipe, known: Mapping[str, int] | No
 
 
 def _entries(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (place for error messages, stream, number of tokens as text) for each stream in `text`, a value of the
-    option --tokens: `web=8T,code=1T`, or the name of a table."""
+    """Yield (place for error messages, stream, number of tokens as text) for each stream in `text`. This is a value of
+    the option --tokens: `web=8T,code=1T`, or the name of a table."""
     if "=" in text or not text.strip():
         for part in (part.strip() for part in text.split(",") if part.strip()):
             name, _, number = part.partition("=")

@@ -49,12 +49,11 @@ def phases(recipe: Recipe, tokens: Mapping[str, Range] | None = None) -> list[Ph
 
 
 def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse], list[str]]:
-    """Return how much the phases of the recipe's curriculum use every token stream, and notes about streams that have
-    too few tokens or are read more often than is worthwhile.
+    """Return how much the phases of the recipe's curriculum use every token stream, and notes. The notes name streams
+    that have too few tokens, or that are read more often than is worthwhile.
 
     `tokens` holds the expected training tokens by stream. A stream provides slightly fewer tokens, because it is cut
-    into whole windows (training sequences).
-    """
+    into whole windows (training sequences)."""
     if recipe.curriculum is None or not tokens:
         return [], []
     needed: dict[str, float] = dict.fromkeys([*recipe.shards, *tokens], 0.0)

@@ -189,8 +189,8 @@ def _guard(make: Callable[[Store], Backend], folder: Path, limits: SampleLimits)
 
 # -- drawing ---------------------------------------------------------------------------------------------------------
 def choose_files(files: Iterable[SourceFile], most: int) -> list[SourceFile]:
-    """Choose the files of a source from which the sample is drawn. The files are put into a pseudo-random order, and
-    the first ones are chosen: as many as have at most `most` bytes together, but at least one."""
+    """Choose the files of a source from which the sample is drawn. The files are put into a pseudo-random order. The
+    first ones are chosen, as many as have at most `most` bytes together, but at least one."""
     first: list[tuple[int, SourceFile]] = []         # a heap of the files chosen so far, the last in order on top
     size = 0
     for file in files:

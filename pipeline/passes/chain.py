@@ -36,8 +36,7 @@ Failures = dict[int, tuple[str, str, str]]
 
 @dataclass
 class LoadedStage:
-    """A stage (the code of a recipe's step) that this process has imported, configured and set up, with its name, its
-    key and the key of its counters."""
+    """A stage (the code of a recipe's step) that this process has imported, configured and set up."""
 
     name: str
     key: str
@@ -59,9 +58,9 @@ def load_chain(chain: list[dict[str, Any]]) -> list[LoadedStage]:
     A warm child (a worker process that is used for several tasks) keeps the stages of its latest chain, because models
     take long to load. It drops the stages of earlier chains, because a task declares memory for its own stages only.
 
-    A sealed process (confined for good) cannot load every stage. Raises FreshProcess if it would have to load a user's
-    own stage, which may need the network for its set-up, or a stage that starts a program which the process may not
-    start."""
+    Two kinds of stages cannot be loaded by a sealed process (one that is cut off from the network): a user's own stage,
+    and a stage that starts a program which the process may not start. FreshProcess is then raised.
+    """
     idents = [json.dumps([place, entry["key"], entry["$volatile"]], sort_keys=True)
               for place, entry in enumerate(chain)]
     if unused := _loaded.keys() - set(idents):

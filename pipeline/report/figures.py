@@ -37,13 +37,13 @@ def _course(document: Mapping[str, Any], color: Mapping[str, int]) -> dict[str, 
 
 
 def _domains(document: Mapping[str, Any], rows: int) -> list[dict[str, Any]]:
-    """Return the datasets whose documents come from more than one domain (host of URLs), each with its largest
-    domains."""
+    """Return the datasets whose documents come from more than one domain (host of URLs), each with its largest domains.
+    Domains with a single document are not listed."""
     out = []
     for name in document["names"]["datasets"]:
         section = document.get("domains", {}).get(name)
         if section and section["domains"] > 1:
-            top = section["top"][:max(5, min(DOMAINS, rows // 2))]
+            top = [row for row in section["top"] if row["kept"] + row["dropped"] > 1][:max(5, min(DOMAINS, rows // 2))]
             out.append({**section, "dataset": name, "top": top, "left_out": section["domains"] - len(top)})
     return out[:rows]
 

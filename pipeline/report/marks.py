@@ -19,8 +19,6 @@ from stages.text.marks import Span
 SEARCHED, BEFORE, SHOWN = 1 << 16, 90, 320
 #: what a step raises if its settings, a list, a model or a library do not let it look for passages
 _UNFIT = (OSError, ValueError, ImportError, UnknownName)
-
-
 #: why nothing is marked for a step for which the recipe names a file
 _NAMES_FILE = "the recipe names a file for this step, and a report written again from the store reads no such file"
 
@@ -42,15 +40,18 @@ def stages_of(recipe: Mapping[str, Any], dataset: str, *, files: bool = False) -
         name, config = next(iter(step.items())) if isinstance(step, dict) and step else ("", None)
         if isinstance(name, str) and name in steps() and name not in out and isinstance(config, dict | None):
             try:
-                stage = stage_class(name)(config or {})
-                if type(stage).matches is Stage.matches and type(stage).url_matches is Stage.url_matches:
-                    continue
-                withheld = not files and any(value and role_of(type(stage.config), key) == "resource"
-                                             for key, value in stage.config)
-                out[name] = _NAMES_FILE if withheld else stage
+                kind = stage_class(name)
+                if kind.matches is not Stage.matches or kind.url_matches is not Stage.url_matches:
+                    # no step is made of settings that name a file: it might read the file, and its error might quote it
+                    out[name] = kind(config or {}) if files or not _names_file(kind, config or {}) else _NAMES_FILE
             except _UNFIT as e:
                 out[name] = _problem(e)
     return out
+
+
+def _names_file(kind: type[Stage], config: Mapping[str, Any]) -> bool:
+    return any(value and key in kind.Config.model_fields and role_of(kind.Config, key) == "resource"
+               for key, value in config.items())
 
 
 def _problem(error: Exception) -> str:

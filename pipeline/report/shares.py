@@ -151,26 +151,27 @@ def _lengths(kept: Counts, dropped: Counts, name: str) -> Element:
 
 def _labels(kept: Counts, dropped: Counts, kind: str, none: str, name: str) -> dict[str, Any] | None:
     """Return bars of the labels of all judged (kept or dropped) documents and of the kept ones, and the labels whose
-    share changed most. `kind` is the kind of label (language or licence), and `none` the name of the label ''. Returns
-    None if there are fewer than two labels."""
+    share changed most. `kind` is the kind of label (language or licence), and `none` the name of the label ''. The
+    label `other` stands for labels that were not counted apart. Returns None if there are fewer than two labels."""
+    words = {"": none, "other": f"another {kind}"}
     before = {label: docs for label, docs in _added(kept, dropped).items() if docs}
     ordered = sorted(before, key=lambda label: (-before[label], label))
     if len(ordered) < 2:
         return None
     bars = []
     for word, by in (("input", before), ("kept", kept)):
-        parts = [(label or none, float(by.get(label, 0)), i) for i, label in enumerate(ordered[:LABELS])]
+        parts = [(words.get(label, label), float(by.get(label, 0)), i) for i, label in enumerate(ordered[:LABELS])]
         others = sum(by.get(label, 0) for label in ordered[LABELS:])
         bars.append((word, Markup(stacked([*parts, *([("others", others, OTHERS)] if others else [])], height=18,
                                           label=f"{kind}s of {name}, {word}"))))
     total, kept_total = sum(before.values()), sum(kept.values())
-    changes = [(label or none, before[label] / total, kept.get(label, 0) / kept_total if kept_total else 0.0)
+    changes = [(words.get(label, label), before[label] / total, kept.get(label, 0) / kept_total if kept_total else 0.0)
                for label in ordered]
     changes.sort(key=lambda c: (-abs(c[2] - c[1]), c[0]))
     return {"kind": kind, "bars": bars,
             "changes": [(label, percent(a), percent(b)) for label, a, b in changes[:3] if abs(b - a) >= 0.001],
-            "keys": [*((label or none, i) for i, label in enumerate(ordered[:LABELS])),
-                     *([(plural(len(ordered) - LABELS, "other"), OTHERS)] if len(ordered) > LABELS else [])]}
+            "keys": [*((words.get(label, label), i) for i, label in enumerate(ordered[:LABELS])),
+                     *([(plural(len(ordered) - LABELS, f"more {kind}"), OTHERS)] if len(ordered) > LABELS else [])]}
 
 
 def _personal_data(section: Mapping[str, Any], signals: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -216,7 +216,7 @@ async def document_page(request: Request, store: str, at: StoreOf, dataset: str,
 def _marked(at: Store, dataset: str, row: Mapping[str, Any],
             verdict: Mapping[str, Any] | None) -> tuple[list[tuple[bool, str]], list[tuple[bool, str]], str]:
     """Return the text and the URL of a document in pieces, each piece as (whether a step dropped the document for this
-    passage, passage). Also return why the step cannot mark passages here ("" if it can, or never does).
+    passage, passage). Also return why no step could be made to mark passages ("" if one could, or if none ever marks).
 
     The settings of the step are those in the latest run that made the dataset. If they name a file, such as a list of
     words, nothing is marked (`stages_of` says why).
@@ -227,4 +227,4 @@ def _marked(at: Store, dataset: str, row: Mapping[str, Any],
         return [(False, text)], [(False, url)], ""
     stage = stages_of(run_recipe_of(at, run), dataset).get(verdict["stage"])
     marks = find_marks(stage, verdict["reason"], text[:SEARCHED], row.get("language") or "", url)
-    return pieces(text, marks.text), pieces(url, marks.url), marks.problem
+    return pieces(text, marks.text), pieces(url, marks.url), stage if isinstance(stage, str) else ""

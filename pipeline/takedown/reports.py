@@ -104,8 +104,8 @@ def redact(store: Store, gone: Tombstones, texts: Iterable[str]) -> list[str]:
 
 
 def _parsed(path: str, data: bytes) -> Any:
-    """Return the content of a file of error messages, or of a driver's log, as JSON. In it, each message is a separate
-    string. For a driver's log (.txt), this is the list of its lines."""
+    """Return the content of a file of error messages as JSON, in which each message is a separate string. For a
+    driver's log (.txt), return the list of its lines. A damaged file gives {}."""
     if not path.endswith(".txt"):
         try:
             return json.loads(data)

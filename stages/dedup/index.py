@@ -12,8 +12,8 @@ documents that its deduplication kept:
     document resembles only an old one that was removed, it is kept, as it would be in one run over all.
 
 An index thus belongs to a step of a dataset, not to the dataset, and is made from what the step kept, before later
-steps. A run never changes it; `tokenmill dedup forget` makes a copy of an index without some documents, in another
-folder.
+steps. A run never changes it. `tokenmill dedup forget` writes the files of an index again without documents that were
+taken down, in its folder.
 
 The files of an index are ordinary outputs of tasks. Buckets of exchange files and blocks of texts have checksums of
 their own, so that a task reads and checks only those that its documents need:

@@ -25,8 +25,8 @@ PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
 
 
 def declared_libraries() -> list[str]:
-    """Returns the sorted names of the distributions (installed packages) whose versions may change results: the
-    requirements of Tokenmill and of its extra `pipeline`, and the installed plug-ins that add steps or readers."""
+    """Returns the sorted names of the distributions (installed packages) whose versions may change results. These are
+    the requirements of Tokenmill and of its extra `pipeline`, and the installed plug-ins that add steps or readers."""
     added = {e.dist.name.lower() for group in GROUPS for e in metadata.entry_points(group=group) if e.dist is not None}
     try:
         requirements = metadata.requires("tokenmill") or []

@@ -118,8 +118,8 @@ class Capacity:
             self._run_if_fits(kind)
 
     def _run_if_fits(self, kind: ResourceRequest) -> None:
-        """Add an assignment (an attempt at a task) that needs the resources `kind` to the load of this worker, if it
-        fits beside those that run here. If it does not fit, change nothing."""
+        """Add an assignment (an attempt at a task) with the resources `kind` to the load of this worker, if it fits
+        beside those that run here. If it does not fit, change nothing."""
         gpus = share(kind.gpus) if kind.gpus else 0.0
         if self._runs < self.slots and self._gpus + gpus <= self.gpus + 1e-6 and (
                 not self._runs or self._memory + kind.memory_mb <= self.memory_mb):
@@ -185,7 +185,7 @@ class StarvationGuard:
     task would never fit.
 
     Tasks that declare the same resources are of one kind. A kind starves when its tasks wait, no worker has room for
-    one, and no worker has one already. After PATIENCE_S seconds of this, one worker is reserved for the kind: it takes
+    one, and no worker has one already. After PATIENCE_S seconds of this, one worker is reserved for the kind. It takes
     no tasks of other kinds until it has got a task of this kind, or until none of them waits."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
@@ -232,8 +232,8 @@ class Available:
         return Available(self.cpus - shape.cpus, self.memory_mb - shape.memory_mb, self.gpus - shape.gpus)
 
     def shape_for(self, kind: ResourceRequest, most: int = CPUS_A_WORKER) -> ResourceShape | None:
-        """Returns the resources of a supervisor (which runs tasks in child processes) to start on this node for tasks
-        that declare the resources `kind`; None if not a single task fits.
+        """Returns the resources of a supervisor to start on this node for tasks that declare the resources `kind`. A
+        supervisor runs tasks in child processes. Returns None if not a single task fits.
 
         For tasks without a GPU, the supervisor gets the free CPUs, up to the smaller of `most` and CPUS_A_WORKER. It
         gets the same share of the free memory, or more if a single task needs more.

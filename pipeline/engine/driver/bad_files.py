@@ -76,7 +76,7 @@ class BadFiles:
     def warnings(self, of_records: Iterable[str] = ()) -> Iterator[str]:
         """Yield the warnings to show at the end of the run, one line for each source with warnings. A line names the
         files of the source that could not be read. `of_records` are lines about single records that could not be read,
-        each beginning with its source; they are put at the beginning of the line of this source."""
+        each beginning with its source. Such a line becomes the beginning of the source's line."""
         lines = {line.partition(":")[0].partition(" gave")[0]: line for line in of_records}
         for name, files in sorted(self.by_source.items()):
             size = sum(n for reasons in files.values() for n in reasons.values())

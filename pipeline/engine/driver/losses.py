@@ -1,19 +1,19 @@
 """Judges lost attempts at a task: does the task take down its nodes (the machines it runs on), or is it lost only as
 often as other tasks?
 
-An attempt is *lost* if it ends without a fault of its task. Either its supervisor dies, alone or with its node (cause
-`lost`), or the machine keeps it from its work (cause `environment`: memory pressure, a killed child, a full disk). A
-fixed limit on the losses of a task would end every long run on nodes that are preempted without notice: of 10⁶ tasks
-that are lost in 30 % of their attempts, 66 are lost eight times in a row. Without any limit, a task that takes its
-nodes down would do so until the end of the run.
+An attempt is *lost* if it ends without a fault of its task. In one case its supervisor dies, alone or with its node
+(cause `lost`). In the other the machine keeps it from its work (cause `environment`: memory pressure, a killed child, a
+full disk). A fixed limit on the losses of a task would end every long run on nodes that are preempted without notice:
+of 10⁶ tasks that are lost in 30 % of their attempts, 66 are lost eight times in a row. Without any limit, a task that
+takes its nodes down would do so until the end of the run.
 
-The losses of a task are therefore compared with those of other attempts on the same class of nodes, in the time since
-the task's first loss. This gives two rates: losses per second of the task, and losses per second of the other attempts.
-A task that runs for hours may thus be lost more often than one that runs for seconds.
+The losses of a task are therefore compared with those of other attempts on the same class of nodes, since the task's
+first loss. This gives two rates: losses per second of the task, and losses per second of the other attempts. A task
+that runs for hours may thus be lost more often than one that runs for seconds.
 
-If the two rates were equal, each loss would hit the task with a probability equal to its share of the time (conditional
-test of two Poisson rates: Przyborowski and Wilenski, Biometrika 1940). Chernoff's bound limits the probability that
-chance alone hits the task so often. The task is judged to be the cause when this bound is tiny.
+If the two rates were equal, each loss would hit the task with a probability equal to its share of the time. This is the
+conditional test of two Poisson rates (Przyborowski and Wilenski, Biometrika 1940). Chernoff's bound limits the
+probability that chance alone hits the task so often. The task is judged to be the cause when this bound is tiny.
 
 Losses are counted as events. A node's death is one event, however many attempts it ends and however many supervisors of
 the node report it. Ten attempts that run on one node for an hour are exposed to the death of that node for one hour,
@@ -22,7 +22,7 @@ event ends. Attempts that were lost together with the task are left out of the o
 because the task may have caused their loss.
 
 On a cluster of few nodes, other tasks have hardly run without this one. After a few losses the task is therefore *held
-back*: as long as other tasks wait, these run first, until they have run EVIDENCE times as long as the task did.
+back*. As long as other tasks wait, these run first, until they have run EVIDENCE times as long as the task did.
 
 Two tasks that were always lost together cannot be told apart. A task therefore becomes a *suspect* well before its
 limit, and the scheduler runs only one suspect at a time. An innocent suspect then finishes without the guilty task

@@ -30,11 +30,10 @@ def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], n
     """Returns the tasks that should get a second attempt beside the running one, longest-running first. A task that has
     a second attempt already is not among them.
 
-    `times`: for each plan node (a group of tasks, such as a pass), a list with one number for each finished task, the
-    seconds from its dispatch to its end. `idle`: no task waits for a slot (a place for a running task). `unfinished`:
-    plan nodes with tasks that have not been dispatched yet. `awaited`: plan nodes that must end before others can
-    begin. A task that was dispatched less than `least_s` seconds ago gets no second attempt.
-    """
+    `times`: for each plan node (a group of tasks, such as a pass), the seconds that each of its finished tasks took
+    from its dispatch to its end. `idle`: no task waits for a slot (a place for a running task). `unfinished`: plan
+    nodes with tasks that have not been dispatched yet. `awaited`: plan nodes that must end before others can begin. A
+    task that was dispatched less than `least_s` seconds ago gets no second attempt."""
     limits: dict[str, float] = {}                    # by node; sorted once, not for every attempt
     flown: set[str] = set()
     late: list[Flight] = []

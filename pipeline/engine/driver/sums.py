@@ -117,9 +117,9 @@ class Summing:
             self._count_lost(counters)
 
     def _wave(self, node: str) -> str:
-        """Returns the name of the wave (a group of tasks that may run at the same time) that a record belongs to;
-        "task" if its plan node has no waves. `node` is what the record names: "NODE" or "NODE/WAVE". NODE may be
-        another plan node than the one being summed, because two nodes may have asked for the same task."""
+        """Returns the name of the wave (a group of tasks that may run at the same time) that a record belongs to.
+        Returns "task" if its plan node has no waves. `node` is what the record names: "NODE" or "NODE/WAVE". NODE may
+        be another plan node than the one being summed, because two nodes may have asked for the same task."""
         if node == self._node or "/" not in node:
             return "task"
         return node.removeprefix(f"{self._node}/") if node.startswith(f"{self._node}/") else node.rpartition("/")[2]

@@ -131,8 +131,8 @@ def _cpu_seconds() -> float:
 
 
 def _reset_peak_rss() -> None:
-    """Restart the kernel's measurement of this process's peak memory, so that a process that runs several tasks does
-    not report the peak of an earlier task (Linux: proc(5), clear_refs)."""
+    """Restart the kernel's measurement of this process's peak memory (Linux: proc(5), clear_refs). A process that runs
+    several tasks would otherwise report the peak of an earlier task."""
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as f:
         f.write("5")
 

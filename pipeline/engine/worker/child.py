@@ -118,14 +118,13 @@ def _stay_open(programs: Sequence[str]) -> None:
 
 
 def _seal(store: Store, scratch: str, programs: Sequence[str]) -> None:
-    """Confine this child process for good. It may then start only `programs`, and write only to `scratch`, to the
+    """Confine this child process for good. It may then start only `programs`. It may write only to `scratch`, to the
     folder of the kernels that sealed processes compile, and to `objects/` of a local store. Raises FreshProcess if the
     process was sealed before without one of `programs`.
 
     Compiled kernels are pickles, which can run any code when they are loaded. A hostile document may have taken over a
-    sealed (confined) process. A process that is not sealed yet must therefore not load kernels that a sealed one wrote,
-    so sealed processes keep their kernels in a separate folder.
-    """
+    sealed (confined) process. A process that is not sealed yet must therefore not load kernels that a sealed one wrote.
+    Sealed processes keep their kernels in a separate folder for this reason."""
     if not confinement.sealed():
         keep_in(os.path.join(os.environ["NUMBA_CACHE_DIR"], "sealed"))
     folders = [scratch, os.environ["NUMBA_CACHE_DIR"]]

@@ -166,9 +166,8 @@ class CrashTriage:
     """The state of crash triage for one attempt at a task. Crash triage finds the document that kills the child
     processes of the attempt.
 
-    `mode` says what the next child process does: "run" the partition (all documents of the task), "replay" rows one by
-    one, "probe" a suspect row alone, or "read" one input file alone.
-    """
+    `mode` says what the next child process does. It can "run" the partition (all documents of the task), "replay" rows
+    one by one, "probe" a suspect row alone, or "read" one input file alone."""
 
     skip: dict[int, tuple[int, str]] = field(default_factory=dict)   # quarantined rows: (stage, reason)
     max_quarantined: int = 100       # more than this in one partition means bad code, not bad data
@@ -189,7 +188,7 @@ class CrashTriage:
     @property
     def fresh(self) -> bool:
         """Whether the next child must be a new process. It must be new while a crash is investigated. It must also be
-        new after a crash that did not happen again when the documents ran alone: state that earlier tasks left in the
+        new after a crash that did not happen again when the documents ran alone. State that earlier tasks left in the
         old process may have caused this crash."""
         return self.mode != "run" or self.unproven > 0
 
@@ -208,9 +207,9 @@ class CrashTriage:
         return False
 
     def hindered(self, message: str) -> float:
-        """Note that a child process could not work because of a full disk, or of storage that did not answer after
-        retries; the child did not die. Returns the seconds to wait before the next try. Raises GaveUp if there were too
-        many such tries on this node."""
+        """Note that a child process, which did not die, could not work. Either a disk is full, or storage did not
+        answer after retries. Returns the seconds to wait before the next try. Raises GaveUp if there were too many such
+        tries on this node."""
         self.environment += 1
         if self.environment > self.max_environment:
             raise GaveUp("environment", message)

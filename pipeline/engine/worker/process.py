@@ -233,8 +233,8 @@ class StorageBroker:
 
 def _environment(env: Mapping[str, str], scratch: str) -> dict[str, str]:
     """Returns the environment variables of a child process or its storage broker, based on `env`. They give libraries
-    one thread each, set the import path of this process and `scratch` as the folder for temporary files, and leave out
-    the token of the Ray cluster."""
+    one thread each, and set the import path of this process and the folder for temporary files (`scratch`). The token
+    of the Ray cluster is left out."""
     own = {**env, **dict.fromkeys(THREADS, "1"), "TMPDIR": scratch, "TOKENIZERS_PARALLELISM": "false",
           # mimalloc reserves 1 GB at once, which RLIMIT_DATA counts, and does not return freed memory
           "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
