@@ -153,9 +153,14 @@ def run_recipes(recipes: Sequence[NamedRecipe], store_root: str, *, make_backend
 
 def _run(recipes: Sequence[NamedRecipe], store: Store, attempt: int, log: Log, scheduler: Scheduler,
          verify_inputs: bool, report: bool) -> list[RunSummary]:
-    """Run the recipes in three steps: remove files that the store does not need any more; keep each recipe, its code
-    and its tokenizer in the folder of its run; plan the recipes and run the tasks. When a file of the store turns out
-    to be damaged, the recipes are planned and run again. Returns a summary of each run.
+    """Run the recipes in three steps:
+
+    - remove files that the store does not need any more
+    - keep each recipe, its code and its tokenizer in the folder of its run
+    - plan the recipes and run the tasks
+
+    When a file of the store turns out to be damaged, the recipes are planned and run again. Returns a summary of each
+    run.
 
     Before files outside the commit log are written, `log.check_lease` is called, which raises when another process has
     taken over the store.

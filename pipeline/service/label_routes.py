@@ -164,9 +164,13 @@ async def put_label(labels: LabelsOf, role: Operator, given: LabelRequest) -> di
 async def export(request: Request, at: StoreOf, dataset: str, labels: LabelsOf, queries: QueriesOf,
                  format: Literal["jsonl", "parquet"] = "jsonl", unmasked: Unmasked = False) -> Response:
     """Export the labelled documents as a file of JSON lines or Parquet for `tokenmill classifier train --labelled
-    FILE`. Each row has the `text` of a document and its `label` (good or bad). A document is left out if people
-    disagree on it or are unsure, if it is no longer published, or if its text is not the one that people read. The
-    header `X-Left-Out` counts such documents."""
+    FILE`. Each row has the `text` of a document and its `label` (good or bad). Some documents are left out,
+    and counted in the header `X-Left-Out`:
+
+    - documents on which people disagree or are unsure
+    - documents that are no longer published
+    - documents whose text is not the one that people read
+    """
     await allow_unmasked(request, at, unmasked, {"dataset": dataset, "labels": True})
     stop = queries.stop()
     folder = tempfile.mkdtemp(prefix="tokenmill-labels-")

@@ -122,9 +122,9 @@ async def run_page(request: Request, store: str, run: str, at: StoreOf, role: Vi
 
 
 def _results(at: Store, run: str) -> dict[str, Any]:
-    """Return what the page of a finished run shows of its datasets. These are their sizes and, if an earlier run can be
-    compared with this one, three facts more: that run's name, the sizes of its datasets, and the command that compares
-    the two runs."""
+    """Return what the page of a finished run shows of its datasets. These are their sizes. If an earlier run can be
+    compared with this one, they are also that run's name, the sizes of its datasets, and the command that compares the
+    two runs."""
     results: dict[str, Any] = {"sizes": kept_sizes(at, run), "before": None, "compare": None, "sizes_before": {}}
     if (before := comparable_run(at, run)) is not None:
         results |= {"before": before, "compare": compare_command(at, before, run),

@@ -26,8 +26,8 @@ _ABOUT = ("id", "kept_id", "kept", "removed")
 
 
 class Quotations:
-    """Recognises strings that quote a removed text. A string quotes a text if both share STRETCH characters in a row,
-    or if the string holds the whole of a shorter text of at least SHORT characters. White space does not count.
+    """Recognises strings that quote a removed text. A string quotes a text if both share STRETCH characters in a row.
+    It quotes a shorter text, of at least SHORT characters, if it holds the whole text. White space does not count.
 
     `documents` are the reports whose strings will be tested, and `texts` are the removed texts. Memory holds every
     sequence of STRETCH characters of the reports. It does not hold those of the texts, which may be many.
