@@ -83,7 +83,12 @@ class CutPassages(Stage):
             f"{step}_cut_bytes", f"{step}_left_chars", f"{step}_left_words")
 
     def setup(self) -> None:
-        from stages.text.words import warm  # planner and report import this module, and need no words
+        from stages.text.words import load_rules  # planner and report import this module, and need no words
+
+        load_rules()
+
+    def warm(self) -> None:
+        from stages.text.words import warm
 
         warm()
 

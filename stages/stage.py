@@ -245,6 +245,11 @@ class Stage:
         """Load models and other resources. The method is called once in each worker before the first document, so that
         a failure to load is never attributed to a document."""
 
+    def warm(self) -> None:
+        """Do what the first document would otherwise wait for, such as compiling functions. The method is called once
+        in each worker, after `setup` and with the rights with which documents are processed. Workers keep functions
+        that were compiled with more rights in another cache, so a function that `setup` compiles is compiled twice."""
+
     def process(self, doc: Document) -> str | None:
         """Decide about one document: return None to keep it, or a reason (snake_case) to drop it. The method may also
         change the document."""

@@ -43,6 +43,7 @@ class LoadedStage:
     label: str          # "0:html": its place and name, the key of its counters
     stage: Stage
     foreign: bool = False   # one of the user's own stages: the values it writes are checked
+    warmed: bool = False
     side: str = ""  # name of its side table: two deduplications in one pass may need signatures of different kinds
 
     def __post_init__(self) -> None:
@@ -79,6 +80,16 @@ def load_chain(chain: list[dict[str, Any]]) -> list[LoadedStage]:
             stage.setup()
             _loaded[ident] = LoadedStage(entry["name"], entry["key"], f"{place}:{entry['name']}", stage, foreign)
     return [_loaded[ident] for ident in idents]
+
+
+def warm(steps: list[LoadedStage]) -> None:
+    """Let stages compile functions before their first document. It must be called when this process has the rights with
+    which it will process documents, because functions that were compiled with more rights are kept in another cache. A
+    pass that is the first of a new worker then finds what earlier workers compiled as a later pass."""
+    for step in steps:
+        if not step.warmed:
+            step.stage.warm()
+            step.warmed = True
 
 
 class Chain:

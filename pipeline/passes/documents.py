@@ -38,7 +38,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs
-from pipeline.passes.chain import Batch, Chain, count, load_chain
+from pipeline.passes.chain import Batch, Chain, count, load_chain, warm
 from pipeline.passes.partition import Items, PartitionReader, QuarantinedRecord, Removed, Settled, taken_down
 from pipeline.passes.replay import NotReproduced, Replay, thresholds
 from pipeline.passes.storable import scrub_row
@@ -106,6 +106,7 @@ class _Pass:
             import_planned(inputs.store, place.get("$volatile", {}).get("code", ()))
         self.steps = load_chain(self.args["chain"])
         inputs.confine([program for step in self.steps for program in step.stage.programs()])
+        warm(self.steps)
         names, until_drop = tuple(self.args["signals"]), self.args["signals_mode"] == "until-drop"
         self.kept_rows = 0                     # the writer counts only when it flushes; side tables need the row now
         self.kept = PartWriter(out.path("kept.parquet"), document_schema(names).with_metadata(

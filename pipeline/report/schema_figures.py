@@ -41,8 +41,8 @@ class StepThreshold(ReportPart):
 
 
 class Bins(ReportPart):
-    """A histogram of a signal (a number per document), for kept and for dropped documents. A bin has the same number as
-    the bin for these values in the `scores` of a dataset."""
+    """A histogram of a signal (a number per document), for kept and for dropped documents. Bins are numbered as in
+    `scores` of a dataset."""
 
     kept: Counts = fact("bin → documents kept in the end", "documents")
     dropped: Counts = fact("bin → documents dropped by any step", "documents")

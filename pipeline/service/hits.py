@@ -95,32 +95,26 @@ def sorted_hits(reader: PartReader, filter: Filter, order: SortOrder, most: int,
     turn, behind, until = ("DESC", "<", ">=") if order.descending else ("ASC", ">", "<=")
     sql, bound = keyset(order, place[0], str(place[1])) if place else ("true", [])
     numbers: Sequence[int] = range(len(reader.parts))
-    if order.by != "id" and place[:1] != (None,):
-        # rows with the value of `place` may lie before it, so they cannot count for a bound
-        after, start = (f"v {behind} ?", place[:1]) if place else ("v IS NOT NULL", ())
-        asked = most if place else SPARE * most
-        best = _select(reader, filter, order, numbers, "v, file_index",
-                       f"WHERE {after} ORDER BY v {turn} LIMIT {asked}", start)
-        if len(best) >= most:
-            last = best[most - 1]["v"]
-            sql, bound = f"{sql} AND v {until} ?", [*bound, last]
-            # NaN, which is unequal to itself here and equal to itself in DuckDB, leaves all parts to be read
-            if not place and (len(best) < asked or last == last != best[-1]["v"]):
-                numbers = sorted({row["file_index"] for i, row in enumerate(best) if i < most or row["v"] == last})
-    ranked = f"v {turn}" if order.by == "id" else f"v IS NULL, v {turn}, id"
-    rows = _select(reader, filter, order, numbers, "v, id, file_index, file_row_number",
-                   f"WHERE {sql} ORDER BY {ranked} LIMIT {most}", bound)
+    with reader.source() as (source, [files]):
+        def select(columns: str, rest: str, bound: Sequence[Any]) -> list[dict[str, Any]]:
+            """Return `columns` of the matching documents in the parts `numbers`. `rest` is the SQL after FROM."""
+            known = {name for i in numbers for name in reader.columns[i]}
+            conditions, values = where(filter, known)
+            return reader.rows(f"SELECT {columns} FROM (SELECT {column(order.by, known)} AS v, id, file_index, "
+                               f"file_row_number FROM {source} {where_clause(conditions)}) {rest}",
+                               [[files[i] for i in numbers], *values, *bound])
+
+        if order.by != "id" and place[:1] != (None,):
+            # rows with the value of `place` may lie before it, so they cannot count for a bound
+            after, start = (f"v {behind} ?", place[:1]) if place else ("v IS NOT NULL", ())
+            asked = most if place else SPARE * most
+            best = select("v, file_index", f"WHERE {after} ORDER BY v {turn} LIMIT {asked}", start)
+            if len(best) >= most:
+                last = best[most - 1]["v"]
+                sql, bound = f"{sql} AND v {until} ?", [*bound, last]
+                # NaN, which is unequal to itself here and equal to itself in DuckDB, leaves all parts to be read
+                if not place and (len(best) < asked or last == last != best[-1]["v"]):
+                    numbers = sorted({row["file_index"] for i, row in enumerate(best) if i < most or row["v"] == last})
+        ranked = f"v {turn}" if order.by == "id" else f"v IS NULL, v {turn}, id"
+        rows = select("v, id, file_index, file_row_number", f"WHERE {sql} ORDER BY {ranked} LIMIT {most}", bound)
     return [QueryHit(numbers[r["file_index"]], r["file_row_number"], (r["v"], r["id"]), r["id"]) for r in rows]
-
-
-def _select(reader: PartReader, filter: Filter, order: SortOrder, numbers: Sequence[int], columns: str, rest: str,
-            bound: Sequence[Any]) -> list[dict[str, Any]]:
-    """Run a SELECT on the documents that match a filter, in the parts (data files) with these numbers. `columns` are
-    among v (the value by which the documents are sorted), id, file_index and file_row_number. `rest` is the SQL after
-    the FROM clause, and `bound` are the values to bind in it."""
-    known = {name for i in numbers for name in reader.columns[i]}
-    conditions, values = where(filter, known)
-    with reader.source(numbers) as (source, files):
-        return reader.rows(f"SELECT {columns} FROM (SELECT {column(order.by, known)} AS v, id, file_index, "
-                           f"file_row_number FROM {source} {where_clause(conditions)}) {rest}",
-                           [*files, *values, *bound])

@@ -133,6 +133,10 @@ class MinHashSignature(Stage):
         if self.config.tokenizer is not None:
             self._tokenizer = load_tokenizer(self.config.tokenizer)
 
+    def warm(self) -> None:
+        shingles, _ = self.shingles_of(np.frombuffer(b"a b " * self.config.ngram, np.uint8))
+        band_keys(self._permute(shingles), self.config.bands, self.config.rows)
+
     def shingles(self, text: str, language: str = "") -> tuple[NDArray[np.uint64], int]:
         """Return (the hash of every n-gram in order, the number of words) of the first `max_chars` characters of a
         text. An n-gram is a run of `ngram` words. With `shingles: characters` (or `tokens`), n-grams are runs of

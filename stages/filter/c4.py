@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stages.stage import Stage, StageConfig, decision, signal
 from stages.text import marks
-from stages.text.words import count_sentences, warm
+from stages.text.words import count_sentences, load_rules, warm
 
 if TYPE_CHECKING:
     from stages.document import Document
@@ -62,6 +62,9 @@ class C4(Stage):
         filter_policy: bool = signal(True, "cut lines with phrases about cookies and terms of use")
 
     def setup(self) -> None:
+        load_rules()
+
+    def warm(self) -> None:
         warm()
 
     def process(self, doc: Document) -> str | None:

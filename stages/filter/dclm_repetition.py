@@ -54,7 +54,7 @@ class DclmRepetition(Stage):
         dup_9_gram: float | None = decision(0.11, "the same for 9 words", at_most="dclm_rep_dup_9_gram")
         dup_10_gram: float | None = decision(0.1, "the same for 10 words", at_most="dclm_rep_dup_10_gram")
 
-    def setup(self) -> None:
+    def warm(self) -> None:
         self.measure(Document("", "a b c d e f g h i j k l"))
 
     def process(self, doc: Document) -> str | None:

@@ -9,7 +9,7 @@ from stages.filter.gopher_repetition import duplicates
 from stages.stage import Bound, Stage, StageConfig, decision, signal
 from stages.text.characters import TERMINAL_PUNCTUATION
 from stages.text.marks import Span, copies
-from stages.text.words import warm
+from stages.text.words import load_rules, warm
 
 if TYPE_CHECKING:
     from stages.document import Document
@@ -44,6 +44,9 @@ class FineWeb(Stage):
         new_line_ratio: float = decision(0.3, "most line breaks per word", at_most="fineweb_list_ratio")
 
     def setup(self) -> None:
+        load_rules()
+
+    def warm(self) -> None:
         warm()
 
     def process(self, doc: Document) -> str | None:

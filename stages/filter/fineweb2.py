@@ -136,11 +136,15 @@ class FineWeb2(Stage):
     def setup(self) -> None:
         for field, message in self.problems().items():
             raise ValueError(f"fineweb2: {field}: {message}")
-        # Export the rules of word splitting and compile the numba functions now, so that this time does not count as
-        # the first document's. The rules of a language are loaded with its first document.
+        # Export the rules of word splitting and import packages now: this starts a program, and packages may write
+        # files. The rules of a language are loaded with its first document.
         rules_paths(sorted({by.rules for name in self.limits() if (by := splitter(name)) and by.rules}))
-        for name in packages(self.limits()) or list(self.limits())[:1]:
-            self.measure(Document("", "It is a test, and so on. a b c d e f g h i j k l"), name)
+        for name in packages(self.limits()):
+            self.measure(_sample(), name)
+
+    def warm(self) -> None:
+        for name in list(self.limits())[:1]:
+            self.measure(_sample(), name)
 
     def limits(self) -> dict[str, LanguageLimits]:
         """Return {language: its thresholds} for the languages whose documents are judged. The setting `change` has been
@@ -243,3 +247,7 @@ def _excerpt(labels: Iterable[str]) -> str:
     are."""
     listed = sorted(labels)
     return ", ".join(listed[:50]) + (f" and {len(listed) - 50} more" if len(listed) > 50 else "")
+
+
+def _sample() -> Document:
+    return Document("", "It is a test, and so on. a b c d e f g h i j k l")

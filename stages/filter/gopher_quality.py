@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from stages.stage import Bound, Stage, StageConfig, decision, signal
 from stages.text.marks import Span, pattern_spans
-from stages.text.words import warm
+from stages.text.words import load_rules, warm
 
 if TYPE_CHECKING:
     from stages.document import Document
@@ -60,13 +60,16 @@ class GopherQuality(Stage):
         max_ellipsis_lines_ratio: float | None = decision(
             0.3, "largest share of lines that end with an ellipsis", at_most="gopher_ellipsis_lines_ratio")
         max_non_alpha_words_ratio: float | None = decision(
-            0.8, "smallest share of words that hold a letter (datatrove's name, which says the opposite)",
+            0.8, "smallest share of words with a letter (a lower limit, although datatrove's name has max in it)",
             at_least="gopher_alpha_words_ratio")
         min_stop_words: int | None = decision(2, "fewest different stop words", at_least="gopher_stop_words")
         stop_words: tuple[str, ...] = signal(("the", "be", "to", "of", "and", "that", "have", "with"),
                                              "stop words of the language")
 
     def setup(self) -> None:
+        load_rules()
+
+    def warm(self) -> None:
         warm()
 
     def process(self, doc: Document) -> str | None:

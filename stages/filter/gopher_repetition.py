@@ -9,7 +9,7 @@ from stages.document import Document
 from stages.stage import Bound, Stage, StageConfig, decision
 from stages.text.marks import Span, repetition_spans
 from stages.text.ngrams import duplicate_ngrams, top_ngrams
-from stages.text.words import warm
+from stages.text.words import load_rules, warm
 
 _TOP = (2, 3, 4)
 _DUPLICATED = (5, 6, 7, 8, 9, 10)
@@ -61,6 +61,9 @@ class GopherRepetition(Stage):
         dup_10_gram: float | None = decision(0.1, "the same for 10 words", at_most="gopher_rep_dup_10_gram")
 
     def setup(self) -> None:
+        load_rules()
+
+    def warm(self) -> None:
         warm()
         self.measure(Document("", "a b c d e f g h i j k l"))
 

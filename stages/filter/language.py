@@ -155,7 +155,9 @@ class Language(Stage):
         self._model = load(self.config.model or lid176())
         for field, message in (self.problems() | self._unknown(self._model.labels())).items():
             raise ValueError(f"language: {field}: {message}")
-        self._model.predict("")            # compiles numba functions before the first document
+
+    def warm(self) -> None:
+        self._model.predict("")
 
     # -- documents -----------------------------------------------------------------------------------------------
     def process(self, doc: Document) -> str | None:

@@ -80,6 +80,8 @@ class RedPajama2(Stage):
         self._stop = _lists(self.config.stop_words)
         self._bad = {language: (words, sorted({1 + entry.count(" ") for entry in words}))
                      for language, words in _lists(self.config.bad_words).items()}
+
+    def warm(self) -> None:
         repeated(*number(["a", "b", "a", "b"]), _TOP[0], _DUPLICATED[-1])
 
     def process(self, doc: Document) -> None:

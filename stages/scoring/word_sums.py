@@ -82,6 +82,8 @@ class WordSums:
         count as spaces. The list is empty if the model knows nothing of the text, not even the end of a line."""
         data = np.frombuffer(text.encode("utf-8", "surrogatepass") + b"\n", np.uint8)
         with self._lock:
+            while self._waiting:
+                _enter(self._waiting.pop(), self._seed, *self._vocabulary)
             best, probability = _most_probable(data, self._seed, self._cache, self._vocabulary, self._grams,
                                                self._places, self._rows, self._out, self._tree)
         return [(self._labels[best], probability)] if best >= 0 else []
@@ -113,7 +115,8 @@ class WordSums:
         self._seed = int.from_bytes(os.urandom(7), "little")
         #: hash of a word of the vocabulary → its row
         self._vocabulary = _table(words)
-        _enter(np.frombuffer(b" ".join(words_of_file), np.uint8), self._seed, *self._vocabulary)
+        #: words that are not in that table yet: a compiled function enters them before the first prediction
+        self._waiting = [np.frombuffer(b" ".join(words_of_file), np.uint8)]
         #: shortest and longest n-gram (characters), number of their buckets, and the row of the first bucket
         self._grams = (shortest, longest, bucket, words)
         #: bucket → row of its n-grams, -1 for pruned ones; empty if nothing was pruned

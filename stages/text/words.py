@@ -350,9 +350,15 @@ class Vocabularies:
 VOCABULARIES = Vocabularies()
 
 
+def load_rules() -> None:
+    """Load the tokenizer rules. Stages call this function in `setup`, because a process that exports the rules of an
+    installation for the first time starts a program."""
+    spacy_rules()
+
+
 def warm() -> None:
-    """Load the tokenizer rules and the compiled functions. Stages call this function in `setup`, so that the time for
-    it does not count as processing time of the first document."""
+    """Load the compiled functions. Stages call this function in `Stage.warm`, so that the time for it does not count as
+    processing time of the first document."""
     words = words_of("It (and all of this) is said. a b c d e f g h")
     words.plain  # noqa: B018
     words.distinct(["it"])

@@ -566,8 +566,9 @@ def test_an_empty_dataset_and_a_store_that_vanished(tmp_path):
         queries.page(at, Filter(), SortOrder(), 5, queries.stop())
 
 
-def test_object_storage(tmp_path, store):
-    """The same answers as from a disk; no more is fetched than allowed; a damaged part is told."""
+def test_object_storage(tmp_path, store, monkeypatch):
+    """The same answers as from a disk; a sorted page fetches a part at most to find documents and to show them; no more
+    is fetched than allowed; a damaged part is told."""
     memory, root = fsspec.filesystem("memory"), "/service-query"
     for path in store.list("datasets"):
         memory.pipe(f"{root}/{path}", store.read(path))
@@ -576,6 +577,12 @@ def test_object_storage(tmp_path, store):
     for order in (SortOrder(), SortOrder("id"), SortOrder("signals.b", True)):
         assert walk(queries, remote, Filter(text="alpha"), order, 50) == walk(queries, local, Filter(text="alpha"),
                                                                               order, 50)
+    fetched, real = [], Store.checked
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "checked",
+                      lambda self, path, *args, **how: fetched.append(path) or real(self, path, *args, **how))
+        assert queries.page(remote, Filter(), SortOrder("signals.a"), 5, queries.stop()).next
+    assert len(fetched) > 5 and max(Counter(fetched).values()) == 2
     small = Queries(QueryLimits(fetched_bytes=1000))
     with pytest.raises(TooDear):
         small.page(remote, Filter(), SortOrder("id"), 5, small.stop())

@@ -146,9 +146,10 @@ def test_its_expected_f1_is_a_signal_of_the_document() -> None:
 
 
 def test_no_document_pays_for_compiling() -> None:
-    """All kernels are compiled when the engine is made: in `setup` of the stage."""
+    """All kernels are compiled before: by `warm` of the stage."""
     code = (
-        "from stages.extract.html.mill.engine import Mill\nfrom pipeline.base import compiled\nMill()\n"
+        "from stages.extract.html.step import Html\nfrom pipeline.base import compiled\n"
+        "stage = Html(engine='mill')\nstage.setup()\nstage.warm()\n"
         "print(sorted(f.__name__ for f, k in compiled._compiled.items() if '.mill.' in f.__module__ and k.signatures), "
         "any('.mill.' in m for m in compiled._waiting))"
     )

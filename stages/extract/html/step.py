@@ -172,11 +172,14 @@ class Html(Stage):
     def setup(self) -> None:
         self._engine  # noqa: B018 - made here, so that this time does not count as the first document's
 
+    def warm(self) -> None:
+        limits.count_nodes(b"<p>", 1)
+        self._engine.markdown("<p>A page.")
+
     @cached_property
     def _engine(self) -> Engine:
         # trafilatura would log an error for every malformed page; the reasons of dropped documents are counted anyway
         logging.getLogger("tokenmill_trafilatura").setLevel(logging.CRITICAL)
-        limits.count_nodes(b"<p>", 1)             # compiles the kernel
         names = ("favor", "fast", "tables", "comments", "max_depth")
         engine: Engine = load(ENGINES[self.config.engine])(**{name: getattr(self.config, name) for name in names})
         return engine

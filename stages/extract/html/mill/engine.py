@@ -73,7 +73,6 @@ class Mill:
         self.favor, self.tables, self.comments, self.max_depth = favor, tables, comments, max_depth
         #: the expected F1 of the words of the last page
         self.signals: dict[str, float] = {}
-        self.markdown("<p>A page.")     # compiles the kernels, so that this time does not count as the first document's
 
     def text(self, page: str) -> str | None:
         """Returns the main text of a page; "" when the page has none; None when its elements nest deeper than
