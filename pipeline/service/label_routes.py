@@ -111,7 +111,9 @@ def next_document(request: Request, at: StoreOf, dataset: str, labels: LabelsOf,
     - `edge`: those nearest to a threshold of the run
     - `runs`: those that one of two runs kept and the other dropped
 
-    The order is the same for all people. The field `document` of the answer is null when `by` has labelled all
+    Documents are selected from the run's random sample of about 20,000 documents. `runs` selects from all documents of
+    the two runs, unless one of them has more than 500,000; of such a run, only the sample is compared. The order is the
+    same for all people. The field `document` of the answer is null when `by` has labelled all
     documents of the draw.
     """
     run = run or latest_with(at, dataset)

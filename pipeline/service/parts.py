@@ -37,6 +37,8 @@ DATASET = re.compile(r"(shards=)?[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}")        # th
 _PART = re.compile(r"part-[0-9]{6,}-[0-9a-f]{1,64}\.parquet")
 #: hashes that are remembered, and bytes that are hashed between two checks of the time limit
 REMEMBERED, PIECE = 1 << 20, 1 << 22
+#: parts whose columns are remembered
+REMEMBERED_COLUMNS = 4096
 
 
 #: path, device, inode, size, time of the last change of the bytes (mtime), time of the last change of all (ctime)
@@ -227,6 +229,8 @@ class Checked:
                     if "signals" in names:
                         names += tuple(f"signals.{name}" for name in signal_names(schema))
                     with self._lock:
+                        while len(self._columns) >= REMEMBERED_COLUMNS:
+                            del self._columns[next(iter(self._columns))]
                         self._columns[part.sha256] = names
                 of_node[part.node] = names
         return [of_node[part.node] for part in parts]
