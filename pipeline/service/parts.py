@@ -110,10 +110,10 @@ class NoDataset(QueryError):
 
 class Checked:
     """Provides the parts (data files) of datasets as files on this machine, after comparing their bytes with the hashes
-    in the dataset's manifest."""
+    in the dataset's manifest. The columns of the `remembered` parts that were opened last are kept in memory."""
 
-    def __init__(self, limits: QueryLimits) -> None:
-        self._limits = limits
+    def __init__(self, limits: QueryLimits, remembered: int = REMEMBERED_COLUMNS) -> None:
+        self._limits, self._remembered = limits, remembered
         self._hashes: dict[Identity, str] = {}
         self._columns: dict[str, tuple[str, ...]] = {}
         self._lock = threading.Lock()
@@ -229,7 +229,7 @@ class Checked:
                     if "signals" in names:
                         names += tuple(f"signals.{name}" for name in signal_names(schema))
                     with self._lock:
-                        while len(self._columns) >= REMEMBERED_COLUMNS:
+                        while len(self._columns) >= self._remembered:
                             del self._columns[next(iter(self._columns))]
                         self._columns[part.sha256] = names
                 of_node[part.node] = names
