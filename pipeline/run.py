@@ -19,7 +19,7 @@ from pipeline.base.machine import usable_cores
 from pipeline.base.redact import redact
 from pipeline.cluster.attempts import asked_to_stop, code_folder, facts_of, keep_code, keep_recipe, note_attempt
 from pipeline.cluster.cancellation import GRACE_S, interrupted, watching
-from pipeline.engine.driver.bad_files import BadFiles
+from pipeline.engine.driver.bad_files import BadFiles, reader_at_fault
 from pipeline.engine.driver.endings import TaskFailed
 from pipeline.engine.driver.progress import Progress
 from pipeline.engine.driver.protocols import Backend
@@ -153,9 +153,14 @@ def run_recipes(recipes: Sequence[NamedRecipe], store_root: str, *, make_backend
 
 def _run(recipes: Sequence[NamedRecipe], store: Store, attempt: int, log: Log, scheduler: Scheduler,
          verify_inputs: bool, report: bool) -> list[RunSummary]:
-    """Run the recipes in three steps: remove files that the store does not need any more; keep each recipe, its code
-    and its tokenizer in the folder of its run; plan the recipes and run the tasks. When a file of the store turns out
-    to be damaged, the recipes are planned and run again. Returns a summary of each run.
+    """Run the recipes in three steps:
+
+    - remove files that the store does not need any more
+    - keep each recipe, its code and its tokenizer in the folder of its run
+    - plan the recipes and run the tasks
+
+    When a file of the store turns out to be damaged, the recipes are planned and run again. Returns a summary of each
+    run.
 
     Before files outside the commit log are written, `log.check_lease` is called, which raises when another process has
     taken over the store.
@@ -269,7 +274,7 @@ class _RunPlan:
         if node.kind == "pass":
             for source in _without_document(node_sums):
                 bad_files.check_source(source, self.files.get(source, 0),
-                                       _first_detail(self.store, results[node.name].records, source))
+                                       partial(_readers_message, self.store, results[node.name].records, source))
             picks = bool(self.one.recipe.datasets[node.dataset].where)
             try:
                 messages = check_error_rate(node, node_sums, max_error_rate, picks=picks, suffix=self.one.suffix)
@@ -293,17 +298,17 @@ def _without_document(sums: NodeSums) -> list[str]:
             if counts["records"] == sum(counts["bad"].values()) + sum(counts["skipped"].values())]
 
 
-def _first_detail(store: Store, records: Iterable[PartRecord], source: str) -> str:
-    """Return an error message that explains why a document of `source` was quarantined. It is the first one in the
-    quarantine files that the task records `records` name. Only the first row group of each file is read. Returns ""
-    when no message is found."""
+def _readers_message(store: Store, records: Iterable[PartRecord], source: str) -> str:
+    """Return the first message with which the reader of `source` failed in a file. It is looked for in the quarantine
+    files that the task records `records` name. Returns "" when there is none."""
     for record in records:
         if record.files["quarantine.parquet"].rows:
             info = record.files["quarantine.parquet"]
             with store.parquet(info.path, info.sha256) as file:
-                for row in file.read_row_group(0, columns=["source", "detail"], use_threads=False).to_pylist():
-                    if row["source"] == source and row["detail"]:
-                        return row["detail"]
+                for batch in file.iter_batches(columns=["source", "reason", "detail"], use_threads=False):
+                    for row in batch.to_pylist():
+                        if row["source"] == source and row["detail"] and reader_at_fault(row["reason"]):
+                            return row["detail"]
     return ""
 
 

@@ -15,7 +15,7 @@ from pipeline.base.visible import json_text, visible
 from pipeline.base.word_diff import rows as paragraph_pairs
 from pipeline.cli.compare import stacked
 from pipeline.cli.dedup_index import forget, index, merge
-from pipeline.cli.errors import UserError, writing
+from pipeline.cli.errors import BadUsage, UserError, writing
 from pipeline.cli.inspect import check_published, rows
 from pipeline.cli.options import (
     JsonOpt,
@@ -123,11 +123,19 @@ def _kept(store: Store, dataset: str, id: str) -> tuple[str, dict[str, Any]]:
 
 
 def _document(store: Store, dataset: str, id: str) -> dict[str, Any]:
-    """Return the first document of a dataset whose id begins with `id`. The documents that the dataset dropped are
-    searched first, then those that it kept. Raises UserError when there is none."""
+    """Return the document of a dataset whose id is `id` or begins with it, whether it was dropped or kept. An id that
+    is equal ends the search. Raises UserError when there is no such document, and BadUsage when there are several."""
+    kinds: dict[str, str] = {}
     for kind in ("dropped", "datasets"):
-        if (row := next(rows(store, kind, dataset, None, id), None)) is not None:
-            return row
+        for row in rows(store, kind, dataset, None, id, ["id"]):
+            if row["id"] == id:
+                return next(rows(store, kind, dataset, {"id": id}))
+            kinds[row["id"]] = kind
+            if len(kinds) > 1:
+                raise BadUsage(f"{dataset} has several documents whose id begins with {id}: "
+                               f"{', '.join(sorted(kinds))}, …; give more of its characters")
+    for whole, kind in kinds.items():
+        return next(rows(store, kind, dataset, {"id": whole}))
     raise UserError(f"{dataset} has no document {id}, neither dropped nor kept; `tokenmill inspect {dataset} "
                     f"--dropped` lists some")
 

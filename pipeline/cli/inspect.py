@@ -83,15 +83,15 @@ def check_published(store: Store, kind: str, dataset: str) -> None:
 
 
 def rows(store: Store, kind: str, dataset: str, equal: dict[str, str] | None = None, id: str | None = None,
-         ) -> Iterator[dict[str, Any]]:
+         columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
     """Yield the rows (documents) of the published folder KIND/DATASET as dicts, in the order of the folder's files.
     `equal` maps names of columns to the values that rows must have, and `id` is the beginning that their ids must have.
-    """
+    `columns` are the columns to read; None means all."""
     import pyarrow.compute as pc
 
     from pipeline.store.dataset import iter_batches
 
-    for batch in iter_batches(store, f"{kind}/{dataset}"):
+    for batch in iter_batches(store, f"{kind}/{dataset}", columns):
         for column, value in (equal or {}).items():
             batch = batch.filter(pc.equal(batch.column(column), value))
         if id is not None:

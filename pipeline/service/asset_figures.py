@@ -40,8 +40,8 @@ class Figures(BaseModel):
 
     @model_validator(mode="after")
     def _names_agree(self) -> Figures:
-        """Raise ValueError if a section of the report names something for which the report has no figures: a dataset, a
-        node of the plan or a pass (group of steps)."""
+        """Raise ValueError if a section of the report names a dataset, node of the plan or pass (group of steps)
+        without figures in the report."""
         nodes = {node.name for node in self.graph.nodes}
         ends = {end for edge in self.graph.edges for end in (edge.from_, edge.to)}
         passes = {node.name for node in self.lineage if node.kind == "pass"}

@@ -115,11 +115,11 @@ def make_cube(playground: Playground, changes: Changes, step: int, key: str) -> 
 
 
 def edge_distances(playground: Playground, step: int, key: str) -> np.ndarray:
-    """Return how near each document is to the threshold `key` of a step: how far the threshold must move from its value
-    in the run until the document's outcome (kept, dropped, unknown) changes.
+    """Return how near each document is to the threshold `key` of a step. The distance says how far the threshold must
+    move from its value in the run until the document's outcome (kept, dropped, unknown) changes.
 
-    The distance is counted in bins, the ranges of values into which the threshold's cube (table of counts) is divided.
-    It is 0.5 if the outcome changes in a bin next to the value, and infinity if it never changes. Raises
+    Distances are counted in bins, the ranges of values into which the threshold's cube (table of counts) is divided. A
+    distance is 0.5 if the outcome changes in a bin next to the value, and infinity if it never changes. Raises
     PlaygroundError if the run sets no value for the threshold, or if the threshold can have no cube.
     """
     builder, value = _builder(playground, Changes(), step, key)
@@ -165,9 +165,9 @@ class _CubeBuilder:
         return self._sum(step, *self.switches(value))
 
     def switches(self, value: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return the edges (limits) of the bins into which the threshold's values are divided, and the three arrays of
-        `_switches`: on which side each document is at these edges. Raises PlaygroundError when documents change sides
-        more than once."""
+        """Return the edges (limits) of the bins into which the threshold's values are divided. Also return the three
+        arrays of `_switches`, which say on which side each document is at these edges. Raises PlaygroundError when
+        documents change sides more than once."""
         edges = self._edges(value)
         for values in (edges, edges[edges > 0]):                # for many rules, the threshold 0 means "no rule"
             if len(values) < 2:

@@ -24,8 +24,8 @@ logger = logging.getLogger("tokenmill.service")
 def driver_options(settings: ServiceSettings) -> DriverOptions:
     """Return the options for the drivers (processes that lead a run) of submitted recipes. Drivers do not get the
     service's tokens. Inputs must lie in the allowed roots, which are folders and URLs. If runs use a cluster, web
-    addresses are removed from the roots: the cluster's nodes fetch from the web themselves, and would follow a redirect
-    out of a root."""
+    addresses are removed from the roots. The reason is that the cluster's nodes fetch from the web themselves, and
+    would follow a redirect out of a root."""
     roots = tuple(root if "://" in root else os.path.abspath(root) for root in settings.allowed_roots)
     if settings.address is not None:
         roots = tuple(root for root in roots if not root.startswith(("http://", "https://")))

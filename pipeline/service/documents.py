@@ -91,9 +91,8 @@ def _parsed(meta: str) -> Any:
 
 def document(queries: Queries, store: Store, dataset: str, id: str, masked: bool, chars: int,
              stop: Stop) -> dict[str, Any]:
-    """Return everything that the service shows about the document whose id is `id` or begins with it. Kept documents
-    are searched first, then dropped, then quarantined ones. Raises QueryError when none of them has such a document, or
-    when the first that has one has several."""
+    """Return everything that the service shows about the document whose id is `id` or begins with it. Kept, dropped and
+    quarantined documents are searched. Raises QueryError when there is no such document, or more than one."""
     if not id:
         raise QueryError("no id", "id", "give the id of a document, or its beginning")
     kind, row = _find(queries, store, dataset, id, chars, stop)
@@ -124,7 +123,9 @@ def locate(queries: Queries, store: Store, dataset: str, id: str, stop: Stop) ->
 
 
 def _find(queries: Queries, store: Store, dataset: str, id: str, chars: int, stop: Stop) -> tuple[str, dict[str, Any]]:
-    known = False
+    """Find the document whose id is `id` or begins with it, and return its kind and its row. An id that is equal ends
+    the search. Otherwise all kinds are searched, so that a beginning that several documents share is refused."""
+    matches: dict[str, tuple[str, dict[str, Any]]] = {}
     for kind in ("kept", "dropped", "quarantined"):
         try:
             page = queries.page(DocumentKind(store, kind, dataset), Filter(id=id), SortOrder(), 2, stop,
@@ -133,17 +134,18 @@ def _find(queries: Queries, store: Store, dataset: str, id: str, chars: int, sto
             if kind == "kept":
                 raise
             continue
-        known = True
-        ids = sorted({row["id"] for row in page.rows})
-        exact = [row for row in page.rows if row["id"] == id]
-        if len(ids) > 1 and not exact:
-            raise QueryError(f"several documents have an id that begins so: {', '.join(ids)}, …", "id",
+        for row in page.rows:
+            matches.setdefault(row["id"], (kind, row))
+        if id in matches:
+            return matches[id]
+        if len(matches) > 1:
+            raise QueryError(f"several documents have an id that begins so: {', '.join(sorted(matches)[:2])}, …", "id",
                              "give more of its characters")
-        if page.rows:
-            return kind, (exact or page.rows)[0]
-    assert known
-    raise NoDocument("no kept, dropped or quarantined document has this id", "id",
-                     "see the pages of documents for the ids of this dataset")
+    if not matches:
+        raise NoDocument("no kept, dropped or quarantined document has this id", "id",
+                         "see the pages of documents for the ids of this dataset")
+    [match] = matches.values()
+    return match
 
 
 def _verdict(row: dict[str, Any]) -> dict[str, Any] | None:

@@ -87,8 +87,10 @@ def sorted_hits(reader: PartReader, filter: Filter, order: SortOrder, most: int,
 
     If the documents are not sorted by id, two queries are run. The first one reads only the sorted column, and finds a
     bound: no returned document has a value beyond it. Thanks to this bound, the second query decodes the ids of few
-    rows. Decoding all ids would take most of the time. For the first page, the second query also reads only the parts
-    in which the first one has seen values within the bound, if it has seen all of these.
+    rows. Decoding all ids would take most of the time.
+
+    For the first page, the first query also notes which parts (data files) hold the values up to the bound. If it has
+    seen all of these values, the second query reads only these parts.
     """
     turn, behind, until = ("DESC", "<", ">=") if order.descending else ("ASC", ">", "<=")
     sql, bound = keyset(order, place[0], str(place[1])) if place else ("true", [])

@@ -111,7 +111,9 @@ def next_document(request: Request, at: StoreOf, dataset: str, labels: LabelsOf,
     - `edge`: those nearest to a threshold of the run
     - `runs`: those that one of two runs kept and the other dropped
 
-    The order is the same for all people. The field `document` of the answer is null when `by` has labelled all
+    Documents are selected from the run's random sample of about 20,000 documents. `runs` selects from all documents of
+    the two runs, unless one of them has more than 500,000; of such a run, only the sample is compared. The order is the
+    same for all people. The field `document` of the answer is null when `by` has labelled all
     documents of the draw.
     """
     run = run or latest_with(at, dataset)
@@ -164,9 +166,13 @@ async def put_label(labels: LabelsOf, role: Operator, given: LabelRequest) -> di
 async def export(request: Request, at: StoreOf, dataset: str, labels: LabelsOf, queries: QueriesOf,
                  format: Literal["jsonl", "parquet"] = "jsonl", unmasked: Unmasked = False) -> Response:
     """Export the labelled documents as a file of JSON lines or Parquet for `tokenmill classifier train --labelled
-    FILE`. Each row has the `text` of a document and its `label` (good or bad). A document is left out if people
-    disagree on it or are unsure, if it is no longer published, or if its text is not the one that people read. The
-    header `X-Left-Out` counts such documents."""
+    FILE`. Each row has the `text` of a document and its `label` (good or bad). Some documents are left out,
+    and counted in the header `X-Left-Out`:
+
+    - documents on which people disagree or are unsure
+    - documents that are no longer published
+    - documents whose text is not the one that people read
+    """
     await allow_unmasked(request, at, unmasked, {"dataset": dataset, "labels": True})
     stop = queries.stop()
     folder = tempfile.mkdtemp(prefix="tokenmill-labels-")

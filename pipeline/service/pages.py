@@ -122,9 +122,9 @@ async def run_page(request: Request, store: str, run: str, at: StoreOf, role: Vi
 
 
 def _results(at: Store, run: str) -> dict[str, Any]:
-    """Return what the page of a finished run shows of its datasets. These are their sizes and, if an earlier run can be
-    compared with this one, three facts more: that run's name, the sizes of its datasets, and the command that compares
-    the two runs."""
+    """Return what the page of a finished run shows of its datasets. These are their sizes. If an earlier run can be
+    compared with this one, they are also that run's name, the sizes of its datasets, and the command that compares the
+    two runs."""
     results: dict[str, Any] = {"sizes": kept_sizes(at, run), "before": None, "compare": None, "sizes_before": {}}
     if (before := comparable_run(at, run)) is not None:
         results |= {"before": before, "compare": compare_command(at, before, run),
@@ -216,7 +216,7 @@ async def document_page(request: Request, store: str, at: StoreOf, dataset: str,
 def _marked(at: Store, dataset: str, row: Mapping[str, Any],
             verdict: Mapping[str, Any] | None) -> tuple[list[tuple[bool, str]], list[tuple[bool, str]], str]:
     """Return the text and the URL of a document in pieces, each piece as (whether a step dropped the document for this
-    passage, passage). Also return why the step cannot mark passages here ("" if it can, or never does).
+    passage, passage). Also return why no step could be made to mark passages ("" if one could, or if none ever marks).
 
     The settings of the step are those in the latest run that made the dataset. If they name a file, such as a list of
     words, nothing is marked (`stages_of` says why).

@@ -37,6 +37,8 @@ DATASET = re.compile(r"(shards=)?[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}")        # th
 _PART = re.compile(r"part-[0-9]{6,}-[0-9a-f]{1,64}\.parquet")
 #: hashes that are remembered, and bytes that are hashed between two checks of the time limit
 REMEMBERED, PIECE = 1 << 20, 1 << 22
+#: parts whose columns are remembered
+REMEMBERED_COLUMNS = 4096
 
 
 #: path, device, inode, size, time of the last change of the bytes (mtime), time of the last change of all (ctime)
@@ -108,10 +110,10 @@ class NoDataset(QueryError):
 
 class Checked:
     """Provides the parts (data files) of datasets as files on this machine, after comparing their bytes with the hashes
-    in the dataset's manifest."""
+    in the dataset's manifest. The columns of the `remembered` parts that were opened last are kept in memory."""
 
-    def __init__(self, limits: QueryLimits) -> None:
-        self._limits = limits
+    def __init__(self, limits: QueryLimits, remembered: int = REMEMBERED_COLUMNS) -> None:
+        self._limits, self._remembered = limits, remembered
         self._hashes: dict[Identity, str] = {}
         self._columns: dict[str, tuple[str, ...]] = {}
         self._lock = threading.Lock()
@@ -227,6 +229,8 @@ class Checked:
                     if "signals" in names:
                         names += tuple(f"signals.{name}" for name in signal_names(schema))
                     with self._lock:
+                        while len(self._columns) >= self._remembered:
+                            del self._columns[next(iter(self._columns))]
                         self._columns[part.sha256] = names
                 of_node[part.node] = names
         return [of_node[part.node] for part in parts]

@@ -200,8 +200,11 @@ class Queries:
                ) -> list[dict[str, Any]]:
         """Read the documents of `hits`, and return them in the same order. A hit is the part (data file) and the row of
         a document. A returned row has `id` and the columns `show`, as far as the part has them. The document's text is
-        cut to `chars` characters. If `text` (what was searched for) is not empty, `match` is an excerpt around its
-        first occurrence. If the hits have ids, the ids are not read again."""
+        cut to `chars` characters.
+
+        If `text` (what was searched for) is not empty, `match` is an excerpt around its first occurrence. If the hits
+        have ids, the ids are not read again.
+        """
         by_part: dict[int, list[int]] = {}
         for hit in hits:
             by_part.setdefault(hit.part, []).append(hit.row)

@@ -38,7 +38,8 @@ def kind_of_place(request: Mapping[str, Any]) -> str:
 def read(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the source of a document as {what, bytes, text, charset, binary}. The request has the local file `path`
     and the document's place in it, `locator`. `bytes` is the size of the source, and `text` is its decoded beginning.
-    `what` says what the source is:
+    `bytes` is None for a line of LONGEST bytes or more, because of object storage no more of it is fetched. `what` says
+    what the source is:
 
     - `file`: the whole file
     - `line`: a line of the file
@@ -57,7 +58,8 @@ def read(request: Mapping[str, Any]) -> dict[str, Any]:
         with open(path, "rb") as f:
             f.seek(locator["offset"])
             line = f.readline(LONGEST)
-        return _shown("line", line, len(line)) if line.strip() else {}
+        whole = len(line) < LONGEST or line.endswith(b"\n")
+        return _shown("line", line, len(line) if whole else None) if line.strip() else {}
     start = locator["offset"] if name == "warc" else 0
     piece = Slice(request["source"], locator["file"], start, None, locator["record"] if start else 0)
     for record in reader.read(path, piece):
@@ -74,7 +76,7 @@ def read(request: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _shown(what: str, data: bytes, size: int, charset: str = "") -> dict[str, Any]:
+def _shown(what: str, data: bytes, size: int | None, charset: str = "") -> dict[str, Any]:
     if data.startswith(b"%PDF-") or b"\x00" in data[:1024]:
         return {"what": what, "bytes": size, "text": "", "charset": "", "binary": True}
     text, used = decode(data, charset)

@@ -28,6 +28,7 @@ from pipeline.service.documents import locate
 from pipeline.service.duck import QueryError, Stop
 from pipeline.service.html import page
 from pipeline.service.problems import HttpProblem
+from pipeline.service.read_source import LONGEST
 from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN
 from pipeline.service.stores import StoreOf, check_run, read_file
 from pipeline.store.fs import Store
@@ -69,6 +70,8 @@ async def show_source(
     - `line`: a line of a file
     - `record`: a record of a WARC file or archive
     - `read`: the text that the reader passed to the first step
+
+    `bytes` is its size, or null for a line of 4 MiB or more, of which only the beginning is read.
     """
     await allow_unmasked(request, at, unmasked, {"dataset": dataset, "id": id[:100], "source": True})
     stop, roots = queries.stop(), request.app.state.settings.allowed_roots
@@ -97,7 +100,7 @@ async def source_page(request: Request, store: str, at: StoreOf, dataset: str, i
     shown = await show_source(request, at, dataset, id, queries, run, SHOWN, False)
     facts = await show_document(request, at, dataset, shown["id"], queries, SHOWN, False)
     return page(request, "source.html.j2", store=store, dataset=dataset, shown=shown, facts=facts,
-                row=facts["document"] or {})
+                row=facts["document"] or {}, longest=LONGEST)
 
 
 def _source(store: Store, run: str, row: dict[str, Any]) -> dict[str, Any]:

@@ -94,8 +94,8 @@ async def show_entry(request: Request, store: str, at: StoreOf, number: Number) 
 async def submit(request: Request, store: str, at: StoreOf, role: Operator, given: RecipeRequest,
                  key: RequestId = None) -> dict[str, Any]:
     """Check a recipe and put it into the queue. A client should send a header `Idempotency-Key`. If the answer is lost,
-    the client repeats the request with the same key: this returns the existing entry of the queue and starts no second
-    run."""
+    the client repeats the request with the same key. It then gets the existing entry of the queue, and no second run
+    starts."""
     return await enqueue(request, store, at, submission_of(request, given, key, str(role)))
 
 

@@ -63,8 +63,9 @@ def with_estimates(tokens: np.ndarray, sizes: np.ndarray, sources: np.ndarray) -
 
 
 def _rates(tokens: np.ndarray, sizes: np.ndarray) -> tuple[float, float, float]:
-    """Return three rates in tokens per byte: the rate of all given documents together, and the ends of the range in
-    which the rates of single documents lie (RANGE). `tokens` and `sizes` (bytes) have a value for each document."""
+    """Return three rates in tokens per byte. The first is the rate of all given documents together. The other two are
+    the ends of the range in which the rates of single documents lie (RANGE). `tokens` and `sizes` (bytes) have a value
+    for each document."""
     rate = float(tokens.sum() / sizes.sum())
     low, high = np.quantile(tokens / sizes, RANGE).tolist()
     return rate, min(low, rate), max(high, rate)

@@ -128,8 +128,9 @@ def known_training(store: Store, folders: tuple[str, ...], name: str) -> tuple[T
 
 
 def _recorded(store: Store, folders: tuple[str, ...], name: str, latest: Start) -> Training | None:
-    """Return the training that the record of its latest start describes. Returns None when there is no record, when the
-    record names a folder that is not in `folders` or in the store's runs, or when a file in the folder is a link."""
+    """Return the training that the record of its latest start describes. Returns None when there is no record, or when
+    its folder must not be used. The folder must be in `folders` or in the store's runs, and no file in it may be a
+    link."""
     folder, run = Path(str(latest.record.get("folder"))), str(latest.record.get("run"))
     places = [Path(top) / name for top in folders]
     if store.local is not None:

@@ -223,7 +223,9 @@ def save(game: GameOf, at: StoreOf, run: RunOf, changes: ChangesOf) -> Response:
     data are masked.
 
     In two cases, the changes are put into the recipe as the run used it, with all defaults and without comments:
-    settings or inputs were overridden when the run was started, or the author's text cannot be changed in place.
+
+    - settings or inputs were overridden when the run was started
+    - the author's text cannot be changed in place
     """
     # The text may be missing, or written in a way that cannot be changed in place (for example, a step is an alias).
     with contextlib.suppress(HttpProblem, FileNotFoundError):

@@ -1,8 +1,8 @@
 """Access to the files of a store or of a source, on a local disk or on object storage (through fsspec).
 
 Commits rest on one operation, `put_absent`: it creates a file with given bytes, atomically, and only if the file does
-not exist. No commit is made by renaming a file. A commit may depend on a file, so on a local disk `put_absent` and
-`upload` make it durable: before they return, they sync the file and every folder that got a new entry.
+not exist. No commit is made by renaming a file. A commit may depend on a file. So on a local disk, `put_absent` and
+`upload` sync the file, and every folder that got a new entry, before they return.
 """
 
 from __future__ import annotations

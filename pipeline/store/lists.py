@@ -44,7 +44,7 @@ class ListFiles:
 
     def fold(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of the arguments in which references to files replace long lists. The caller must not change a
-        list afterwards: the reference to a list object is made once, and used wherever the same object occurs in later
+        list afterwards. The reference to a list object is made once, and used wherever the same object occurs in later
         arguments."""
         return {k: v if k == "$volatile" else self._value(v) for k, v in args.items()}
 

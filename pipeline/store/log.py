@@ -15,11 +15,13 @@ number. Creating it fails if another driver has created it already (put-if-absen
 Segments are never changed. The state of the log is obtained by replaying them in order (`pipeline.store.view`), or from
 a snapshot of them, which the driver takes in the background (`pipeline.store.snapshot`).
 
-`store gc` removes segments that a snapshot holds. It keeps two kinds of segments: those that open an epoch, and those
-after the segment that opened the epoch of `store gc` itself. A driver that was fenced long ago therefore still meets,
-at its next append, the segment that fenced it. A driver may also read the log before a `store gc` and append its epoch
-segment afterwards, under a number that is free only because `store gc` removed the segment. To let the driver detect
-this, `store gc` creates a file `log/epochs/EPOCH` for every epoch up to its own before it removes any segment.
+`store gc` removes segments that a snapshot holds. Two rules keep drivers that do not know of it from committing:
+
+- It keeps every segment that opens an epoch, and every segment after the one that opened its own epoch. So a driver
+  that was fenced long ago still meets, at its next append, the segment that fenced it.
+- Before it removes a segment, it creates a file `log/epochs/EPOCH` for every epoch up to its own. A driver that read
+  the log earlier may open an epoch by a segment whose number only the removal has freed. It then finds the file of this
+  epoch, ignores its segment, and reads the log again.
 
 A driver that starts and finds an open epoch checks whether the driver of that epoch is alive. If both run on the same
 machine, a dead process is recognised at once. Otherwise the starting driver reads the other one's heartbeat
@@ -72,9 +74,9 @@ def attempt_name(epoch: int, serial: int) -> str:
 
 
 def epoch_mark(epoch: int) -> str:
-    """Return the path of the file that `store gc` creates for an epoch before it removes files of the log. An epoch is
-    the term of one driver, the process that schedules tasks. If the file exists, a driver that is about to open this
-    epoch has an outdated view of the log."""
+    """Return the path of the file that marks an epoch (the term of one driver) as begun. `store gc` creates it before
+    it removes files of the log. A driver that has just opened this epoch itself, and finds the file, read the log
+    before they were removed, and must read it again."""
     return f"log/epochs/{epoch:08d}"
 
 

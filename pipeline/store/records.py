@@ -68,8 +68,8 @@ class PartRecord:
 
 def merge_counters(into: Counters, other: Mapping[str, Any], maxima: bool = True) -> Counters:
     """Merge the counters `other` into `into`, which is changed and returned. Numbers are added, and dicts are merged.
-    With `maxima`, the larger number is kept for outermost keys that begin with `max_`. Nested numbers are always added,
-    because the keys of nested dicts are names of sources or languages, and such a name may begin with `max_`, too
+    With `maxima`, the larger number is kept for outermost keys that begin with `max_`. Nested numbers are always
+    added. The keys of nested dicts are names of sources or languages, and such a name may begin with `max_`, too
     (`max_Latn`)."""
     for k, v in other.items():
         if isinstance(v, dict):

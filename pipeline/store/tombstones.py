@@ -126,8 +126,8 @@ class GoneDocuments:
         return id in self.ids or bool(self.matches(url)) or bool(self.texts and text and text_hash(text) in self.texts)
 
     def matches(self, url: str | None) -> list[str]:
-        """Return the entries of takedowns that cover the URL: its hash if `urls` has it, its host if `domains` has it,
-        and the parent domains of the host that `domains` has."""
+        """Return the entries of takedowns that cover the URL. These are its hash, its host and the parent domains of
+        the host, as far as `urls` or `domains` has them."""
         if not url or not (self.urls or self.domains):
             return []
         entries = [hashed] if self.urls and (hashed := url_hash(url)) in self.urls else []
@@ -181,10 +181,12 @@ def gone_documents(packed: Mapping[str, Any], fetch: Callable[[Mapping[str, Any]
 class Takedown:
     """What a takedown was asked to remove, and what it found before it removed anything.
 
-    `ids`, `urls` (hashes) and `domains` are what the user asked to remove. `documents` are the ids of all documents
-    that were found. `texts` are the hashes of their texts, and empty if similar documents were to stay (`--only`).
-    `twins` are the ids of found documents that are only near-duplicates of documents that the user named. `holds` says
-    which files of the store held the documents, and `seen` which runs and checkpoints have read them.
+    - `ids`, `urls` (hashes) and `domains`: what the user asked to remove
+    - `documents`: the ids of all documents that were found
+    - `texts`: the hashes of their texts; empty if similar documents were to stay (`--only`)
+    - `twins`: the ids of found documents that the user did not name, and that are near-duplicates of others
+    - `holds`: which files of the store held the documents
+    - `seen`: which runs and checkpoints have read the documents
     """
 
     number: int

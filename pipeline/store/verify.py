@@ -177,9 +177,9 @@ def _recorded(store: Store, log: LogView) -> Iterator[File]:
 
 
 def _published(store: Store, damaged: Mapping[str, str]) -> Iterator[File]:
-    """Yield the files of the store that the commit log does not name: argument lists of tasks, parts (files) of
-    published folders, files of shard sets (sets of token files), and files of packed rows. Files whose manifest is in
-    `damaged` ({path: description of the damage}) are left out."""
+    """Yield the files of the store that the commit log does not name. These are argument lists of tasks, parts (files)
+    of published folders, files of shard sets (sets of token files), and files of packed rows. Files whose manifest is
+    in `damaged` ({path: description of the damage}) are left out."""
     for entry in store.entries(LISTS):
         yield File(entry.path, entry.size, entry.path.removeprefix(LISTS + "/").partition(".")[0])
     for kind in PUBLISHED:

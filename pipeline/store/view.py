@@ -161,8 +161,8 @@ class LogView:
                 yield _record(row[0])
 
     def retired_contents(self, key: str) -> dict[str, str]:
-        """Return {name of a file: content hash} for the files of a retired record of the task `key`: the last record
-        that was withdrawn because its files were damaged. {} when there is none."""
+        """Return {name of a file: content hash} for the last record of the task `key` that was withdrawn because its
+        files were damaged. {} when there is none."""
         if not self.retired_at:                               # the usual case, which a driver asks for at every commit
             return {}
         row = self._db.execute("SELECT contents FROM retired WHERE key = ?", (key,)).fetchone()
@@ -307,8 +307,8 @@ class LogView:
         """Apply everything in the body of segment number `segment` except its records.
 
         Raises CorruptLog when the epoch of the segment (the term of one driver) does not follow from the segments
-        before. This can happen when a write of a dead driver takes effect late: if `store gc` has removed the segment
-        of that number meanwhile, the name is free again.
+        before. This can happen when a write of a dead driver takes effect late. If `store gc` has removed the segment
+        of that number in the meantime, its name is free again.
         """
         if body["epoch"] != self.epoch + (body["kind"] == "epoch"):
             raise CorruptLog(f"{where} is of epoch {body['epoch']} and follows epoch {self.epoch}; restore what "

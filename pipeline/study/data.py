@@ -92,7 +92,7 @@ def study_data(variants: Sequence[DataVariant], held_out: Sequence[str], *, name
 def candidate_data(variants: Sequence[DataVariant], tokenizer: Mapping[str, Any], *, name: str | None = None,
                    allow_custom: bool = False) -> StudyData:
     """Load and check the recipes of `variants`, whose data may be added to a training that exists (`tokenmill train
-    anneal`), and return them ready to run. Each recipe gets the `tokenizer:` section of this training, `tokenizer`, and
+    anneal`), and return them ready to run. Each recipe gets `tokenizer`, the section `tokenizer:` of this training, and
     loses its own `curriculum:` and `train:`. Raises StudyError when the variants cannot be used, and RecipeError for a
     recipe that is not valid."""
     for section in ("tokenizer", "curriculum"):
@@ -131,8 +131,8 @@ def _definition(recipe: Recipe) -> list[Any]:
 
 def make_data(study: StudyData, root: str, *, make_backend: Callable[[Store], Backend],
               show: str = "quiet") -> list[RunSummary]:
-    """Run the variants of a study as one plan. Raises StudyError if the store has a different study of the same name: a
-    variant of the same name has another recipe, held-out text or number of tokens there."""
+    """Run the variants of a study as one plan. Raises StudyError if the store has a different study of the same name.
+    It is different if a variant of the same name has another recipe, held-out text or number of tokens."""
     store, path = Store(root), f"studies/{study.name}/study.json"
     document = redact_json(study.to_json())
     if store.exists(path):

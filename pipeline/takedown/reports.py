@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,12 +14,15 @@ from pipeline.store.tombstones import Tombstones
 from pipeline.store.view import LogView
 from pipeline.takedown.search import document_files, string_columns
 
+logger = logging.getLogger("tokenmill")
+
 #: length, in characters without white space, of the stretches of text by which a quotation is recognised. A shorter
 #: text is recognised as a whole, if it has at least SHORT characters
 STRETCH, SHORT = 24, 8
 #: what stands in a report in place of a quotation
 CUT = "[taken down]"
 FILES = ("report.json", "report.md", "report.html")
+_PAGES = re.compile(r"runs/[^/]+/report\.(json|md|html)")
 #: files of a run that hold error messages, which may quote a document: JSON, and the output of a driver
 _MESSAGES = re.compile(r"runs/[^/]+/(run\.json|progress\.json|log/[0-9-]+\.txt)")
 #: keys by which an entry of a report says which documents it is about
@@ -26,8 +30,8 @@ _ABOUT = ("id", "kept_id", "kept", "removed")
 
 
 class Quotations:
-    """Recognises strings that quote a removed text. A string quotes a text if both share STRETCH characters in a row,
-    or if the string holds the whole of a shorter text of at least SHORT characters. White space does not count.
+    """Recognises strings that quote a removed text. A string quotes a text if both share STRETCH characters in a row.
+    It quotes a shorter text, of at least SHORT characters, if it holds the whole text. White space does not count.
 
     `documents` are the reports whose strings will be tested, and `texts` are the removed texts. Memory holds every
     sequence of STRETCH characters of the reports. It does not hold those of the texts, which may be many.
@@ -80,38 +84,62 @@ def texts_of(store: Store, log: LogView, ids: frozenset[str]) -> Iterator[tuple[
 
 def redact(store: Store, gone: Tombstones, texts: Iterable[str]) -> list[str]:
     """Cut the documents that `gone` covers out of all reports, error messages and driver logs of a store. The pages of
-    the reports are made again. `texts` are the texts and URLs of these documents. If another version of Tokenmill wrote
-    a report that names or quotes one of them, the report is removed. Returns the runs whose reports changed or were
-    removed."""
-    reports = {path.split("/")[1]: json.loads(store.read(path)) for path in store.list("runs")
-               if path.count("/") == 2 and path.endswith("/report.json")}
-    latest = json.loads(store.read("report.json")).get("run") if store.exists("report.json") else None
-    messages = {path: _parsed(path, store.read(path)) for path in store.list("runs") if _MESSAGES.fullmatch(path)}
+    the reports are made again. `texts` are the texts and URLs of these documents.
+
+    A report is removed if another version of Tokenmill wrote it and it names or quotes one of the documents. It is also
+    removed if its report.json is damaged or missing, because it may then quote one unrecognised. So are damaged files
+    of error messages. A warning names each of them. Returns the runs whose reports changed or were removed."""
+    paths = list(store.list("runs"))
+    reports = {run: _object(store, f"runs/{run}/report.json")
+               for run in dict.fromkeys(path.split("/")[1] for path in paths if _PAGES.fullmatch(path))}
+    latest = _object(store, "report.json") or {}
+    messages = {path: _parsed(store, path) for path in paths if _MESSAGES.fullmatch(path)}
     quotations, changed = Quotations([*reports.values(), *messages.values()], texts), []
+    if not latest and store.exists("report.json"):
+        _remove_damaged(store, ["report.json"])
     for path, message in messages.items():
-        if (cut := without(message, gone, quotations)) != message:
+        if message is None:
+            _remove_damaged(store, [path])
+        elif (cut := without(message, gone, quotations)) != message:
             store.write(path, "\n".join(cut).encode() if path.endswith(".txt") else json.dumps(cut).encode())
     for run, document in reports.items():
+        is_latest = run == latest.get("run")
+        files = [*(f"runs/{run}/{name}" for name in FILES), *(["report.json"] if is_latest else [])]
         cut = without(document, gone, quotations)
-        if cut == document:
+        if document is None:
+            _remove_damaged(store, files)
+        elif cut == document:
             continue
-        changed.append(run)
-        if document.get("version") == VERSION:
-            write_pages(store, cut, latest=run == latest)
+        elif document.get("version") == VERSION:
+            write_pages(store, cut, latest=is_latest)
         else:
-            store.remove_all([*(f"runs/{run}/{name}" for name in FILES), *(["report.json"] if run == latest else [])])
+            store.remove_all(files)
+        changed.append(run)
     return changed
 
 
-def _parsed(path: str, data: bytes) -> Any:
-    """Return the content of a file of error messages, or of a driver's log, as JSON. In it, each message is a separate
-    string. For a driver's log (.txt), this is the list of its lines."""
-    if not path.endswith(".txt"):
-        try:
-            return json.loads(data)
-        except ValueError:
-            return {}                            # damaged; readers of the store do not show it either
-    return data.decode("utf-8", "replace").split("\n")
+def _remove_damaged(store: Store, paths: list[str]) -> None:
+    """Remove files of a run after warning of it. The first of them is damaged or missing, and the others have the same
+    content in another form."""
+    others = f", with {', '.join(paths[1:])}" if paths[1:] else ""
+    logger.warning("%s is damaged and may quote a removed document, so it is removed%s; run the recipe again to have "
+                   "its content anew", store.at(paths[0]), others)
+    store.remove_all(paths)
+
+
+def _object(store: Store, path: str) -> dict[str, Any] | None:
+    """Read a JSON object from the store. Returns None if the file is damaged or missing."""
+    try:
+        value = json.loads(store.read(path))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _parsed(store: Store, path: str) -> Any:
+    """Return the content of a file of error messages as JSON, in which each message is a separate string. For a
+    driver's log (.txt), return the list of its lines. Returns None for a damaged file."""
+    return store.read(path).decode("utf-8", "replace").split("\n") if path.endswith(".txt") else _object(store, path)
 
 
 def without(value: Any, gone: Tombstones, quotations: Quotations) -> Any:

@@ -132,6 +132,28 @@ def test_urls_and_domains_name_documents_and_stay_out_of_other_recipes(site, opt
     assert "taken_down" in json.dumps(report["datasets"]["again"])
 
 
+def test_damaged_reports_and_messages_are_removed_and_named(site, capsys, caplog):
+    """They might quote a document in a form that is not recognised."""
+    store = Store(str(site / "store"))
+    [folder] = (site / "store/runs").iterdir()
+    assert any("report." in path for path in places(store, ["zorblak"])["zorblak"])
+    shutil.copytree(folder, folder.with_name("half"))                 # a report was killed before its last file
+    (folder.with_name("half") / "report.json").unlink()
+    damaged = [folder / "report.json", site / "store/report.json", folder / "progress.json"]
+    for path in damaged:
+        path.write_text('{"samples": "The zor\\u0062lak was here", ')
+    ids = listing(site, "ids.txt", planted_ids(store)["kept"])
+    assert tokenmill("takedown", "--ids", ids, "--reason", "r", "--store", store.root) == 0
+    assert not any(path.exists() for path in damaged) and not list((site / "store").glob("runs/*/report.*"))
+    assert places(store, ["zorblak", "zor\\u0062lak"]) == {"zorblak": set(), "zor\\u0062lak": set()}
+    for path in damaged:
+        [line] = [r.getMessage() for r in caplog.records if r.getMessage().startswith(f"{path} is damaged")]
+        assert "run the recipe again" in line and "\n" not in line
+    assert "Traceback" not in capsys.readouterr().err
+    run(site)
+    assert (folder / "report.html").exists() and places(store, ["zorblak"]) == {"zorblak": set()}
+
+
 def test_a_dry_run_changes_nothing_and_says_what_would_go(site, capsys):
     store = Store(str(site / "store"))
     assert tokenmill("shards", "export", site / "store/shards/web/split=train", "--format", "olmo", "--out",

@@ -302,6 +302,14 @@ def test_a_source_whose_reader_fails_in_every_file_is_a_mistake_of_the_recipe(si
         site.run("parquet", "sources.s.text=content")
 
 
+def test_the_readers_message_is_given_even_after_many_bad_records(site, raises):
+    """A quarantine file has a row group of 8,192 rows, and only a later row has a message."""
+    lines = ["{}\n"] * 8192 + ['{"text": "raises"}\n']
+    (site.folder / "a.jsonl").write_text("".join(lines))
+    with pytest.raises(TooManyBadFiles, match=r"in every file: s: a.jsonl \(error:KeyError\): .*an odd record"):
+        site.run("jsonl")
+
+
 def test_damage_in_the_only_file_is_said_and_no_mistake_of_the_recipe(site):
     (site.folder / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}\n')[:12])
     assert any("gave no document" in w for w in site.run("jsonl").warnings)

@@ -113,6 +113,18 @@ def test_explain_uses_the_settings_of_the_recipe(site, tokenmill):
     assert said.code == 0 and "of 16 bands" in said.out and "threshold 0.7" in said.out and f"removed  {id}" in said.out
 
 
+def test_explain_refuses_the_beginning_of_several_ids(site, tokenmill):
+    """The id of a removed document and that of a kept one begin with the same character."""
+    ids = {kind: {id for (id,) in rows(site / f"store/{kind}/deduped", "select id from PARTS")}
+           for kind in ("dropped", "datasets")}
+    beginning = next(id[0] for id in sorted(ids["dropped"])
+                     if [other[0] for other in ids["dropped"]].count(id[0]) == 1
+                     and any(other[0] == id[0] for other in ids["datasets"]))
+    refused = tokenmill("dedup", "explain", beginning, "--store", site / "store")
+    assert refused.code == 2 and f"several documents whose id begins with {beginning}: " in refused.err
+    assert refused.err.count("\n") == 1
+
+
 def test_explain_an_exact_duplicate(site, tokenmill):
     said = tokenmill("dedup", "explain", removed(site, "exact"), "--store", site / "store")
     assert said.code == 0 and "the texts are the same but for white space and case" in said.out

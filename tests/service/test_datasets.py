@@ -202,6 +202,19 @@ def test_a_duplicate_names_the_kept_document_and_what_differs(viewer):
     assert orphan["twin"] == {"id": "f" * 32, "kind": None, "difference": None}
 
 
+def test_the_beginning_of_a_kept_and_a_dropped_id_is_refused(tmp_path):
+    kept, dropped, bad = ({**rows[0], "id": prefix + "0" * 28} for rows, prefix in (
+        (KEPT, "aaa1"), (DROPPED, "aaa2"), (BAD, "aab3")))
+    publish_rows(Store(tmp_path / "store"), tmp_path / "scratch", [kept], 1, dropped=[dropped], quarantined=[bad])
+    api = client(tmp_path / "store", VIEWER)
+    for beginning, ids in (("aaa", (kept["id"], dropped["id"])), ("aa", (kept["id"], dropped["id"]))):
+        refused = api.get(f"{BASE}/d/documents/{beginning}")
+        assert refused.status_code == 400 and refused.json()["key"] == "id"
+        assert all(id in refused.json()["detail"] for id in ids)
+    for beginning, kind in (("aaa1", "kept"), ("aaa2", "dropped"), ("aab", "quarantined"), (kept["id"], "kept")):
+        assert got(api, f"/d/documents/{beginning}")["kind"] == kind
+
+
 def test_the_difference_of_equal_and_of_unlike_texts():
     assert difference("a b\nc", "a b\nc")["only_removed"] == 0
     unlike = difference("a b c", "x y z")

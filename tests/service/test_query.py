@@ -20,7 +20,7 @@ from pipeline.base.clock import Clock
 from pipeline.service.answer_memory import AnswerMemory
 from pipeline.service.duck import Busy, Cancelled, Database, QueryError, QueryLimits, Stop, TooDear
 from pipeline.service.filters import Filter, SignalRange, SortOrder
-from pipeline.service.parts import NoDataset, PublishedPart, StillChecking, hash_of
+from pipeline.service.parts import Checked, NoDataset, PublishedPart, StillChecking, hash_of, published
 from pipeline.service.query import DocumentKind, PlaceGone, Queries
 from pipeline.service.reader import PartReader
 from pipeline.store.errors import DamagedFile
@@ -211,6 +211,16 @@ def test_pages_of_random_questions_are_those_of_python(tmp_path):
         assert [(r["id"], r["url"], repr(r["signals"]["c"])) for r in got] == [
             (r["id"], r["url"], repr(r["signals"]["c"])) for r in wanted[:len(got)]]
         assert after or len(got) == len(wanted)
+
+
+def test_columns_are_remembered_of_so_many_parts(tmp_path):
+    """A server must not keep the columns of every part that ever was published."""
+    store, checked = Store(tmp_path / "store"), Checked(QueryLimits(), remembered=2)
+    for names in (("a",), ("a", "x"), ("a", "y"), ("a",)):
+        publish_rows(store, tmp_path / "scratch", documents(4, 5), 1, salt=names[-1], signals=names)
+        [columns] = checked.columns(store, published(store, "kept", "d"), Stop(60))
+        assert {"signals.x", "signals.y"} & set(columns) == {f"signals.{name}" for name in names[1:]}
+        assert len(checked._columns) <= 2
 
 
 def test_a_first_sorted_page_reads_ids_only_of_parts_that_have_its_documents(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from pipeline.base import confinement
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.service import sources
+from pipeline.service.read_source import LONGEST
 from tests.corpus import sentences
 from tests.service.conftest import problem
 from tests.service.test_pages import client_of, read
@@ -88,6 +89,23 @@ def test_the_source_is_what_the_reader_got(top):
     [row] = documents(api, "rest", "files")
     shown = source(api, "rest", row["id"], unmasked=True, chars=6).json()
     assert (shown["what"], shown["text"], shown["cut"]) == ("file", "a file", True)
+
+
+@pytest.mark.parametrize("size", [LONGEST - 1, LONGEST + 1])
+def test_the_size_of_a_line_that_is_not_read_whole_is_not_known(tmp_path, size):
+    (tmp_path / "in").mkdir()
+    line = json.dumps({"text": "x" * (size - 1 - len('{"text": ""}'))}) + "\n"
+    (tmp_path / "in/a.jsonl").write_text(line)
+    (tmp_path / "recipe.yaml").write_text("version: 1\nsources: {lines: {read: jsonl, path: in/*.jsonl}}\n"
+                                          "datasets: {rest: {from: lines}}\n")
+    run_recipe(load_recipe(tmp_path / "recipe.yaml", []), str(tmp_path / "store"), run="main",
+               make_backend=make_backend("inline", 1, None))
+    api = client(tmp_path)
+    [row] = documents(api, "rest", "lines")
+    assert source(api, "rest", row["id"], chars=9).json()["bytes"] == (len(line) if size < LONGEST else None)
+    [shown] = read(api, f"/stores/main/datasets/rest/documents/{row['id']}/source").xpath(
+        "//dt[text()='Size']/../dd/text()")
+    assert shown.startswith("more than 4") == (size > LONGEST)
 
 
 def test_personal_data_is_masked_unless_asked_for_which_is_noted(top):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from pipeline.base.errors import TokenmillError
 from pipeline.engine.task import TaskSpec
@@ -87,13 +87,14 @@ class BadFiles:
             yield f"{lines.pop(source)}; {unread}" if source in lines else f"{source}: {unread}"
         yield from lines.values()
 
-    def check_source(self, source: str, files: int, detail: str = "") -> None:
+    def check_source(self, source: str, files: int, detail: Callable[[], str]) -> None:
         """Raise TooManyBadFiles if the reader of `source` failed in every one of its `files` files: the reader's
-        settings or code must then be wrong. Callers use this for sources that yielded no document. `detail` is the
-        reader's message about the first file."""
-        failed = [file for file, reasons in self.by_source.get(source, {}).items() if any(map(_of_the_reader, reasons))]
+        settings or code must then be wrong. Callers use this for sources that yielded no document. `detail` is called
+        only for the error, and returns the reader's message about the first file, or "" if there is none."""
+        failed = [file for file, why in self.by_source.get(source, {}).items() if any(map(reader_at_fault, why))]
         if files and len(failed) >= files:
-            named = ", ".join(_first(list(self.listed(source)))) + (f": {detail.rstrip('.')}" if detail else "")
+            message = detail().rstrip(".")
+            named = ", ".join(_first(list(self.listed(source)))) + (f": {message}" if message else "")
             raise TooManyBadFiles(f"source '{source}': its reader failed in every file: {named}; see that `read:` and "
                                   f"the settings of the source fit its files")
 
@@ -102,7 +103,7 @@ def _first(names: list[str]) -> list[str]:
     return names[:NAMED] + ([f"and {len(names) - NAMED} more"] if len(names) > NAMED else [])
 
 
-def _of_the_reader(reason: str) -> bool:
+def reader_at_fault(reason: str) -> bool:
     """Whether the fault is the reader's when an input file could not be read. `reason` is the recorded reason. The
     reader is at fault if it raised an exception, died, exceeded a limit, or could not begin. Other reasons mean that
     the reader has found the file to be damaged."""
