@@ -102,7 +102,7 @@ def publish_tokens(one: NamedRecipe, store: Store, log: Log, results: Mapping[st
     if sets and recipe.curriculum is not None:
         try:
             curriculum, notes = resolve(recipe.plain(), sets, tokenizer)
-        except CurriculumError as error:                 # which of the recipes that run together is it about?
+        except CurriculumError as error:                 # name the run: several recipes may run together
             if not one.suffix:
                 raise
             raise CurriculumError(f"{one.run}: {error}") from None

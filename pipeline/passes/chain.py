@@ -58,8 +58,10 @@ def load_chain(chain: list[dict[str, Any]]) -> list[LoadedStage]:
 
     A warm child (a worker process that is used for several tasks) keeps the stages of its latest chain, because models
     take long to load. It drops the stages of earlier chains, because a task declares memory for its own stages only.
-    Raises FreshProcess if this process is sealed (cut off from the network) and one of two kinds of stages has to be
-    loaded: a user's own stage, or a stage that starts a program which the process may not start."""
+
+    Two kinds of stages cannot be loaded by a sealed process (one that is cut off from the network): a user's own stage,
+    and a stage that starts a program which the process may not start. FreshProcess is then raised.
+    """
     idents = [json.dumps([place, entry["key"], entry["$volatile"]], sort_keys=True)
               for place, entry in enumerate(chain)]
     if unused := _loaded.keys() - set(idents):

@@ -137,8 +137,8 @@ class _Import:
 
 class CheckIds:
     """Checks that no two documents of a source have the same id; if two have, the run ends with an error. args: root
-    (of the source) and parts [{ids, files, train, val: $ref}], which are the files ids, files.json and SPLIT.parquet of
-    ImportTokens tasks. The task needs almost no memory, and 8 bytes of disk for each document."""
+    (of the source) and parts [{ids, files, train, val: $ref}]. The parts are the files ids, files.json and
+    SPLIT.parquet of ImportTokens tasks. The task needs almost no memory, and 8 bytes of disk for each document."""
 
     name = "check_ids"
     version = 1

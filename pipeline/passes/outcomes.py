@@ -213,7 +213,7 @@ class ChangedSteps:
             return "own"
         if link.part != self.links[end].part:
             return "pass"
-        if self.until_drop or link.stage.extracts:          # an extractor never runs on a dropped document
+        if self.until_drop or link.stage.extracts:          # no extractor gives a verdict on stored signals
             return "signals"
         if walk.edited:
             return "edit"

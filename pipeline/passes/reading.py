@@ -4,8 +4,8 @@ The reading of a file ends early in three cases: its reader yields a fatal `BadR
 or the process dies. The unread rest of the file (or of the piece that the task reads) is then quarantined as one record
 and counted under `bad_files` in the counters. The task continues with the next file.
 
-After the death of a process, less is lost if the reader can continue behind the record (`Reader.beyond`): in a Parquet
-file, only the unread rows of the row group.
+After the death of a process, the reader may be able to continue behind the record (`Reader.beyond`). Less is lost then:
+of a Parquet file, only the unread rows of the row group.
 
 A record that killed a process is written to the commit log (`pipeline.store.view`). Every later task that reads the
 same piece of the file stops before this record, and thus loses the same records. After MAX_STOPS such records, the

@@ -246,9 +246,9 @@ def _signals(recipe: Recipe, checker: Checker) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _ScrubbedPass:
-    """The signals of a pass (steps that run together) that a barrier after the pass cannot read: those that are written
-    after the first step that removes personal data. The barrier's `prepare` stage runs before this step. `late` maps a
-    signal to (step that writes it, step that removes personal data before)."""
+    """The signals of a pass (steps that run together) that a barrier after the pass cannot read. The barrier's
+    `prepare` stage runs before the first step that removes personal data, so it cannot read signals that are written
+    after this step. `late` maps a signal to (step that writes it, step that removes personal data before)."""
 
     late: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     scrubber: str = ""
