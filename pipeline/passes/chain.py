@@ -36,8 +36,7 @@ Failures = dict[int, tuple[str, str, str]]
 
 @dataclass
 class LoadedStage:
-    """A stage (the code of a recipe's step) that this process has imported, configured and set up, with its name, its
-    key and the key of its counters."""
+    """A stage (the code of a recipe's step) that this process has imported, configured and set up."""
 
     name: str
     key: str

@@ -42,7 +42,7 @@ VERDICTS = 1024
 @dataclass
 class Removed:
     """A document that a barrier (a step such as deduplication) removed before this pass. It goes through no stage of
-    the pass. `size` is the document's number of bytes."""
+    the pass. `size` is the number of its bytes."""
 
     doc: Document
     reason: str

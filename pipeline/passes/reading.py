@@ -58,8 +58,8 @@ def reason_of(error: Exception) -> str:
 
 
 def fetch(inputs: TaskInputs, reader: Reader, arg: dict[str, Any], piece: Slice | None) -> str:
-    """Returns the local path of an input file, which the task argument `arg` names. From a remote file, only the byte
-    ranges are downloaded that the reader needs for `piece` (a slice of the file)."""
+    """Returns the local path of an input file, which the task argument `arg` names. Of a remote file, only those byte
+    ranges that the reader needs for `piece` (a slice of the file) are downloaded."""
     return inputs.fetch(arg, partial(_needs, reader, piece))
 
 

@@ -297,8 +297,8 @@ def _remote(name: str, patterns: list[str], root: str | None, suffixes: tuple[st
 
 def _fits(path: str, pattern: str, folder: str, suffixes: tuple[str, ...]) -> bool:
     """Whether an object of a bucket that `pattern` matches is to be read. If the pattern names a folder, only objects
-    with one of the reader's `suffixes` are read. An object that the user has named, directly or by a glob, is read
-    whatever its suffix."""
+    with one of the reader's `suffixes` are read. An object that the user has named, directly or by a glob, is read with
+    any suffix."""
     return not suffixes or folder != pattern.rstrip("/") or path.lower().endswith(suffixes)
 
 

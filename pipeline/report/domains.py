@@ -20,7 +20,7 @@ def domain_section(store: Store, passes: list[NodeFigures]) -> dict[str, Any]:
     """Make the report's section about the domains (hosts of URLs) of a dataset: {read, domains, without, top}. `read`
     says how many documents were read, `domains` is the number of different domains among them, and `without` the number
     of documents without a domain. `top` lists the TOP domains with the most documents: {domain, kept, dropped}. If not
-    all documents were read, the numbers of documents are estimates for all of them."""
+    all documents were read, `without`, `kept` and `dropped` are estimates for all documents."""
     counts: dict[bool, dict[str, float]] = {True: defaultdict(float), False: defaultdict(float)}
     parts = strata(passes)
     for part in parts:
