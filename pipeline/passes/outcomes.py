@@ -77,8 +77,7 @@ class Link:
         return isinstance(self.stage, Barrier)
 
     def lets_pass(self) -> bool:
-        """Whether the step is known to keep every document, without looking at the document's signals (numbers stored
-        beside it)."""
+        """Whether the step keeps every document, whatever the document's signals are (numbers stored beside it)."""
         stage = self.stage
         return (not self.foreign and not stage.drops and type(stage).verdict is not Stage.verdict
                 and stored_verdicts(Document(""), stage) == (None,))

@@ -209,8 +209,8 @@ class SourceFiles:
 
     def _stored(self, together: list[Piece], offset: int, *, look: bool = True, resume_at: Slice | None = None) -> int:
         """Returns how many bytes of the stored file lie between `offset` and the slice `resume_at`, or without it the
-        end of the piece. The number is unknown for a unit of several files, if the format cannot tell, and if the file
-        must not be read (`look` is False). The size of all files together is then returned."""
+        end of the piece. In three cases, this is unknown, and the size of all files of the unit is returned: the unit
+        has several files, the format cannot tell, or the file must not be read (`look` is False)."""
         arg, slice = together[0]
         if len(together) == 1 and look:
             missing = Slice(slice.source, slice.path, max(offset, slice.start),

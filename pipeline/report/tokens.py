@@ -51,8 +51,8 @@ def token_counts(store: Store, nodes: list[NodeFigures], curriculum: Curriculum 
 
 def split_streams(entries: Sequence[str], curriculum: Curriculum | None) -> dict[str, dict[str, dict[str, int]]]:
     """Return the streams of those entries of `shards:` that are split by labels (`by:`): {entry: {stream: {tokens,
-    val_tokens, read}}}. `read` is the number of tokens that the curriculum reads of the stream, in all phases. Streams
-    that the curriculum does not name are left out. The name of a stream is that of its entry and its labels."""
+    val_tokens, read}}}. `read` is the number of tokens that the curriculum reads of the stream, in all phases. The name
+    of a stream is that of its entry and its labels. Streams that the curriculum does not name are left out."""
     out: dict[str, dict[str, dict[str, int]]] = {}
     if curriculum is None:
         return out
