@@ -44,7 +44,7 @@ gpu: .venv/.installed    ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -q -m gpu tests/trainer tests/stages/test_encoder.py
 
 chaos: .venv/.installed .venv/.models    ## kills at seeded points, poisoned documents, fenced drivers, clusters that come and go (long)
-	$(PYTEST) -m "not gpu" tests/chaos tests/e2e tests/deploy tests/storage tests/trainer/test_damage.py tests/pipeline/test_forecast.py tests/pipeline/test_engine_faults.py tests/pipeline/test_engine_processes.py tests/pipeline/test_engine_ray.py tests/pipeline/test_engine_cluster.py
+	$(PYTEST) -m "not gpu" tests/chaos tests/e2e tests/deploy tests/storage tests/trainer/test_damage.py tests/pipeline/test_forecast.py tests/pipeline/test_engine_faults.py tests/pipeline/test_engine_blame.py tests/pipeline/test_engine_processes.py tests/pipeline/test_engine_ray.py tests/pipeline/test_engine_cluster.py
 
 simulate: .venv/.installed               ## N=1000 histories of drivers in virtual time with faults; SEED=17 runs that one again
 	$(BIN)/python -m tests.simulate $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED))

@@ -3,8 +3,8 @@
     python benchmarks/branches.py DATA --measure -m "not slow and not chaos and not gpu"       # fills the folder DATA
     python benchmarks/branches.py DATA                                   # the table of an earlier run of this tree
 
-DATA then holds `coverage`, with the tests that executed each line, and `durations.txt`: what `mutants.py` needs. All
-that follows `--measure` goes to pytest. Needs pytest-cov 7. Measuring takes about twice the time of the tests.
+All arguments after `--measure` are passed to pytest. DATA gets the files that `mutants.py` needs: `coverage` (which
+tests executed each line) and `durations.txt`. Needs pytest-cov 7. Measuring takes about twice the time of the tests.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def measure(folder: Path, tree: Path, arguments: list[str]) -> int:
 
 
 def report(folder: Path, tree: Path) -> None:
-    """Print for each folder, and for its subfolders, how many statements and branches the tests executed."""
+    """Print the number of statements and branches, and the share that the tests executed: in total, for each package,
+    and for each subfolder of a package."""
     from coverage import Coverage
 
     coverage = Coverage(str(folder / "coverage"), config_file=False, branch=True,

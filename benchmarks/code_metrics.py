@@ -1,13 +1,13 @@
-"""Measure the structure of the code at some commits: the figures by which a restructuring is judged.
+"""Measure the structure of the code at some commits, to see what a restructuring has changed.
 
     python benchmarks/code_metrics.py                        # the commit before the restructuring, and this tree
     python benchmarks/code_metrics.py --at HEAD~20 --at main --mypy
 
 The table has a column for each commit, and one for this tree. Everything is read from syntax trees and from git;
-nothing is imported. The counts of words, sleeps and constants need judgement: a lower figure is not better by itself.
-The row `commit subjects` counts all commits up to the commit of its column; in the column of this tree, it counts those
-since the restructuring began. Logic that is written twice in different ways cannot be counted; the nearest figure is
-`class names used more than once`.
+nothing is imported. Fewer words, sleeps or constants are not always better, so these counts need judgement. The row
+`commit subjects` counts all commits up to the commit of its column. In the column of this tree, it counts those since
+the restructuring began. Logic that is written twice in different ways cannot be counted; the nearest figure is `class
+names used more than once`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def git(*arguments: str) -> str:
 
 
 def start() -> str:
-    """The parent of the commit that added tests/frozen.py, which froze what a restructuring must not change."""
+    """The commit before the restructuring: the parent of the commit that added tests/frozen.py."""
     return git("log", "--diff-filter=A", "--format=%h", "--", "tests/frozen.py").split()[-1] + "^"
 
 
@@ -109,9 +109,9 @@ def error_classes(trees: Trees) -> set[str]:
 
 
 def name_tables(trees: Trees) -> list[str]:
-    """The places (file:line) of constants that list names of steps, readers, optimisers, trainer settings or errors in
-    a file outside stages/, trainer/ and tokenizer/, which define these. Such a list goes wrong when a name is added
-    there."""
+    """The places (file:line) of constants that list names of steps, readers, optimisers, trainer settings or errors,
+    outside stages/, trainer/ and tokenizer/, where these are defined. Such a list becomes incomplete when a name is
+    added there."""
     names, settings, errors, result = registered(trees), trainer_settings(trees), error_classes(trees), []
     for path, tree in trees.items():
         if path.startswith(("stages/", "trainer/", "tokenizer/")):
@@ -207,7 +207,7 @@ def clock_calls(trees: Trees) -> int:
 
 
 def patched_constants(tests: Trees) -> int:
-    """The number of calls of monkeypatch.setattr that change a module constant, that is a name in capitals."""
+    """The number of calls of monkeypatch.setattr that change a module constant (a name in capitals)."""
     constant = re.compile(r"(.*\.)?_?[A-Z][A-Z0-9_]+")
     return sum(name == "setattr" and owner == "monkeypatch"
                and any(isinstance(a, ast.Constant) and constant.fullmatch(str(a.value)) for a in call.args[:2])

@@ -1,22 +1,22 @@
-"""Measure the step `decontaminate` with 13 evaluation sets, for each dialect.
+"""Measure the step `decontaminate` with 13 evaluation sets, for each of its dialects, beside datatrove's filter.
 
     python benchmarks/decontaminate.py speed DATA       megabytes of text per CPU second
     python benchmarks/decontaminate.py recall DATA      which share of planted questions is found, by benchmark
     python benchmarks/decontaminate.py hits DATA        what is found in texts in which nothing was planted
     python benchmarks/decontaminate.py index DATA       CPU time, memory and size of an index of many items
 
-DATA is the folder of real data that tests use: the sets are in DATA/evals, the texts in DATA/text.
+DATA is the folder of real data that tests use: the sets are in DATA/evals, the texts in DATA/text. datatrove's filter
+is `NGramsDecontFilter` with the 13-grams of the same questions.
 
-`speed` searches books and WikiText-2, first once and then five times. The rate is computed from the difference between
-both times, so that loading, compiling and building the index do not count. The peer is datatrove's
-`NGramsDecontFilter` with the 13-grams of the same questions, on the first 200 texts.
+`speed` measures one pass over books and WikiText-2, and then five passes. The rate comes from the difference, so that
+loading, compiling and building the index do not count. datatrove's filter searches the first 200 texts.
+
+`recall` draws 200 questions for each of three seeds, about equally many of each benchmark. Each question is planted
+into a book twice: as a paragraph of its own, and inside a sentence. Each time it has three forms: verbatim, with other
+case and spaces, and with one number changed. Questions without a number have no third form. datatrove's filter gets the
+questions of the first seed, verbatim, as paragraphs.
 
 `index` builds the index of a set of 1,000,000 random questions of 25 words (--items N) in a process of its own.
-
-`recall` draws 200 questions, stratified by benchmark, for each of three seeds, and plants each of them into a book: as
-a paragraph of its own, and inside a sentence. It plants them in three forms: verbatim, with other case and spaces, and
-with one number changed. Questions without a number have no third form. datatrove's
-filter gets the questions of the first seed, verbatim, as paragraphs.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ def stage_of(data: Path, **settings: Any) -> Any:
 
 
 def peer_of(questions: Iterable[str], folder: Path) -> Callable[[str], bool]:
-    """Return the search of datatrove's filter for the 13-grams of questions: whether a text has one. The index is
-    written to `folder`, as its `NGramsDecontIndexer` does, which needs lighteval."""
+    """Return a function that says whether datatrove's filter finds a 13-gram of the questions in a text. The index is
+    written to `folder` in the format of datatrove's `NGramsDecontIndexer`, which itself is not used because it needs
+    lighteval."""
     import numpy as np
     from datatrove.data import Document as PeerDocument
     from datatrove.pipeline.decont.n_grams import NGramsDecontConfig, NGramsDecontFilter
@@ -90,7 +91,8 @@ def peer_of(questions: Iterable[str], folder: Path) -> Callable[[str], bool]:
 def questions_of(data: Path) -> dict[str, list[Any]]:
     from stages.decontaminate.sets import read_set
 
-    return {name: list(read_set(data / "evals" / f"{name}_500.jsonl.gz", {"question": f["question"]}))
+    return {name: [text for row in read_set(data / "evals" / f"{name}_500.jsonl.gz", {"question": f["question"]})
+                   for text in row]
             for name, f in FIELDS.items()}
 
 
@@ -183,7 +185,8 @@ def recall(data: Path, cache: Path) -> None:
 
 
 def planted(question: str, book: str, draw: random.Random) -> list[tuple[str, str, str]]:
-    """Return (place, kind of change, text of 20,000 characters of a book with the question)."""
+    """Plant a question into about 20,000 characters of a book, once for each place and each form. Returns [(place,
+    form, text), …]."""
     kinds = {"verbatim": question, "case, spaces": re.sub(
         r"\s+", lambda _: draw.choice(["  ", "\n", "\t", "\u00a0"]),
         "".join(c.upper() if draw.random() < 0.5 else c.lower() for c in question))}

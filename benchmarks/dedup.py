@@ -15,8 +15,8 @@ Measure the CPU time of Tokenmill's waves, the rounds of tasks that a deduplicat
   60,000, of which 10,000 are edited copies. The clusters, and the number of documents kept, must be equal. Which
   document of a cluster is kept may differ, since datatrove keeps an arbitrary one.
 
-The cost of a text is the CPU time for all texts minus that for a part of them, divided by the number of the others.
-Imports, compiled kernels and the fixed costs of tasks thus do not count.
+Costs per text are slopes, so that imports, compiled kernels and the fixed costs of tasks do not count: the CPU time for
+all texts minus that for a part of them, divided by the difference of the two numbers of texts.
 """
 
 from __future__ import annotations
@@ -94,8 +94,9 @@ def seconds(sign: Callable[[str], None], texts: list[str]) -> float:
 
 
 def slope(sign: Callable[[str], None], texts: list[str], repeats: int) -> tuple[float, float]:
-    """Return (bytes per CPU second, CPU seconds per text) for the second half of the texts. The time is that for all
-    texts minus that for the first half, as the median of `repeats` measurements."""
+    """Return (bytes per CPU second, CPU seconds per text) of computing signatures. The CPU time is that of all texts
+    minus that of their first half, so it is the cost of the second half without fixed costs. It is the median of
+    `repeats` measurements."""
     half = texts[len(texts) // 2:]
     seconds(sign, texts)
     costs = [seconds(sign, texts) - seconds(sign, texts[:len(texts) // 2]) for _ in range(repeats)]
@@ -118,8 +119,9 @@ def signatures(texts: list[str], peer_texts: int) -> None:
 
 # -- waves -----------------------------------------------------------------------------------------------------------
 def band_key_parts(store: Store, documents: int, hot: bool, rows: int = 50_000) -> list[PartRef]:
-    """Write side tables of parts with random band keys. A fifth of the documents share three keys with another one.
-    With `hot`, nine tenths of the documents also share one key. The parts have no texts."""
+    """Write side tables with random band keys: the files that `minhash` reads beside the parts of a dataset. The parts
+    themselves are not written. A fifth of the documents share three keys with another one. With `hot`, nine tenths of
+    the documents also share one key."""
     rng = np.random.default_rng(1)
     bands = rng.integers(0, 2**63, (documents, 14), dtype=np.uint64)
     copies = np.flatnonzero(rng.random(documents) < 0.2)
@@ -164,7 +166,8 @@ def run_waves(waves: list[Wave], store: Store) -> tuple[dict[str, float], dict[s
 
 
 def costs_of_waves(barrier: MinHash, parts: list[PartRef], store: Store) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the CPU seconds by wave (of the waves that find clusters, of those that count duplicates)."""
+    """Return the CPU seconds by wave, in two mappings: the waves that find clusters, and those that count
+    duplicates."""
     cost, done = run_waves(barrier.waves(parts), store)
     counting, _ = run_waves(count_waves(parts, list(barrier.slices(parts, done)), False, barrier.rounds), store)
     return {wave: seconds for wave, seconds in cost.items() if wave not in ("shingles", "verify", "slices")}, counting
@@ -190,7 +193,7 @@ def waves(documents: int) -> None:
                 stage.process(Document(doc.id, doc.text))
             signing = time.process_time() - begun
             parts = write_parts(barrier, docs, store, part_rows=20_000, row_group=500)
-            del docs                    # the garbage collector would go through them, in the time of the waves
+            del docs                    # else the garbage collector would visit them while the waves are measured
             cost, done = run_waves(barrier.waves(parts), store)
             costs.append({"signatures": signing, **cost})
             candidates.append(sum(r.counters["candidates"] for r in done["clusters"]))
@@ -203,7 +206,7 @@ def waves(documents: int) -> None:
 
 # -- kept sets -------------------------------------------------------------------------------------------------------
 def synthetic(documents: int, copies: int, words: int) -> list[Doc]:
-    """Return random texts, of which the last `copies` are edited copies of others."""
+    """Return random texts, of which `copies` are edited copies of others. They are in random order."""
     rng = random.Random(7)
     names = vocabulary(rng)
     texts = [rng.choices(names, k=words) for _ in range(documents - copies)]

@@ -2,10 +2,14 @@
 
     python benchmarks/dedup_added.py [--documents N]
 
-Old and new documents are texts of 500 words, of which every fifth is an edited copy of another one. `all` are the
-signatures and the waves of `minhash` (or the hashes and waves of `exact`) over all documents, `index` the waves that
-make the index of the old ones, and `added` signatures and waves of the new ones, which are compared with this index.
-Both ways must keep the same documents.
+Old and new documents are texts of 500 words, of which every fifth is an edited copy of another one. Three figures are
+printed for each of `minhash` and `exact`:
+
+    all     signatures (or hashes) and waves of all documents
+    index   the waves that make the index of the old documents
+    added   signatures (or hashes) and waves of the new documents, which are compared with this index
+
+A wave is a round of tasks. Both ways must remove equally many documents.
 
 Costs are slopes: the CPU time with N old documents minus that with a quarter of them, divided by the difference.
 Imports, compiled kernels and the fixed costs of tasks thus do not count.
@@ -33,7 +37,7 @@ from tests.stages.dedup_fragment import Doc, write_parts  # noqa: E402
 
 
 def preparing(barrier: IndexedBarrier, docs: list[Doc]) -> float:
-    """Return the CPU seconds of the stage that fills the side table."""
+    """Return the CPU seconds of the stage that computes the signatures (or hashes) of documents."""
     target, config = barrier.prepare()
     stage, begun = load(target)(config), time.process_time()
     for doc in docs:
@@ -42,7 +46,8 @@ def preparing(barrier: IndexedBarrier, docs: list[Doc]) -> float:
 
 
 def costs(barrier: IndexedBarrier, old: list[Doc], new: list[Doc], folder: str) -> dict[str, float]:
-    """Return the CPU seconds of each of the two ways. Raises AssertionError if they keep different documents."""
+    """Return {figure: CPU seconds} for the three figures that are printed, and how many of the new documents were
+    removed. Raises AssertionError if the two ways remove different numbers of documents."""
     store = Store(folder)
     everything = write_parts(barrier, old + new, store, part_rows=2000, ranks={"old": 0, "new": 1}, row_group=500)
     whole, done = run_waves(barrier.waves(everything), store)

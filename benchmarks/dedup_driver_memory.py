@@ -3,9 +3,10 @@
     python benchmarks/dedup_driver_memory.py [--documents 5000000] [--workers 2] [--rounds] [--scratch DIR]
 
 Makes at least two parts (files of at most 100,000 documents) with random band keys. Signatures are not computed,
-because only the waves are measured. In each part but the first, a tenth of the documents are near-duplicates of
-documents of the part before: their text differs in one word of forty, and they have 1 to 14 band keys in common. Half
-of these near-duplicates copy the same hundredth of the documents, so that there are large clusters and frequent keys.
+because only the waves (rounds of tasks) are measured. In each part but the first, a tenth of the documents are
+near-duplicates of documents of the part before. Their text differs from the original in one word of forty, and they
+have 1 to 14 band keys in common with it. Half of the near-duplicates of a part copy a small group of documents (1 % of
+the part before), so that there are large clusters and frequent keys.
 
 Runs the waves of `minhash` with every task in a worker process, as the engine does. Prints the time of each wave, the
 number of removals, and the growth of the driver's resident memory from before the first wave to its peak. Exits 1 if

@@ -2,8 +2,8 @@
 
     python -m benchmarks.delivery [--peer litdata=PYTHON] [--peer mds=PYTHON] [--tokens N] [--repeat N]
 
-Writes a shard set of random documents and exports it as `tokenmill shards export` does. Then the sides take turns,
---repeat times, to read from a warm page cache:
+Writes a shard set of random documents and exports it as `tokenmill shards export` does. Then all loaders read from a
+warm page cache in turn, --repeat times:
 
 - The trainer's loader (`Data.step`) gives inputs, targets, positions and document boundaries of windows, and verifies
   checksums.
@@ -13,9 +13,8 @@ Writes a shard set of random documents and exports it as `tokenmill shards expor
 
 A window has 2,048 tokens, a batch 256 windows.
 
-MB are the delivered tokens times the bytes of a token in the shards (2), however large the tensors are. The table shows
-medians of MB per second and per CPU second. On a busy machine, only the figures per CPU second and their ratios mean
-something.
+The table shows medians of MB per second and per CPU second. A token counts as 2 bytes, its size in the shards, however
+large the tensors are. On a busy machine, only the figures per CPU second and their ratios mean something.
 """
 
 from __future__ import annotations

@@ -3,19 +3,20 @@
     python benchmarks/driver_memory.py [--partitions 10000 1000000]
 
 Runs the real planner, driver, scheduler, log, publication and report over simulated workers and a simulated input:
-files of 100 splits each, a pass that extracts and a pass that filters, each with one task per partition. Four phases,
-each in a process of its own, over one store:
+files of 100 splits each, a pass that extracts and a pass that filters, each with one task per partition. There are four
+phases, each in a process of its own:
 
-    first plan   `plan` when the splits of the files are known and nothing else is done
-    run          everything
+    first plan   `plan` in a store that knows only where the files can be split
+    run          the whole run, in a store of its own
     plan         `plan` after the run
     resume       the same run once more
 
-The workers answer at once with records of the usual size. They are supervisors of 16 slots each, 10,000 slots in all;
-assignments are placed with them, and messages are encoded and decoded, as on a Ray cluster, but Ray itself is left out.
-The files of the records do not exist, so listing and linking them and the report's samples are left out, too. Prints
-the driver's peak resident memory, its memory before (the libraries), and its CPU time; that of reading the log is given
-apart, because it grows with the log and not with the plan.
+The workers answer at once with records of the usual size. They are supervisors of 16 slots each, 10,000 slots in all.
+Assignments are placed with them, and messages are encoded and decoded, as on a Ray cluster, but without Ray. The files
+of the records do not exist, so listing and linking them, and the samples of the report, are left out.
+
+Prints the driver's peak resident memory, its memory before (the libraries), and its CPU time. The CPU time of reading
+the log is printed apart, because it grows with the log and not with the plan.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.engine.backends.fleet import WorkerSlot
+from pipeline.engine.backends.nodes import WorkerSlot
 from pipeline.engine.backends.placing import Placement
 from pipeline.engine.backends.pools import room_in
 from pipeline.engine.messages import ASSIGNMENTS, EVENTS, Assignment, Done, Event, encode
@@ -136,7 +137,7 @@ def simulate(partitions: int) -> Callable[[], float]:
 
 
 def index(recipe: Any, root: str) -> None:
-    """Make a store in which only the splits of the files are known."""
+    """Make a store in which only the places are known where the input files can be split."""
     from pipeline.plan.estimate import open_plan
     from pipeline.store.log import Log
 
@@ -163,8 +164,8 @@ def run(recipe: Any, root: str, phase: str) -> int:
 
 
 class Simulated:
-    """A backend whose tasks end at once. `seconds` is the CPU time that its workers took to read assignments and to
-    make records; it does not count as the driver's."""
+    """A backend whose tasks end at once. `seconds` is the CPU time of the simulated workers: reading assignments and
+    making records. It is subtracted from the CPU time of this process, which then is the driver's."""
 
     interruptible, slots, seconds = False, SLOTS, 0.0
 

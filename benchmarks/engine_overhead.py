@@ -3,19 +3,21 @@
     python benchmarks/engine_overhead.py [--docs 1000000 3000000] [--workers 2] [--backend process] [--repeat 1]
                                          [--scratch DIR]
 
-Both sides read the same Parquet files of 1 KB documents, give every document its id, take it through the same stages
-(`url` and `pii`, exact and cheap: 16 µs a document, so that overhead shows), hash every row and every file with
-sha256, and write the same columns as zstd Parquet with the same writer options.
+Both sides read the same Parquet files of 1 KB documents, give every document its id, and take it through the stages
+`url` and `pii`. These are exact and cheap (16 µs a document), so that overhead shows. Both sides hash every row and
+every file with sha256, and write the same columns as zstd Parquet with the same options.
 
 * pool: `multiprocessing.Pool`, one task per file; the code one would write by hand (`by_hand`). It uses nothing of
   `pipeline`: it keeps no log and no counters, and a crash or an error ends it.
-* engine: `run_recipe` with the process (or inline) backend, from the recipe to the published dataset.
+* engine: `run_recipe` with the process (or inline) backend, from the recipe to the published dataset. With the inline
+  backend, which has one worker, the pool has one, too.
 
-Each side runs in a process of its own, for each number of documents in turn. The cost per document is the difference in
-time between the smallest and the largest number of documents, divided by the difference of these numbers. Start-up,
-imports and planning thus do not count. Prints CPU seconds (user and system, all processes), wall seconds, and the ratio
-of both sides' costs. Compares the numbers of kept documents and their texts. The inline backend has one worker; with
-it, the pool has one, too.
+Each side runs in a process of its own, with each number of documents of --docs. The cost per document is the difference
+in time between the largest and the smallest number, divided by the difference of these numbers. So start-up, imports
+and planning do not count.
+
+Prints CPU seconds (user and system, all processes), wall seconds, and the ratio of both sides' costs. Compares the
+numbers of kept documents and their texts.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ _stages: list[Any] = []
 
 def by_hand(task: tuple[str, str]) -> dict[str, Any]:
     """Take one file through the stages by a plain loop, and write the result. `task` is (path of the file, folder to
-    write to). Returns facts about the written files, as hand-written code would keep them."""
+    write to). Returns the numbers of rows and the hashes of the written files."""
     from stages.catalog import stage_class
     from stages.document import Document, document_id
 
@@ -198,7 +200,8 @@ def measure(side: str, folder: Path, out: Path, workers: int) -> dict[str, float
 
 
 def texts_of(files: list[Path]) -> tuple[int, str]:
-    """Returns (rows, sha256 of ids and texts by id) of document files."""
+    """Return the number of documents in some files, and a sha256 of their ids and texts that does not depend on their
+    order."""
     digests = []
     for path in files:
         with pq.ParquetFile(path) as file:

@@ -3,10 +3,16 @@
     python benchmarks/exports.py [--tokens 32000000] [--mean 800] [--repeat 3]
 
 Makes a shard set of random documents (u16) on the disk, and exports it as `tokenmill shards export` does, which reads
-and checks the shards. Beside it, the own writer of each project that is installed writes the same documents, which it
-gets from memory: MDSWriter (mosaicml-streaming), BinaryWriter, with which `litdata.optimize` writes (litdata),
-IndexedDatasetBuilder (megatron-core) and TokenizedFile (datatrove). All take turns; figures are medians of --repeat
-turns, of CPU seconds and of wall seconds. Files are written to a temporary folder, which is removed.
+and checks the shards. For comparison, each project's own writer writes the same documents, if it is installed. It gets
+them from memory:
+
+- mosaicml-streaming: MDSWriter
+- litdata: BinaryWriter, which `litdata.optimize` uses
+- megatron-core: IndexedDatasetBuilder
+- datatrove: TokenizedFile
+
+All run in turn, --repeat times. Figures are medians of CPU seconds and of wall seconds. Files are written to a
+temporary folder, which is removed.
 """
 
 from __future__ import annotations

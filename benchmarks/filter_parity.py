@@ -2,12 +2,13 @@
 
     python benchmarks/filter_parity.py --texts FILE.jsonl [...] [--every N] [--lists naughty-words-1.2.0.tgz]
 
-A file holds JSON lines with `text`, as `benchmarks/fineweb_vs_datatrove.py` and `html_engines.py` leave them in their
-scratch folders. datatrove's filters run with their defaults, except that C4's has no rule on terminal punctuation, as
-in FineWeb. They get words from datatrove's own tokenizer; each text is split once for all filters. datatrove keeps
-no numbers, so the values that its filters compare with thresholds are computed here: with its own functions
-(`get_n_grams`, `find_duplicates`, …), or with the same expressions where its filters contain them. Both sides use the
-same lists of bad words.
+A file holds JSON lines with `text`, like those that `benchmarks/fineweb_vs_datatrove.py` writes to its scratch folder.
+datatrove's filters run with their defaults, except that C4's has no rule on terminal punctuation, as in FineWeb. They
+get words from datatrove's own tokenizer; each text is split once for all filters. Both sides use the same lists of bad
+words.
+
+datatrove does not return the values that its filters compare with thresholds. They are computed here, with datatrove's
+own functions (`get_n_grams`, `find_duplicates`, …), or with the same expressions as in its filters.
 
 Prints a row per filter: texts, kept texts, and differences in decision or reason, in text, in signals. Exits 1 when a
 difference is not one of those explained in docs/filters.md.
@@ -87,8 +88,8 @@ class Peer:
         return (None, doc.text) if result is True else (result[1], text)
 
     def signals(self, name: str, text: str, reason: str | None) -> dict[str, float]:
-        """The numbers that the filter `name` compares with thresholds for a text, by the name of our signal. `judge`
-        must have been called with the same filter and text just before."""
+        """Return the numbers that the filter `name` compares with thresholds for a text, as {name of our signal:
+        number}. `judge` must have been called with the same filter and text just before."""
         if name == "gopher_repetition":
             return self._repetition(text)
         if name == "gopher_quality":
@@ -155,8 +156,9 @@ def explained(text: str) -> str:
 
 
 def compare(texts: Iterator[str], lists: Path | None = None) -> dict[str, Counter[str]]:
-    """Returns {filter: counts of texts, of kept ones, and of those that differ in `reason`, `text`, `signals`, or are
-    `explained`}."""
+    """Judge texts with each filter on both sides. Returns {filter: counts}. The keys of the counts are `texts`, `kept`,
+    `reason`, `text` and `signals` (texts that differ in these), `explained` (texts that differ for a known reason), and
+    each such reason."""
     peer, out = Peer(lists), {}
     ours = {name: stage_class(name)(**({"lists": str(lists)} if name == "c4_badwords" else {})) for name in peer.blocks}
     for name, stage in ours.items():

@@ -1,16 +1,17 @@
-"""Measure the filters alone, text in and verdict out: the cost of FineWeb's here and in datatrove 0.10.1.
+"""Measure the cost of FineWeb's filters alone, here and in datatrove 0.10.1: each gets a text and gives a verdict.
 
     python benchmarks/filters.py [--texts FILE.jsonl] [--work DIR] [--repeat N] [--limit N] [--chain-only]
 
-Both sides judge the same texts (those that datatrove extracts from the WARC file of fineweb_vs_datatrove.py): first as
-a chain in the recipe's order, in which a text that one filter drops does not reach the next, then each filter alone on
-every text. Each chain or filter runs in a fresh process, the sides in turn, and goes over all texts twice:
+Both sides judge the same texts, by default those that datatrove extracts from the WARC file of
+fineweb_vs_datatrove.py. Two chains of filters run in the recipe's order; a text that one filter drops does not reach
+the next. Then each filter runs alone on every text. Each chain or filter runs in a fresh process, the two sides in
+turn, and goes over all texts twice:
   cold  the first pass: our cache of words is empty except for one sentence, so every word is new once;
   warm  the second pass over the same texts: every word is known.
 datatrove has no such cache; its second pass is compared with our second. The figures are CPU seconds of the process
-(process_time) per text. `setup` is separate: loading models, lists and compiled kernels, and one document, which makes
-both sides load what they load late. Figures are medians of the repeats. The same runs compare the verdicts, reasons and
-edited texts of both sides (fineweb_vs_datatrove.py lists the expected differences).
+(process_time) per text, as medians of the repeats. `setup` is separate. It covers loading models, lists and compiled
+kernels, and the first document, because both sides load some things only when they need them. The same runs compare
+the verdicts, reasons and edited texts of both sides (fineweb_vs_datatrove.py lists the expected differences).
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def main() -> int:
 
 
 def line(label: str, found: dict[str, list[dict]], total: int) -> dict[str, object]:
-    """Print and return the costs of one chain or filter on both sides."""
+    """Print the costs of one chain or filter on both sides, and the number of texts that they judge differently.
+    Returns the same figures."""
     out: dict[str, object] = {side: {
         "cold_ms": 1e3 * statistics.median(run["seconds"][0] for run in runs) / total,
         "warm_ms": 1e3 * statistics.median(run["seconds"][1] for run in runs) / total,

@@ -5,21 +5,24 @@
                                               [--parts agreement cost quality] [--repeat N]
 
 Agreement: datatrove extracts the texts. Both sides then judge the *same* texts, each filter alone on every text, and as
-a chain up to `clean`. All expected differences are printed:
+a chain up to `clean`. The number of differences is printed for each filter, and the first 20 of them. These are
+expected:
   * language: the score is rounded to 4 digits before it is compared, so a text within 0.00005 of 0.65 may change sides.
     datatrove's language filter gives no reason; ours (`language`, `language_score`) both count as equal to it.
   * a text with the word IS_ALPHA: datatrove's spaCy raises an error when the word occurs a second time in a process.
-  * replacements of personal data: datatrove cycles through its replacements across all documents of a process. Here
-    both sides begin again with each document, because datatrove's formatter is created anew for each.
-Cost: the whole chain from WARC to files, one worker each. It runs on the file F, and on F followed by a copy of F in
-which one word of ten is replaced by a word that never occurred. The cost of a page is the CPU time (user + system, all
-processes of the side) of the second run minus that of the first, divided by the number of pages; the rest of the first
-run is start-up. Memory is the largest sum of the proportional set sizes of the side's processes. If runs are repeated,
-figures are medians.
+Personal data is replaced by made-up data. datatrove takes the next replacement for every document of a process, and we
+begin again with each document. So that the texts can be compared, datatrove's formatter is created anew for each one.
+
+Cost: the whole chain from WARC to files, one worker each. It runs on the file F, and then on F followed by a copy of F.
+In the copy, one word of ten is replaced by a word that never occurred. CPU time is user + system of all processes of
+the side. The cost of a page is the CPU time of the second run minus that of the first, divided by the number of pages.
+What is left of the first run is start-up. Memory is the largest sum of the proportional set sizes of the side's
+processes. Figures are medians of --repeat runs.
+
 Quality of extraction: mean F1 of words against the gold texts of the folder of real data.
 
-datatrove runs in its own virtual environment (benchmarks/peer-datatrove.txt), built at first use in WORK/peer.
-The default input is bench/realweb.warc.gz in the folder of real data: `make bench DATA=FOLDER`.
+datatrove runs in its own virtual environment (benchmarks/peer-datatrove.txt), built at first use in WORK/peer. The
+default input is bench/realweb.warc.gz in the folder of real data: `make bench DATA=FOLDER`.
 """
 
 from __future__ import annotations
@@ -95,7 +98,7 @@ class Bench:
 
     # -- agreement -----------------------------------------------------------------------------------------------
     def agreement(self) -> dict[str, object]:
-        """Let both sides judge the texts that datatrove extracts. Prints the differences, and returns them by
+        """Let both sides judge the texts that datatrove extracts. Prints the differences, and returns their number by
         filter."""
         texts = self.work / "texts.peer.jsonl"
         self.theirs("texts", self.warc, texts)
@@ -282,8 +285,8 @@ def pages_of(warc: Path):
 
 
 def write_pages(warc: Path, out: Path, copies: tuple[bool, ...], pages: int | None = None) -> None:
-    """Write the pages of `warc` once per item: unchanged (False), or with every tenth word of the text replaced by one
-    that never occurred (True)."""
+    """Write the pages of `warc` to `out` once for each item of `copies`: unchanged (False), or with every tenth word of
+    the text replaced by one that never occurred (True). `pages` limits the number of pages."""
     rng = random.Random(0)
 
     def invent(match: re.Match[bytes]) -> bytes:

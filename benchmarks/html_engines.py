@@ -2,12 +2,14 @@
 
     python benchmarks/html_engines.py --warc crawl.warc.gz --gold DIR [--every 1] [--plain]
 
-Quality is the mean word F1 (bags of lower-case words, as WCXB scores) against the main text in DIR. DIR holds one JSON
-(.gz) per page with `url` and `ground_truth.main_content`; its page is in the WARC under this URL, or is a file of the
-same name in DIR/../html. CPU time is user + system of this process, for decoding and extraction. The modes take turns
-page by page, so that other load on the machine slows all of them alike. `--plain` adds the unchanged trafilatura in a
-process of its own, called as its documentation says, and counts the pages whose text differs. The model of `mill` was
-trained on these pages, so its quality is measured by html_extraction.py.
+Quality is the mean word F1 (bags of lower-case words, as WCXB scores) against the main text in DIR. DIR holds a JSON
+file (.gz) for each page, with `url` and `ground_truth.main_content`. The page itself is in the WARC under this URL. If
+the JSON file is in a folder `gold`, the page may instead be the file of the same name in the folder `html` beside it.
+
+CPU time is user + system of this process, for decoding and extraction. The modes take turns page by page, so that other
+load on the machine slows all of them alike. `--plain` adds the unchanged trafilatura in a process of its own, called as
+its documentation says, and counts the pages whose text differs. The model of `mill` was trained on these pages, so its
+quality is measured by html_extraction.py.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ def word_f1(found: str, gold: str) -> float:
 
 
 def plain(arguments: list[str]) -> None:
-    """Run the same pages through an unmodified `trafilatura.extract`: prints CPU milliseconds and a digest per line."""
+    """Run the same pages through an unmodified `trafilatura.extract`. Prints a line for each page: CPU milliseconds,
+    and a digest of the text."""
     import logging
 
     from trafilatura import extract

@@ -3,13 +3,17 @@
     python -m benchmarks.train_mill --warc W --gold DIR --news DIR --folds FOLDS.npz       (once)
     python -m benchmarks.html_extraction --warc W --gold DIR --news DIR --folds FOLDS.npz [--every 1] [--json OUT]
 
-`mill` extracts each page with the model of the fold that never saw its site. Word F1, precision and recall compare bags
-of lower-case words (as WCXB scores), as means over pages. `head` is F1 against the gold text with the page's headline
-put before it, because most gold leaves it out. `with` is the share of snippets that must occur in the text and do,
-`w/o` the share of snippets that must not occur but do; white space is normalised for both. Each kind of page is shown
-as a whole and by size: the smaller and the larger half by bytes. CPU time is user + system of this process for text →
-main text; engines take turns page by page, so that other load slows all of them alike. The comparison is a bootstrap
-over sites (10,000 draws, seeded) of the difference in word F1 of each page.
+`mill` extracts each page with the model of the fold that never saw its site. Each page type is shown as a whole and by
+size: the smaller and the larger half of its pages by bytes. The columns are means over pages:
+
+    F1, prec, recall  word F1, precision and recall: bags of lower-case words (as WCXB scores)
+    head              F1 against the gold text with the page's headline put before it, because most gold leaves it out
+    with              of the snippets that must occur in the text, the share that does
+    w/o               of the snippets that must not occur in the text, the share that does
+
+White space is normalised before snippets are compared. CPU time is user + system of this process for text → main text.
+Engines take turns page by page, so that other load slows all of them alike. Engines are compared by the difference in
+word F1 of each page, with a bootstrap over sites (10,000 draws, seeded).
 """
 
 from __future__ import annotations
@@ -51,8 +55,8 @@ def squeeze(text: str) -> str:
 
 
 def snippets(g: Gold, text: str) -> tuple[float, float]:
-    """Returns (share of the snippets that must occur in the text and do, share of the snippets that must not occur but
-    do). A share is NaN if the page has no such snippets."""
+    """Return two shares: of the snippets that must occur in the text, those that do; and of the snippets that must not
+    occur, those that do. A share is NaN if the page has no such snippets."""
     body = squeeze(text)
     rates = []
     for key in ("with", "without"):
@@ -68,8 +72,8 @@ def headlined(g: Gold) -> str:
 
 
 def bootstrap(difference: np.ndarray, sites: list[str]) -> tuple[float, float, float]:
-    """Returns (mean of the pages' differences, and the 2.5 % and 97.5 % quantiles of this mean when sites are drawn
-    with replacement). Pages of one site are similar, so they are drawn together."""
+    """Return the mean of the pages' differences, and the 2.5 % and 97.5 % quantiles of this mean over bootstrap
+    samples. Sites are drawn with replacement, not pages, because pages of one site are similar."""
     names = {s: n for n, s in enumerate(dict.fromkeys(sites))}
     of = np.array([names[s] for s in sites])
     total, count = np.bincount(of, weights=difference), np.bincount(of)

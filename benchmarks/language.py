@@ -12,11 +12,13 @@ Each runs in a process of its own and sees the same texts:
               Declaration of Human Rights, by ISO 639-3 and script
 
 An answer is correct when it names the language (`stages.text.language_codes.names`: zh for cmn, no for nob). bs, hr and
-sr are three languages, id and ms two, except for an identifier with one label for them. Every text gets an answer,
-whatever its score. Micro is the share of texts answered correctly; macro is the mean over languages, so that rare ones
-count alike. `common` are the languages that every identifier gets right at least once. MB/s is UTF-8 bytes per CPU
-second of this one process, without loading. `--table` adds a line for each language. For a fastText model, the share of
-texts in languages it does not know that would pass `min: 0.65` is printed as well.
+sr are three languages, and id and ms two. If an identifier has one label for all of them, this label is correct. The
+label with the highest score counts, however low the score is.
+
+Micro is the share of texts answered correctly; macro is the mean over languages, so that rare ones count alike.
+`common` are the languages that every identifier gets right at least once. MB/s is UTF-8 bytes per CPU second of this
+one process, without loading. `--table` adds a line for each language. For fastText models, one more figure is printed:
+the share of texts in languages without a label that would pass `min: 0.65`.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Text(NamedTuple):
 
 
 def sentences(folder: Path) -> tuple[list[Text], list[Text]]:
-    """Returns (sentences, documents of ten consecutive sentences) from the files of a folder, one for each language."""
+    """Return (sentences, documents of ten consecutive sentences) from the files of a folder. There is a file for each
+    language."""
     one, ten = [], []
     for path in sorted(folder.glob("*.txt")):
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -146,8 +149,9 @@ def main() -> None:
 
 
 def unknown(name: str, texts: list[Text], labels: list[str], result: dict[str, Any]) -> None:
-    """Print how many of the texts in languages that a model has no label for would pass the step `language`, because
-    the model gives another language a high score. Also print this for texts whose language it names rightly."""
+    """Print how many texts in languages that a model does not know would pass the step `language`, because the model
+    gives another language a high score. For comparison, print how many of the texts whose language it names rightly
+    would pass."""
     known = {found.language for found in map(tag, labels) if found is not None}
     strange = [score for t, score in zip(texts, result["scores"]) if tag(t.gold).language not in known]
     own = [score for t, score, label in zip(texts, result["scores"], result["labels"]) if right(t.gold, label)]

@@ -3,21 +3,22 @@
     python benchmarks/learning.py OUT [--tokens 491520] [--seeds 3] [--prepare]
 
 The text (`learning.yaml`: unfiltered web pages, Wikipedia, Django's documentation, from `make demo`'s input) is made
-into shards under OUT once. Every arm is a run of its own with a curriculum and a `train:` section, trained by
-`trainer.loop.train` on one thread and evaluated on the same held-out windows. Arms that already exist are not trained
-again. Under the same seed, two arms have the same initial values, and the same samples if the mixture is the same.
+into shards under OUT once. Every arm of the experiment is a run of its own with a curriculum and a `train:` section. It
+is trained by `trainer.loop.train` on one thread. All arms are evaluated on the same held-out windows. Arms that already
+exist are not trained again. Under the same seed, two arms have the same initial values, and the same samples if the
+mixture is the same.
 
-The comparisons need the best learning rates, so (c) is trained first:
-
-(c) AdamW against Muon (with Moonlight's scaling). Three learning rates of each are tried with the first seed and a
-quarter of the tokens. The best rate of each is then trained with all seeds and the schedule WSD, whose last 30 % decay
-to 0.
+There are three comparisons. (a) and (b) need the best learning rate of AdamW, which (c) finds.
 
 (a) A decaying against a constant learning rate, both with AdamW at its best rate. A constant rate is higher on average,
 so the decaying rate is also compared with a constant rate of a third of the best one.
 
 (b) Is high-quality data better at the end than spread evenly? AdamW as in (c), with the same tokens of every source. In
 one arm, two thirds of Wikipedia's tokens come in the last third of the run, which has 60 % Wikipedia instead of 30 %.
+
+(c) AdamW against Muon (with Moonlight's scaling). Three learning rates of each are tried with the first seed and a
+quarter of the tokens. The best rate of each is then trained with all seeds and the schedule WSD, whose last 30 % decay
+to 0.
 
 Prints a table and writes OUT/learning.json. Intervals are Student's, 95 %, over the paired differences of the seeds.
 """
@@ -120,7 +121,7 @@ def rates(kind: str, lr: float) -> dict[str, Any]:
 
 
 def prepare(out: Path) -> Curriculum:
-    """Return the curriculum that names the streams of all arms. Runs the recipe if its store does not exist yet."""
+    """Return the curriculum that names the streams of all arms. If it does not exist yet, the recipe is run first."""
     done = out / "runs" / "base" / "curriculum.json"
     if not done.is_file():
         from pipeline.recipe import load_recipe
@@ -134,12 +135,13 @@ def prepare(out: Path) -> Curriculum:
 
 def trained(out: Path, base: Curriculum, name: str, phases: list[dict[str, Any]], tokens: int, section: dict[str, Any],
             seed: int) -> dict[str, float]:
-    """Train an arm if necessary. Returns held-out losses in nats per token: {"all", each stream, "seconds"}."""
+    """Train an arm, unless this has been done before. Returns its held-out losses in nats per token, by stream and for
+    "all", and the "seconds" of the training."""
     said = json.dumps([phases, tokens, section, seed], sort_keys=True).encode()
     folder = out / "runs" / f"{name}-{hashlib.blake2b(said, digest_size=4).hexdigest()}"
     if not (folder / "train" / "summary.json").is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        placed = resolve_phases(phases, tokens, [s.name for s in base.streams], [])
+        placed = resolve_phases(phases, tokens, {s.name: s.tokens for s in base.streams}, [])
         made = replace(base, seed=seed, phases=tuple(placed), order="")
         made.validate()
         replace(made, order=Order(made).hash()).save(folder / "curriculum.json")

@@ -5,8 +5,8 @@
     python -m benchmarks.licence_forms TEXTS/licensedcode/data/licenses
 
 The texts are those of the SPDX list, as scancode-toolkit carries them. None of them is kept: a hash of three words does
-not reveal the text. A licence may have several forms: two wordings of the clause about names, a disclaimer in two
-wordings or left out, the notice that points to the text.
+not reveal the text. A licence may have several forms. For instance, the clause about names has two wordings, the
+disclaimer has two or is left out, and some programs only quote the notice that refers to the licence.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ Entry = tuple[str, list[str], tuple[str, ...]]
 
 
 def entries(texts: Path) -> Iterator[Entry]:
-    """Yields (SPDX identifier of a licence, list of the words of one of its wordings, phrases without which a text is
-    not this licence), for every wording of every licence. `texts` is the folder with the texts of licences,
-    NAME.LICENSE."""
+    """Yield (SPDX identifier, words of the text, required phrases) for each form of each licence. A text that lacks a
+    required phrase is not this licence. `texts` is the folder with the texts of licences, NAME.LICENSE."""
     def text(name: str) -> str:
         raw = (texts / f"{name}.LICENSE").read_text("utf-8")
         return re.split(r"^---[ \t]*\n", raw, maxsplit=2, flags=re.MULTILINE)[2]

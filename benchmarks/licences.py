@@ -3,10 +3,11 @@
     python -m benchmarks.licences RULES.jsonl.gz LICENSES
 
 RULES holds one record a line with `id`, `cluster` (the key of its licence) and `text`. LICENSES is the folder
-licensedcode/data/licenses of scancode-toolkit, which gives the SPDX identifier and the category of each key. There are
-five folds of clusters. For each fold, the limits of missing and added words are chosen on the other four: the setting
-with the most correct answers, among those for which at most 1 % of the texts named as permissive are not. All printed
-figures are of the held-out folds.
+licensedcode/data/licenses of scancode-toolkit, which gives the SPDX identifier and the category of each key.
+
+The limits of missing and added words are chosen by cross-validation, with five folds of clusters. For each fold, all
+settings are tried on the other four. Settings are left out if more than 1 % of the texts that they name as permissive
+are not. Of the rest, the one with the most correct answers is chosen. All printed figures are of the held-out folds.
 """
 
 from __future__ import annotations

@@ -1,17 +1,20 @@
-"""Measure the cost of the trainer's loader: CPU time and wall time a window, from a warm page cache and from the disk.
+"""Measure the cost of the trainer's loader: CPU time and wall time per window, from a warm page cache and from the
+disk.
 
     python -m benchmarks.loader                          # 1 GB of tokens: a few minutes
     python -m benchmarks.loader --tokens 20000000        # a quick look
 
-Reads batches of 16 and 256 windows of 2,048 and 8,192 tokens (16 bit) in the order of a curriculum of three streams, as
-`trainer.data.batches.Data.step` gives them to one rank: windows, targets, positions and document boundaries as int64
+Reads batches of 16 and 256 windows of 2,048 and 8,192 tokens (16 bit), in the order of a curriculum of three streams.
+`trainer.data.batches.Data.step` gives them as to one rank: windows, targets, positions and document boundaries as int64
 tensors. The same run also measures nanoGPT's method: random windows of one flat file through `numpy.memmap`, inputs and
 targets as int64 tensors, and nothing else.
 
-  --shards N   shards of a stream (default 3 and 300): a 10 TB corpus has thousands
-  warm         every page has been read before; CPU time of the process
+A stream has --shards N shards (default: measured with 3 and with 300), because a 10 TB corpus has thousands. Each
+measurement is made twice:
+
   cold         the files are dropped from the page cache before (posix_fadvise); wall time, and the bytes that came from
                the disk according to /proc/self/io
+  warm         every page has been read before; CPU time of the process
 """
 
 from __future__ import annotations
@@ -88,9 +91,8 @@ def main() -> int:
 
 
 def write(folder: Path, name: str, tokens: int, shards: int) -> dict[str, Any]:
-    """Write a shard set of about `tokens` random tokens, cut into documents of random length. It is the shard set of
-    the stream `name`. Returns the value that the argument `shard_sets` of `tokenizer.mixture.resolve.resolve` has for
-    this stream."""
+    """Write the shard set of the stream `name`: about `tokens` random tokens, cut into documents of random length.
+    Returns what describes the stream in the argument `shard_sets` of `tokenizer.mixture.resolve.resolve`."""
     target = folder / "split=train"
     target.mkdir(parents=True)
     rng, made = np.random.default_rng(len(name)), []
@@ -136,7 +138,7 @@ def plain(tokens: np.ndarray, rng: np.random.Generator, batch: int, length: int)
 
 def measure(read: Callable[[int], Any], steps: int, batch: int, files: list[Path], size: int) -> dict[str, float]:
     """Read `steps` batches, at most BATCHES, first from the disk and then from the page cache. Returns medians per
-    window of `size` bytes: wall seconds from the disk and CPU seconds from the cache. Returns also the bytes read from
+    window of `size` bytes: wall seconds from the disk and CPU seconds from the cache. Also returns the bytes read from
     the disk per byte of the windows, and the tokens per CPU second."""
     count = max(1, min(BATCHES, steps))
     for path in files:

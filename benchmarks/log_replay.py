@@ -2,15 +2,15 @@
 
     python benchmarks/log_replay.py [--records 2000000] [--segments 100000] [--delay 0.03]
 
-Two logs are made, each with a snapshot (`pipeline.store.snapshot`).
+Two logs are made. Most of their segments are in packs (`pipeline.store.snapshot`).
 
-The first log has many records of the usual size, with hashes as random as real ones, in packs on the local disk.
-Measured are the time and memory to read it (`Log.read`), and the time to get one record afterwards, in the order of
-commits and in random order.
+The first log has many records of the usual size, with hashes as random as real ones, on the local disk. Measured are
+the time and memory to read it (`Log.read`) in a process of its own. Then the time to get one record is measured, in the
+order of commits and in random order.
 
-The second log has many segments: those in packs, and some newer ones. It is in an object store in memory that answers
-every request, and every page of a listing, after a delay. Measured is the time until a driver has its lease, once while
-all segments exist and once when those in packs have been removed. Each log is read in a process of its own.
+The second log has many segments, the newest of which are not in packs yet. It is in an object store in memory, which
+answers every request, and every page of a listing, after a delay. Measured is the time until a driver has its lease:
+first while all segments exist, then after the segments that are in packs were removed.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def generated(segments: int, in_segment: int) -> Iterator[bytes]:
 
 
 def many_records(store: Store, records: int) -> int:
-    """Write a log of `records` records whose segments are all in packs, except the first, as in a store after `store
-    gc`. Returns the bytes of the packs."""
+    """Write a log of `records` records. All segments but the first are in packs, as in a store after `store gc`.
+    Returns the bytes of the packs."""
     size, first = 0, b""
 
     def segments() -> Iterator[bytes]:

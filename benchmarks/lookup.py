@@ -2,10 +2,11 @@
 
     python -m benchmarks.lookup 100000000 --folder /tmp
 
-The argument is the number of documents in the index (default: 10⁸). The index is synthetic: ids are random numbers,
-every document has a URL, and the hosts of the URLs have 1 to many documents. It is written by the code that `tokenmill
-shards index` uses. The document tables of all shards are one file, so the disk holds the index (48 bytes per document)
-and one table. A read is a call of `read` on an unbuffered file; on object storage it would be a range request.
+The argument is the number of documents in the index (default: 10⁸). The index is synthetic: ids are random numbers, and
+every document has a URL. A quarter of the documents have the same host, and every other host has about 38 documents.
+The index is written by the code that `tokenmill shards index` uses. The document tables of all shards are one file, so
+the disk holds the index (48 bytes per document) and one table. A read is a call of `read` on an unbuffered file; on
+object storage it would be a range request.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ SEEDS = dict(zip(COLUMNS, (1, 2, 3), strict=True))
 
 
 def keys(column: str, numbers: np.ndarray) -> np.ndarray:
-    """Return the 64-bit keys by which the index finds documents, given by number. A key is splitmix64 of the document's
-    number, or, for the column `domain`, of the number of its host."""
+    """Return the 64-bit keys of documents in the column `column` of the index. `numbers` are the documents' numbers. A
+    key is splitmix64 of the document's number, or, for the column `domain`, of the number of its host."""
     x = numbers.astype(np.uint64)
     if column == "domain":                                             # a quarter of the documents have one host
         x = np.where(x % 4 == 0, 0, x // 50)

@@ -2,10 +2,10 @@
 
     python benchmarks/many_files.py [--files 100000 1000000] [--scratch DIR]
 
-Lists a folder of empty files, cuts it into partitions, forms the keys of all tasks, and writes inputs.parquet. At last,
-a source of one sparse JSON Lines file of 1 TB is planned, up to the task that finds the places where the file can be
-split. Every source is planned in a process of its own. Prints the process's peak resident memory above that of the
-libraries, and CPU seconds.
+With many files, the driver lists a folder of empty files, cuts it into partitions, forms the keys of all tasks, and
+writes inputs.parquet. The huge file is a sparse JSON Lines file of 1 TB. It is planned up to the task that finds the
+places where it can be split. Every source is planned in a process of its own. Prints the process's peak resident memory
+above that of the libraries, and CPU seconds.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python benchmarks/materialize.py [--gb 1 3] [--workers 1] [--work DIR]
 
-For each size, makes a shard set of random tokens (u16, documents of 800 tokens, shards of 256 MB) and a curriculum that
-reads all of it once, and materializes it. Prints the largest resident memory of a process and of all processes
-together (each sampled four times a second as its proportional set size, which counts shared pages once), CPU seconds
-and MB per CPU second.
+For each size, makes a shard set of random tokens (u16, documents of 800 tokens, shards of 256 MB), and a curriculum
+that reads all of it once. Then materializes the curriculum. Prints the peak memory of the largest process and of all
+processes together, CPU seconds, and MB per CPU second. Memory is sampled four times a second, as the proportional set
+size, which counts shared pages once.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from stages.document import Document
 from stages.extract.html.mill import columns
 from stages.extract.html.mill import features as f
 from stages.extract.html.mill.page import serialised, table, walk
+from stages.extract.html.mill.second_pass import SECOND, second_features, structures
 from stages.extract.html.mill.tags import IN_TITLE, fnv
 from stages.read.reader import Slice
 from stages.read.warc import Warc
@@ -78,9 +79,8 @@ def read_news(folder: Path) -> list[Gold]:
     """Reads the news pages of Fundus' tests. A page is in the file FOLDER/COUNTRY/PAPER_DATE.html.gz.
     FOLDER/COUNTRY/PAPER.json holds the gold texts of several versions of the page.
 
-    The gold text of a page is the version of whose words the page holds the largest share. A page that holds less than
-    the share COVERED of them is left out.
-    """
+    The gold text of a page is the version that fits it best: the one with the largest share of its words on the page. A
+    page is left out if this share is below COVERED."""
     pages: list[Gold] = []
     for file in sorted(folder.glob("*/*.json")):
         versions = [v for v in json.loads(file.read_text(encoding="utf-8")).values() if v["body"]]
@@ -105,12 +105,12 @@ def read_news(folder: Path) -> list[Gold]:
 
 @numba.njit(cache=True)
 def align(page: np.ndarray, place: np.ndarray, gold: np.ndarray, hit: np.ndarray, used: np.ndarray) -> None:
-    """Match the words of a page with the words of its gold text, in order. `page` and `gold` hold the words as numbers,
-    and `place` the places of the page's words. The matched words are marked in `hit` (page) and `used` (gold).
+    """Match the words of a page with the words of its gold text, without changing their order. `page` and `gold` have a
+    number for each word. `place` says which word of the whole page each word of `page` is, because words that are not
+    in the gold text were left out. The matched words are marked in `hit` (page) and `used` (gold).
 
     The matching with the highest score is chosen. A match counts 1, and 3 if the words before it on both sides are also
-    matched with each other.
-    """
+    matched with each other."""
     n, m = len(page), len(gold)
     trace = np.zeros((m + 1, n + 1), np.uint8)
     best = np.zeros(n + 1, np.int32)
@@ -150,8 +150,9 @@ def align(page: np.ndarray, place: np.ndarray, gold: np.ndarray, hit: np.ndarray
 
 
 def label(g: Gold) -> bool:
-    """Fill in the labels of a page's blocks (the share of each block's words that are in the gold text) and their sizes
-    (words). Returns False if the page nests too deep, has no text, or is too large for the alignment."""
+    """Fill in the label and the size of each block of a page. The label is the share of the block's words that are in
+    the gold text, and the size is the number of its words. Returns False if the page nests too deep, has no text, or is
+    too large for the alignment."""
     g.markup = serialised(g.page)
     arrays = walk(g.markup, collect=True)
     if arrays is None or not len(arrays.blocks):
@@ -213,12 +214,12 @@ PIECES = ("<div class='post main'>", "</div>", "<p>", "</p>", "<a href=x>a link"
 
 
 def features_digest() -> bytes:
-    """SHA-256 of all features that the code computes for 40 fixed pages. The weights of the model store this digest at
-    training time. If it differs from that of the code, the features have changed, and the model must be trained
-    again."""
+    """SHA-256 of all features that the code computes for 40 fixed pages. The file of the model's weights holds the
+    digest that the code had when the model was trained. If the two differ, the features have changed, and the model
+    must be trained again."""
     weights = table(np.array([fnv(w) for w in (b"post", b"main", b"menu", b"side")], np.uint32),
                     np.array([90, 40, -120, -60], np.int32))
-    digest = hashlib.sha256("\n".join((*f.NAMES, *f.SECOND)).encode())
+    digest = hashlib.sha256("\n".join((*f.NAMES, *SECOND)).encode())
     for n in range(40):
         rng = random.Random(n)
         body = "".join(rng.choices(PIECES, k=20 + 4 * n))
@@ -227,9 +228,9 @@ def features_digest() -> bytes:
         first = np.empty((len(page.blocks), f.FEATURES), np.int32)
         f.describe(page.elements, len(page.elements), page.blocks, len(page.blocks), page.text, first)
         chances = (np.arange(len(page.blocks)) * 389 % 1001).astype(np.int32)
-        second = np.empty((len(page.blocks), len(f.SECOND)), np.int32)
-        f.second_features(page.elements, len(page.elements), page.blocks, len(page.blocks),
-                          f.structures(page.elements, page.blocks), chances, second)
+        second = np.empty((len(page.blocks), len(SECOND)), np.int32)
+        second_features(page.elements, len(page.elements), page.blocks, len(page.blocks),
+                        structures(page.elements, page.blocks), chances, second)
         digest.update(first.astype("<i4").tobytes() + second.astype("<i4").tobytes())
     return digest.digest()
 

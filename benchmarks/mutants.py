@@ -5,9 +5,9 @@
     python benchmarks/mutants.py DATA --replay mutants.json --out now.json      # the killed ones again, in another tree
 
 DATA says which tests execute each line; it must come from the same tree. Each mutant is planted in a scratch copy. The
-tests that execute its line run, the cheapest file first, up to the first failure. If none fails, the other tests of the
-same files run, which may share a fixture that executed the line. A test that also fails without the mutant does not
-count.
+tests that execute its line run up to the first failure, those of the cheapest file first. If none fails, the other
+tests of the same files run: they may depend on a fixture whose execution was recorded for another test. A test that
+also fails without the mutant does not count.
 
 A mutant is stored with its file, function and lines of text, so a replay finds it again when the code has moved. It
 gets the status `gone` if this text is nowhere, or in several places. Then edit `old` and `new` of the mutant in the
@@ -71,8 +71,8 @@ class Measured:
         return {re.sub(r"(\|\w+| \(\w+\))$", "", context) for context in contexts} - {""}
 
     def executing(self, function: Function, at: int) -> set[str]:
-        """The tests that executed a line. If no test is recorded for the line itself, as for the second line of a
-        statement, the result is for the nearest line above it in the same statement."""
+        """The tests that executed a line. For the second line of a statement, for instance, no test is recorded. The
+        result is then that of the nearest line above it in the same statement."""
         path = next((p for p in self.coverage.measured_files() if p.endswith(f"/{function.file}")), "")
         contexts = self.coverage.contexts_by_lineno(path) if path else {}
         first = max(s.lineno for s in statements(function.node) if s.lineno <= at + 1)
@@ -80,8 +80,8 @@ class Measured:
 
     def order(self, tests: set[str], limit: float) -> list[list[str]]:
         """The order in which tests are run: first `tests`, then the other tests of the same files. Each list in the
-        result has tests of one file; cheaper files come first. Only as many tests are chosen as run in `limit` seconds,
-        where a file takes two seconds for its imports."""
+        result has tests of one file. Cheaper files come first, and within a file cheaper tests. Tests are left out if
+        all chosen ones would take more than `limit` seconds; the imports of a file count as two seconds."""
         files, result = {test.partition("::")[0] for test in tests}, []
         for among in (tests, {test for test in self.tests if test.partition("::")[0] in files} - tests):
             groups = defaultdict(list)
@@ -126,7 +126,7 @@ class Trial:
         groups = measured.order(executing - unsound, self.limit)
         mutant.tests, mutant.by, mutant.status = len(executing), "", "too slow" if executing else "uncovered"
         path = self.copy / mutant.file
-        for tests in ([*chain(*groups[:4])], [*chain(*groups[4:])]):        # most die early: collect few files
+        for tests in ([*chain(*groups[:4])], [*chain(*groups[4:])]):        # most die in the first files
             if not tests or mutant.status in ("killed", "timeout"):
                 break
             path.write_text(place[0].mutated(mutant, place[1]), encoding="utf-8")
@@ -152,8 +152,9 @@ def show(mutants: list[Mutant]) -> None:
 
 
 def judge(mutants: list[Mutant], trial: Trial, measured: Measured, out: Path | None) -> None:
-    """Decide about all mutants that have no status yet. Then run the tests that killed mutants on the unchanged tree.
-    If one of them also fails there, it proves nothing, so the mutants that it killed are decided again without it."""
+    """Decide about all mutants that have no status yet. Then check the tests that killed mutants, by running them on
+    the unchanged tree. If a test fails there, too, it proves nothing: the mutants that it killed are decided again
+    without it."""
     sound, unsound = set[str](), set[str]()
     while True:
         for n, mutant in enumerate(mutants, 1):

@@ -48,8 +48,8 @@ class Function:
         return self.source.split("\n")
 
     def place(self, mutant: Mutant) -> int:
-        """The index of the line of the file at which the mutant is planted; -1 if the function does not have its
-        text."""
+        """The index of the line of the file at which the mutant is planted; -1 if the function does not contain the
+        lines that the mutant replaces."""
         old = mutant.old.split("\n")
         places = [at for at in range(self.node.lineno - 1, self.node.end_lineno - len(old) + 1)
                   if [line.strip() for line in self.lines[at:at + len(old)]] == old]
@@ -60,8 +60,8 @@ class Function:
         return "\n".join([*self.lines[:at], indent + mutant.new, *self.lines[at + 1 + mutant.old.count("\n"):]])
 
     def mutant(self, kind: str, node: Any, text: str) -> Mutant | None:
-        """The mutant that has `text` in place of `node`. It is None if the result is not valid Python, if it is the
-        same program as before, or if the place of `node` cannot be found again by its text."""
+        """The mutant that has `text` in place of `node`. Returns None if the result is not valid Python, or the same
+        program as before. Also returns None if the place of `node` cannot be found again by its text."""
         start, end = node.lineno - 1, node.end_lineno
         before = self.lines[start].encode()[:node.col_offset].decode()
         after = self.lines[end - 1].encode()[node.end_col_offset:].decode()
@@ -78,7 +78,7 @@ class Function:
 
 @cache
 def functions(tree: Path) -> list[Function]:
-    """All functions of the product that may be mutated: all but `__repr__` and `__str__`, and those that numba
+    """All functions of the product that may be mutated. Left out are `__repr__`, `__str__` and the functions that numba
     compiles."""
     def inside(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
         for child in ast.iter_child_nodes(node):
@@ -97,8 +97,8 @@ def functions(tree: Path) -> list[Function]:
 
 
 def statements(node: ast.AST) -> Iterator[ast.stmt]:
-    """Yields the statements of a function that may be mutated: not its docstring, imports and assertions, and no
-    statements of functions and classes inside it."""
+    """Yields the statements of a function that may be mutated. Left out are its docstring, imports, assertions, and the
+    functions and classes inside it."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case)) \
                 and not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -169,8 +169,8 @@ def replacements(node: Any) -> Iterator[tuple[str, ast.AST, str]]:
 
 
 def plant(tree: Path, count: int, seed: int) -> list[Mutant]:
-    """Chooses `count` mutants that are spread evenly over the product: its statements, file by file, are divided into
-    `count` stretches of equal length, and each stretch gets one mutant at random."""
+    """Chooses `count` mutants that are spread evenly over the product. All statements, file by file, are divided into
+    `count` stretches of equal length, and one mutant is chosen at random in each stretch."""
     chance, chosen = random.Random(seed), []
     places = [(function, statement) for function in functions(tree) for statement in statements(function.node)]
     for n in range(count):

@@ -1,4 +1,4 @@
-"""Measure `packing: best-fit`: its padding and its time, and what a small model loses or gains by it.
+"""Measure `packing: best-fit`: its padding, its time, and how it changes the loss of a small model.
 
     python -m benchmarks.packing                                     # synthetic lengths: seconds
     python -m benchmarks.packing --text FOLDER --out OUT --seeds 3   # also real text, and trainings on it: an hour
@@ -98,9 +98,8 @@ def main() -> None:
 
 
 def measure(name: str, lengths: np.ndarray, longest: int) -> None:
-    """Print, for documents of the given lengths packed into rows of `longest` tokens: the padding, the time that
-    packing takes, and the share of documents that fit into a row but would be cut if windows were read instead of
-    rows."""
+    """Pack documents of the given lengths into rows of `longest` targets. Prints the padding, the time that packing
+    takes, and which share of the documents that fit into a row would be cut if windows were read instead."""
     ends = np.cumsum(lengths).astype(ENDS)
     with tempfile.NamedTemporaryFile() as file:
         began = time.perf_counter()
@@ -117,7 +116,7 @@ def measure(name: str, lengths: np.ndarray, longest: int) -> None:
 
 
 def prepare(out: Path, text: Path) -> Curriculum:
-    """Return the curriculum of the run that makes the shards. The run is started if it does not exist yet."""
+    """Return the curriculum of the run that makes the shards. If it does not exist yet, the run is made first."""
     done = out / "runs" / "base" / "curriculum.json"
     if not done.is_file():
         from pipeline.recipe import load_recipe

@@ -3,18 +3,20 @@
     python benchmarks/pdf_extraction.py DATA [--work DIR] [--engines ours,pypdf] [--scans N [--ocr tesseract,rapidocr]]
 
 DATA holds `debian-pairs` (NAME.LANG.pdf with NAME.LANG.txt.gz of the same source) and optionally `olmocr-bench`
-(`dataset.jsonl`, `pdfs`). Engines: ours (the `pdf` stage), pdftotext (Debian: `apt install poppler-utils`; left out
-if not installed), and pdfminer.six, pdfplumber, pypdf, which get an environment of their own in WORK/peer
+(`dataset.jsonl`, `pdfs`). Engines: ours (the `pdf` stage), pdftotext (Debian: `apt install poppler-utils`; left out if
+not installed), and pdfminer.six, pdfplumber, pypdf, which get an environment of their own in WORK/peer
 (`peer-pdf.txt`).
 
-- F1: harmonic mean of precision and recall over the bags of `\\w+` words of a manual and its source, in NFKC. For
+- F1: harmonic mean of precision and recall over the bags of words (`\\w+`) of a manual and its source, in NFKC. For
   Japanese, Chinese and Korean, whose words have no reliable spaces, the bags hold bigrams of the letters. Case is kept,
-  because it is content. 4-grams: the same over four words in a row (eight letters), which also detects wrong order,
-  lost headings and cut words.
-- olmOCR's tests, after `olmocr/bench/tests.py`: `present` and `absent` look for the string with at most `max_diffs`
-  edits, `order` wants two strings in this order, `table` wants a cell with its neighbours or headings in a Markdown
-  table. `math` wants rendered formulas, which no text layer has: counted, never passed.
-- scans: N pages of the English manuals drawn at 200 dpi, without their text, through OCR; F1 against the text layer.
+  because it is content.
+- 4-grams: the same over four words in a row (eight letters). This also detects wrong order, lost headings and cut
+  words.
+- olmOCR's tests, after `olmocr/bench/tests.py`: `present` and `absent` look for a string with at most `max_diffs`
+  edits. `order` wants two strings in this order. `table` wants a cell with its neighbours or headings in a Markdown
+  table. `math` wants rendered formulas, which no text layer has, so these tests are counted but never passed.
+- scans: N pages of the English manuals are drawn at 200 dpi, without their text, and read by OCR. F1 is measured
+  against the text layer.
 - CPU: user + system of the process (and its children) for all pages of the pairs.
 """
 

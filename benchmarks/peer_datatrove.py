@@ -1,7 +1,8 @@
 """datatrove's side of fineweb_vs_datatrove.py; runs in datatrove's own environment and imports nothing of this project.
 
-Deterministic settings: Trafilatura without `deduplicate` (a cache over documents) and with a timeout that no page
-reaches (the default is one second of wall time), public suffixes from tldextract's snapshot, lid.176.ftz from a file.
+The settings make the results reproducible. Trafilatura runs without `deduplicate`, whose result depends on the
+documents before, and with a timeout that no page reaches (the default is one second of wall time). Public suffixes are
+those of tldextract's snapshot, and lid.176.ftz is read from a file.
 
     python peer_datatrove.py run   WARC OUT MODEL    the FineWeb chain by LocalPipelineExecutor, one worker
     python peer_datatrove.py texts WARC OUT.jsonl    id, URL and extracted text of every page
@@ -105,8 +106,9 @@ def judge(path: str, out: str, model: str) -> None:
 
 
 def filters(path: str, out: str, model: str, *names: str) -> None:
-    """Twice, take every text through the named filters until one of them drops it. Writes the CPU seconds of each pass
-    over all texts, and the verdicts. The formatter is created anew for each document, as in `judge`."""
+    """Measure the named filters as a chain: each text passes through them until one drops it. All texts pass twice.
+    Writes the CPU seconds of each pass over all texts, the CPU seconds before, and the verdicts. The formatter, which
+    replaces personal data, is created anew for each document, as in `judge`."""
     begun = time.process_time()
     with open(path, encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]

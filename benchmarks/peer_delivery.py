@@ -4,17 +4,18 @@ come.
     PYTHON peer_delivery.py litdata|mds FOLDER LENGTH BATCH SECONDS [raw|masks EOS]
 
 Runs in the environment of litdata or mosaicml-streaming (`benchmarks/delivery.py --peer`) and prints a JSON object. The
-loader runs in one process, without workers, in which the trainer's own loader is measured, too.
+loader runs in a single process without workers, as the trainer's own loader does in `delivery.py`.
 
-litdata gives blocks of LENGTH + 1 tokens, which its loader stacks to batches; streaming gives documents, one by one, as
-numpy arrays. From these, inputs and targets are made as int64 tensors, the least that a training needs. With `raw`,
-this is left out, and tokens are only counted. With `masks`, litdata's blocks become what the trainer's loader gives:
-positions within documents, and no target in the next document. The id of the end of text, EOS, shows where documents
-end, since neither loader says so.
+litdata gives blocks of LENGTH + 1 tokens, which its loader stacks to batches. streaming gives documents, one by one, as
+numpy arrays. From these, inputs and targets are made as int64 tensors, the least that a training needs.
 
-The comparison favours the peers in three points. They do not verify checksums; streaming's documents are not cut into
-windows; and litdata shuffles the chunks, and inside a chunk 256 blocks at a time, while the trainer's loader
-shuffles all windows.
+With `raw`, tokens are only counted. With `masks`, litdata's blocks become what the trainer's loader gives: positions
+within documents, and no target in the next document. EOS, the id of the end-of-text token, shows where documents end,
+because neither loader says so.
+
+The comparison favours the peers in three points. They do not verify checksums. streaming's documents are not cut into
+windows. litdata shuffles the chunks, and inside a chunk 256 blocks at a time, while the trainer's loader shuffles all
+windows.
 """
 
 from __future__ import annotations

@@ -2,10 +2,14 @@
 
     python benchmarks/peer_language.py NAME IN.json OUT.json
 
-NAME is one of PEERS, which run in their environment (`peer-language.txt`), or the path of a fastText model, which runs
-in the project's environment and gets texts as in the step `language`. IN.json: {set: [texts]}. OUT.json: {"labels": the
-labels of a fastText model, else null; "load": CPU seconds, "mb": peak resident memory, "sets": {set: {"labels": [one
-per text, "" for none], "scores": [0 … 1 or null], "cpu": seconds}}}.
+NAME is one of PEERS, which run in their own environment (`peer-language.txt`). It may also be the path of a fastText
+model, which runs in the project's environment and gets texts as in the step `language`. IN.json is {set: [texts]}.
+OUT.json has the keys
+
+    labels  the labels of a fastText model, else null
+    load    CPU seconds of loading
+    mb      peak resident memory
+    sets    {set: {"labels": [one per text, "" for none], "scores": [0 … 1 or null], "cpu": seconds}}
 """
 
 from __future__ import annotations

@@ -2,9 +2,12 @@
 
     python peer_task_eval.py MODEL TASKS OUT.json BATCH DTYPE
 
-TASKS is a folder with task files (YAML) and their data. OUT.json has for each task the log-likelihoods of each item's
-answers and whether each is the greedy continuation (or the generated text), the metrics, and the CPU seconds that
-requests took.
+TASKS is a folder with task files (YAML) and their data. OUT.json maps each task to
+
+    items    for each item, the log-likelihood of each answer and whether it is the greedy continuation; or the
+             generated text
+    metrics  the task's metrics
+    seconds  CPU seconds of all requests to the model
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ def main(model: str, folder: str, out: str, batch: str, dtype: str) -> None:
 
 
 def timed(whole: Any, spent: list[float]) -> Any:
-    """Return `whole` with its CPU seconds appended to `spent` at every call."""
+    """Return the function `whole`, changed so that each call appends its CPU seconds to `spent`."""
     def call(*args: Any, **options: Any) -> Any:
         began = time.process_time()
         result = whole(*args, **options)

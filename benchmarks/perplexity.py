@@ -1,11 +1,14 @@
-"""Measure the cost of CCNet's perplexities: normalising, cutting into pieces, scoring; and of KenLM, if installed.
+"""Measure what it costs to compute perplexities as CCNet does: normalising, cutting into pieces, scoring. Also measures
+KenLM, if it is installed.
 
     python benchmarks/perplexity.py MODEL DATA... [--arpa MODEL.arpa] [--limit 2000]
 
 MODEL is a model of `tokenmill lm train`, DATA the texts that it accepts. Each part runs alone over all texts, three
-times; the fastest counts, as MB of text per CPU-second of one process. `peer` repeats datatrove's `KenlmModel` (its
-normalisation where datatrove is installed, pieces as strings, KenLM's score of the joined line), with kenlm.Model of
---arpa. The perplexities of both sides are compared. `train` estimates a model of the first 200,000 pieces.
+times; the fastest counts, as MB of text per CPU-second of one process.
+
+`peer` does what datatrove's `KenlmModel` does, with kenlm.Model of --arpa. It uses datatrove's normalisation if that is
+the model's, makes pieces as strings, and lets KenLM score the joined line. The perplexities of both sides are compared.
+`train` estimates a model of the first 200,000 pieces, once.
 
 Needs sentencepiece. kenlm (an sdist that compiles, LGPL) is needed only for the peer.
 """

@@ -2,11 +2,14 @@
 
     python benchmarks/pii.py [--cases 2000] [--presidio FILE] [--text DIR] [--seed 0]
 
-Generated: texts with one value of a kind, and as many with a lookalike (a wrong check digit, version numbers, ISBNs,
-timestamps, hashes, DOIs, coordinates …). A value counts as found when all of it is replaced, as its kind; any other hit
-is a false one. All kinds are enabled together, with the ids of all countries. `--presidio` takes a JSON (.gz) of texts
-with spans. `--text` takes files (.txt, .md, .jsonl, .bz2, .gz); every hit in them is printed with the text around it,
-for a person to judge. The CPU time per document is of these texts if given, else of the generated ones.
+The texts are generated: --cases texts with one value of a kind, and as many with a lookalike (a wrong check digit,
+version numbers, ISBNs, timestamps, hashes, DOIs, coordinates …). All kinds are enabled together, with the ids of all
+countries. A value is found if all of it is replaced, as its kind. A hit is right if it has the kind of a value and
+overlaps it, otherwise false.
+
+`--presidio` takes a JSON file (or .gz) of texts with spans. `--text` takes a folder of texts (also .jsonl and .xml, .gz
+and .bz2). Every hit in them is printed with the text around it, for a person to judge. The CPU time per text is that of
+the texts in this folder, or of the generated ones if there is no folder.
 """
 
 from __future__ import annotations

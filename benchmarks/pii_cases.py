@@ -1,8 +1,8 @@
 """Generates personal data and lookalikes for `pii.py` and the tests, all from a seed: none of it belongs to a person.
 
-Check digits are computed here a second time, from the issuers' descriptions and not from the finders' tables: mostly by
-trying the last characters until a plain restatement of the rule holds. Telephone numbers are made by national plans
-written out by hand.
+The rules of check digits are written here a second time, from the issuers' descriptions. They do not use the finders'
+tables, so that a mistake there shows. Mostly the last characters are tried until the rule holds. Telephone numbers are
+made by national plans written out by hand.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SENTENCES = (
 
 @dataclass(frozen=True)
 class Case:
-    """A text and the values of one kind in it; none in a lookalike."""
+    """A text and the values of one kind in it. A lookalike has no values."""
 
     kind: str
     text: str
@@ -340,7 +340,8 @@ def lookalikes(rng: random.Random) -> list[str]:
 
 
 def broken(rng: random.Random, kind: str) -> str:
-    """A value of the kind with one fault, mostly a wrong check digit."""
+    """A text that looks like a value of the kind and is none: mostly a value with a wrong check digit, or a telephone
+    number that no plan has. For the other kinds, it is one of `lookalikes`."""
 
     def other(c: str) -> str:
         return str((int(c) + rng.randrange(1, 10)) % 10)

@@ -1,4 +1,5 @@
-"""National ids by country, made up: check digits from the authorities' descriptions, independent of the finders."""
+"""Makes up national ids of many countries. The rules of their check digits are written here from the authorities'
+descriptions, independently of the finders."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def grouped(value: str, sizes: tuple[int, ...], by: str) -> str:
 
 
 def ended(body: str, right: Callable[[str], bool], ends: list[str]) -> str | None:
-    """Return `body` with the first of `ends` that makes it valid by the rule `right`; None if none does."""
+    """Return `body` with a valid ending: the first of `ends` with which the function `right` accepts it. Returns None
+    if there is none."""
     return next((body + end for end in ends if right(body + end)), None)
 
 
@@ -48,7 +50,8 @@ def day(rng: random.Random, form: str, *, day_plus: int = 0, month_plus: int = 0
 
 
 def verhoeff_right(value: str) -> bool:
-    """Checks Verhoeff digits by composing the rotations and reflections of a pentagon one by one."""
+    """Return whether a number ends in the right Verhoeff digit. The rotations and reflections of a pentagon, by which
+    the digit is defined, are composed one by one."""
 
     def times(a: int, b: int) -> int:
         ra, sa, rb, sb = a % 5, a // 5, b % 5, b // 5
@@ -150,8 +153,8 @@ def until(make: Callable[[], str | None]) -> str:
 
 
 def ids(rng: random.Random) -> dict[str, tuple[str, list[str]]]:
-    """Returns {country: (a number, the forms in which it is written)}. A form that is found only after a word includes
-    the word."""
+    """Returns {country: (a number, the forms in which it is written)}. Some numbers are found only after a certain
+    word, such as SSN; their forms then contain the word."""
     d, r = digits, rng
     ymd = "{y:02d}{m:02d}{d:02d}"
     dmy = "{d:02d}{m:02d}{y:02d}"

@@ -3,9 +3,9 @@
     python benchmarks/playground.py --documents 1000000 --parts 200
 
 Writes a store as a finished run leaves it, and asks the questions that a page of the playground asks while thresholds
-are moved. The texts are short, because no text is read then. Every round is a process of its own, and the files are in
-the page cache. The figures are CPU seconds of the process, followed by wall clock seconds, which say little on a busy
-machine.
+are moved. Their answers need signals but no texts, so the texts are short. Every round is a process of its own, and the
+files are in the page cache. The figures are median CPU seconds of the process, followed by the least wall clock
+seconds, which say little on a busy machine.
 """
 
 from __future__ import annotations

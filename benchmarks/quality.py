@@ -1,21 +1,23 @@
 """Check whether a classifier trained on weak labels agrees with people about which web documents are good.
 
-Training: carefully made texts (WikiText-2, books, StackExchange; good) against the extracted text of a crawl
-(bench/realweb.warc.gz; the rest), as GPT-3's and DCLM's filters were trained. No test document is in it, and nothing
-was chosen on the test: settings are the defaults of `tokenmill classifier train`.
-
-Test: all 246 web documents of DCLM's development set, which people voted to keep or to drop
-(quality/dclm_human_dev.jsonl.gz). The classifier is compared with the length of a text, with single rule filters
-(Gopher quality and repetition, C4, FineWeb: a document passes or fails), and with the number of filters that a document
-passes. Two of these measures are combined by adding a document's ranks. All are compared by ROC-AUC; differences come
-from a paired bootstrap over the documents, 2,000 resamples. The classifier's score is the mean log-odds over `--seeds`
-trainings, which differ in the division of the texts and the initial values. WikiText's spaces around punctuation are
-removed first, because the classifier would recognise WikiText by them alone.
-
     python benchmarks/quality.py DATA
 
-DATA holds text/, quality/ and bench/. Also printed: the classifier's own held-out figures, and MB/s of scoring on one
-core.
+DATA holds text/, quality/ and bench/.
+
+Training, as for GPT-3's and DCLM's filters: carefully made texts count as good (WikiText-2, books, StackExchange), and
+the extracted text of a crawl as the rest (bench/realweb.warc.gz). No test document is in these texts. Nothing was
+chosen on the test: settings are the defaults of `tokenmill classifier train`. WikiText's spaces around punctuation are
+removed first, because the classifier would recognise WikiText by them alone.
+
+Test: all 246 web documents of DCLM's development set, which people voted to keep or to drop
+(quality/dclm_human_dev.jsonl.gz). The classifier's score is the mean log-odds over `--seeds` trainings, which differ in
+the division of the texts and in the initial values. It is compared with the length of a text, with single rule filters
+(Gopher quality and repetition, C4, FineWeb: a document passes or fails), and with the number of filters that a document
+passes. Some of these measures are also combined: the ranks of a document are added, or one measure decides and another
+one breaks ties. All are compared by ROC-AUC; differences come from a paired bootstrap over the documents, 2,000
+resamples.
+
+Also printed: the classifier's own held-out figures, and MB/s of scoring on one core.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ def stack_exchange(data: Path) -> Iterator[str]:
 
 
 def raw_web(data: Path) -> Iterator[str]:
-    """The text of every page, whatever it is, since a filter would meet all of them."""
+    """The text of every page of the crawl, good or bad, as a filter would get it. A page gives at most two passages."""
     extract = Html(engine="resiliparse")
     extract.setup()
     for doc in Warc().read(str(data / "bench" / "realweb.warc.gz"), Slice("web", "realweb.warc.gz")):
@@ -112,7 +114,8 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
 
 def classifier(labelled: list[tuple[str, str]], texts: list[str], seeds: int) -> tuple[np.ndarray, list[dict]]:
-    """Returns (mean score of each text over the trainings, their cards)."""
+    """Train a classifier for each seed. Returns (mean score of each text over the trainings, the card of each training,
+    which describes the model)."""
     total, cards = np.zeros(len(texts)), []
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(seeds):

@@ -4,8 +4,8 @@
 
 Writes shard sets of random documents (800 tokens on average), packs them, and reads random rows of 2,048 tokens from a
 folder that behaves like a bucket: each request waits for the latency and for its bytes at 30 MB/s. Rows are requested
-16 steps ahead, as a training does. Each set is read with one request for each range of blocks, and with one request for
-ranges that are near each other.
+16 steps ahead, as a training does. Each set is read twice: with a request for each range of blocks, and with ranges
+that are near each other joined into one request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LENGTH, BYTES_PER_S = 2048, 30e6
 
 
 class SlowFile:
-    """A file of the bucket. `requests` gets the size of each request."""
+    """A file of the bucket. The size of each request is appended to `requests`."""
 
     def __init__(self, file: BinaryIO, latency: float, requests: list[int]) -> None:
         self.file, self.latency, self.requests = file, latency, requests

@@ -3,9 +3,9 @@
     python -m benchmarks.report [--tasks 1000000] [--sources 500] [--rows 5000]
 
 The run is generated: a filtered dataset, a deduplication and a deduplicated dataset over all sources. The record of a
-task is made when the report asks for it, and the counters are given as sums, as a run gives them. All tasks share 64
-sets of real parts with `--rows` documents; the report reads as much of them as it would of a million different parts.
-Reading the commit log is not measured.
+task is made when the report asks for it, and the counters are given as sums, as a run gives them. The parts are real
+files with `--rows` documents. There are 64 sets of them, which all tasks share; the report reads as many parts as if
+each task had its own. Reading the commit log is not measured.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ def counters(sources: list[str], tasks: int, rows: int, stage: str) -> dict[str,
         "kept": {s: {"docs": 2 * each, "bytes": 2000 * each} for s in sources}, "quarantined": {}, "dropped_bytes": {},
         "languages": {s: dict.fromkeys(LANGUAGES, each // 6) for s in sources},
         "lengths": dict.fromkeys(sources, bins), "dropped_lengths": dict.fromkeys(sources, bins),
+        "licences": {s: {"mit": each} for s in sources},
+        "dropped_licences": {s: {"": each // 20 * 20} for s in sources},
         "dropped_languages": {"gopher_quality": {name: each * len(sources) // 11 for name in LANGUAGES}},
         "stages": {stage: {"in": 3 * each * len(sources), "bytes_in": 0, "bytes_out": 0, "cpu_s": 10.0 * tasks,
                            "dropped": {f"reason_{i}": dict.fromkeys(sources, each // 20) for i in range(20)}}}}

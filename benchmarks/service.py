@@ -6,10 +6,15 @@ asks it over HTTP:
     python benchmarks/service.py                     # 10,000,000 small documents, 1,000,000 of 2 kB: 1.7 GB of disk
     python benchmarks/service.py --documents 100000 --texts 10000
 
-*Cold*: the first request of a fresh server, which compares every part that it reads with its hash. The files are in the
-page cache, as they have just been written. *New*: another request of the same kind, with a value that was not asked for
-before, the median of --repeat; the server knows the parts, but not the answer. *Again*: the first request again, which
-the server remembers. Exit code 1 when a wanted figure is missed.
+Each question is asked in three ways:
+
+    cold    the first request of a fresh server, which compares every part that it reads with its hash. The files are
+            in the page cache, as they have just been written
+    new     requests of the same kind with other values: the server knows the parts, but not the answer. Median of
+            --repeat requests
+    again   the first request again, which the server remembers. Median of --repeat requests
+
+Exit code 1 when a wanted figure is missed.
 """
 
 from __future__ import annotations

@@ -2,15 +2,16 @@
 
     python benchmarks/shards.py --tokenizer tokenizer.json TEXTS... [--sizes 20 60] [--repeat 3] [--work DIR]
 
-TEXTS are text files of a kind that the tokenizer was not trained on. Documents are made from their paragraphs: about
-4 kB each, with one word of ten replaced by a word that never occurred, until there are as many MB as each of --sizes
-says. Both sides read the same Parquet files, which a run of Tokenmill has published, and end with shards:
+TEXTS are text files of a kind that the tokenizer was not trained on. Documents of about 4 kB are made from their
+paragraphs, with one word of ten replaced by a word that never occurred. For each of --sizes, there are documents of so
+many MB in all. Both sides read the same Parquet files, which a run of Tokenmill has published, and end with shards:
 
 * here: `tokenmill run` of a recipe whose dataset is finished, so that it only encodes and assembles, with one worker;
 * datatrove: ParquetReader, DocumentTokenizer and DocumentTokenizerMerger without shuffling, with one worker.
 
 The cost is the CPU time (user and system, of all processes) of the larger size minus that of the smaller one, per MB of
-text; what both sizes cost alike is start-up. The tokens of both sides are compared. All figures are medians.
+text. So start-up, which both sizes have, does not count. The tokens of both sides are compared. All figures are
+medians.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def main() -> int:
 
 
 class Site:
-    """A published dataset of `size` MB of text, in the folder `work`."""
+    """A published dataset of `size` MB of text in the folder `work`, and the shards that both sides make of it."""
 
     def __init__(self, work: Path, texts: list[Path], tokenizer: Path, size: int) -> None:
         shutil.rmtree(work, ignore_errors=True)

@@ -3,8 +3,8 @@
     python -m benchmarks.step_costs [NAME ...]
 
 Documents are made up (English prose, seeded); an extractor gets them as the bytes it reads. The figure is the median of
-five rounds over the same documents, after one round that warms caches. A step that needs a model or a list is left out,
-and named. Ratios between steps carry over to other machines better than the figures themselves.
+five rounds over the same documents, after one round that warms caches. Steps that need a model or a list are not
+measured; their names are printed. Ratios between steps carry over to other machines better than the figures themselves.
 """
 
 from __future__ import annotations

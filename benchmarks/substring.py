@@ -2,10 +2,10 @@
 
     python benchmarks/substring.py [--mb 20 60] [--repeated 0.1] [--length 500]
 
-Makes texts of random words, into which passages of 600 to 4,200 characters are copied until the share --repeated of all
-bytes stands elsewhere, too. The tasks of the step `substring` run in this process, wave by wave. The CPU time of each
-wave is given per MB of text, by the difference between the two sizes, so that start-up and compilation do not count.
-`peak` is the largest resident memory of the process, `exchange` the bytes of all exchange files per byte of text.
+Makes texts of random words, and copies passages of 600 to 4,200 characters into them: about the share --repeated of all
+bytes. The tasks of the step `substring` run in this process, wave by wave. The CPU time of each wave is given per MB of
+text, by the difference between the two sizes, so that start-up and compilation do not count. `peak` is the largest
+resident memory of the process. `exchange` is the size of all files that the waves exchange, in bytes per byte of text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PART_ROWS = 2_000
 
 
 def documents(megabytes: int, repeated: float) -> Iterator[Doc]:
-    """Texts of 5 kB on average, of which the share `repeated` is copied from texts before."""
+    """Yield texts of 5 kB on average. About the share `repeated` of their bytes is copied from earlier texts."""
     draw = random.Random(1)
     words = ["".join(draw.choices("etaoinshrdlu", k=draw.randrange(2, 11))) for _ in range(50_000)]
     earlier: list[str] = []
@@ -52,8 +52,8 @@ def documents(megabytes: int, repeated: float) -> Iterator[Doc]:
 
 
 def cost(megabytes: int, repeated: float, length: int, folder: Path) -> tuple[dict[str, float], dict[str, float]]:
-    """Run the step on generated texts. Returns (CPU seconds of each wave, {bytes of the texts, of the exchange files,
-    and cut})."""
+    """Run the step on generated texts. Returns two mappings: the CPU seconds of each wave, and the sizes in bytes of
+    the texts (`size`), of the exchange files (`exchange`) and of the passages that were cut (`cut`)."""
     store, barrier = Store(folder), Substring(length=length)
     docs = list(documents(megabytes, repeated))
     size = sum(len(doc.text) for doc in docs)

@@ -2,15 +2,17 @@
 
     python -m benchmarks.task_beside DATA [--tasks T,…] [--steps N] [--one-core] [--unpaced]
 
-DATA is the folder of the tasks. A model of about half a million parameters trains on one core, and `tokenmill train
-eval --follow` scores its checkpoints on another; with --one-core both have the same one. The texts of the training are
-random words.
+DATA is the folder of the tasks. A model of about half a million parameters trains on one core, on random words. A
+second process, which runs what `tokenmill train eval --follow` runs, scores its checkpoints on another core; with
+--one-core, on the same one.
 
-Blocks of steps alternate in one training: in every second block the process is paused, in the others the trainer's pace
-decides when it runs (with --unpaced, it runs in all of them). The median of the steps of a block over that of its
-neighbour is the delay; printed is the median over all pairs of blocks, with the quartiles. So a load of the machine by
-others, which lasts longer than a block, changes both sides alike. `cpu_delay` is the same of the CPU time of the steps.
-It says how much caches and memory that both share delay them, even on a machine on which others compute.
+The steps of the training are divided into blocks. In every second block, the scoring process is paused. In the others,
+the trainer's pace decides when it runs; with --unpaced, it always runs. The delay of a block is the median of its steps
+over that of the paused block beside it. Other load on the machine usually lasts longer than a block, so it changes both
+blocks alike.
+
+Prints the median delay over all pairs of blocks, with the quartiles. `cpu_delay` is the same for the CPU time of the
+steps. It shows the delay by shared caches and memory, even on a machine on which other programs compute.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from trainer.parallel.world import world  # noqa: E402
 
 #: steps of a block
 BLOCK = 20
-#: steps of the two blocks without a checkpoint, of three blocks that are two pairs, and of one that need not be full
+#: fewest steps: two blocks without a checkpoint, three blocks that make two pairs, and a last one, which may be partial
 LEAST_STEPS = 6 * BLOCK
 MODEL = {"layers": 3, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 384}
 #: (number of the block, did the process run?, seconds, CPU seconds since the step before) of every step
@@ -46,7 +48,8 @@ STEPS: list[tuple[int, bool, float, float]] = []
 
 
 class Blocks(Pace):
-    """The trainer's pace in every second block of steps; in the others, and without a pace, fixed."""
+    """Decides after each step whether the scoring process runs. In every second block of steps, the trainer's pace
+    decides, or the process always runs if `paced` is False. In the other blocks, it is paused."""
 
     paced, cpu = True, 0.0
 
@@ -105,15 +108,16 @@ def main() -> None:
 
 
 def make_run(folder: Path, steps: int, tasks: list[str], data: Path) -> Path:
-    """Make the run that is trained below `folder`, and return its folder. Nothing can be learned from random words, so
-    gradient norms leap at times; the training must not end because of that (`stability`)."""
+    """Make the run that is trained in the folder `folder`, and return its folder. A model that cannot learn from its
+    data has sudden jumps of gradient norms, so the run's `stability` check is turned off: it would end the training."""
     scoring = {"every": 10, "tasks": tasks, "data": str(data.absolute())}
     return word_run(folder, model=MODEL, total=1024 * steps, sequence=256, batch=1024, stability={"sigma": None},
                     evaluate={"every": 10 ** 6, "tasks": scoring}, checkpoint={"every": 10, "keep": 3})
 
 
 def report() -> dict[str, Any]:
-    """Return the figures, without the first two blocks, during which there is no checkpoint yet."""
+    """Return the figures that are printed. The first two blocks are left out, because there is no checkpoint to score
+    yet."""
     blocks: dict[int, list[tuple[bool, float, float]]] = {}
     for block, *step in STEPS[2 * BLOCK:]:
         blocks.setdefault(block, []).append(tuple(step))

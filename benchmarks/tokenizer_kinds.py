@@ -6,10 +6,14 @@ trains two tokenizers of 16,000 tokens on the same texts, and evaluates them and
 (byte-level BPE, digits in groups of three from the left) and `unigram` (SentencePiece, single digits, runs of up to 16
 spaces as tokens). It prints the table of docs/tokenizers.md, and writes tokenizers.html and tokenizers.json to FOLDER.
 
-The texts are: the Universal Declaration of Human Rights (package `udhr-html` of npm), which is parallel text and only
-evaluated; files LANGUAGE.txt with a sentence a line (as `lingua` has for tests); books as *.md.gz; web pages as
-*.html.gz; and the Python files of the standard library. Except for the declaration, every second file (of sentences:
-every second line) is for training, the others are for evaluation.
+These texts are used half for training and half for evaluation:
+
+- files LANGUAGE.txt with a sentence a line (as `lingua` has for tests), of which every second line is for training
+- books as *.md.gz, web pages as *.html.gz, and the Python files of the standard library, of which every second file is
+  for training
+
+Only for evaluation are the Universal Declaration of Human Rights (package `udhr-html` of npm), which is parallel text,
+and generated numbers.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ LANGUAGES = {"en": "eng", "de": "deu_1996", "fr": "fra", "tr": "tur", "fi": "fin
 
 
 def declaration(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (language, text) of the declaration, one text per language, its paragraphs a line each."""
+    """Yield (language, text) of the declaration: one text for each language, with a paragraph in each line."""
     with zipfile.ZipFile(path) as archive:
         for language, name in LANGUAGES.items():
             page = archive.read(f"{name}.html").decode("utf-8")

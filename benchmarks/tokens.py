@@ -3,10 +3,11 @@
     python benchmarks/tokens.py [--streams 3 30 200 1000] [--block 65536] [--batch 1024]
 
 Makes curricula of 10^13 tokens with five phases and this many streams of unequal weights, once flat and once in ten
-groups, and measures `Order.locate`, which says which stream, epoch and window each sample reads: for blocks of samples,
-as the trainer locates them ahead, and for single batches, with numpy alone and with the kernels that numba compiles.
-All figures are medians of --repeat calls at random places.
-Memory is what an order with its tables takes, as traced by Python.
+groups. Measures `Order.locate`, which says which stream, epoch and window each sample reads: with numpy alone, and with
+the kernels that numba compiles. It is called for blocks of samples, as the trainer locates them ahead, and for single
+batches. These figures are medians of --repeat calls at random places.
+
+Also prints the time and the memory of setting up an order with its tables. The memory is traced by Python.
 """
 
 from __future__ import annotations

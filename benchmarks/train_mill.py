@@ -8,17 +8,21 @@ The gold is that of benchmarks/html_engines.py (WCXB, CC-BY-4.0) and the news pa
 stages/extract/html/mill/ATTRIBUTION.md. `--folds` receives the model of each of five folds over registered domains, for
 benchmarks/html_extraction.py; `--out` receives the model of all pages.
 
+The model estimates for each block of a page the chance that it belongs to the main text.
+
 - Labels: the words of the gold text (the main text, selected by people) are aligned with the words of the page, in
   order, and matches in a row count more. The label of a block is the share of its words that are aligned.
 - Weights: a block counts by its share of the page's words, so that long and short pages count alike.
-- Class words (in class, id and similar attributes): a word that occurs on at least five sites gets a log-odds weight,
-  to which each site contributes equally. The weights that describe a page in training are computed without its site.
-- Second pass: it is trained on predictions of first passes that were trained on other sites.
-- Shifts of chances (`stages.extract.html.mill.choice`): those of GRID are tried. Two second passes are each trained on
-  half of the sites, and the shifts that choose best on the other halves are taken. News pages count as much as all
-  other pages together.
+- Class words: words in class, id and similar attributes. A word that occurs on at least five sites gets a log-odds
+  weight, to which each site contributes equally. The weights that describe a page in training are computed without its
+  site.
+- Two passes: the second one gets the chances that the first one gave. It is trained on those of first passes that were
+  trained on other sites.
+- Shifts: the choice of blocks (`stages.extract.html.mill.choice`) allows for errors of a page's chances, by shifting
+  them. The distributions of shifts in GRID are tried. Two second passes are each trained on half of the sites, and the
+  distribution that chooses best on the other halves is taken. News pages count as much as all other pages together.
 
-Nothing of a fold's model, not even its shifts, thus depends on the sites on which it is tested.
+So nothing in a fold's model depends on the sites on which it is tested, not even the shifts.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ from stages.extract.html.mill import choice, forest
 from stages.extract.html.mill import features as f
 from stages.extract.html.mill.engine import MillWeights, render
 from stages.extract.html.mill.page import table, walk
+from stages.extract.html.mill.second_pass import SECOND, second_features, structures
 
 #: fewest sites on which a class word must occur
 SITES = 5
@@ -106,7 +111,7 @@ def weight(g: Gold) -> np.ndarray:
 
 
 def fit(rows: np.ndarray, labels: np.ndarray, weights: np.ndarray, trees: int) -> dict[str, np.ndarray]:
-    """Fits trees and returns them as arrays of integers: see `stages.extract.html.mill.forest.scores`."""
+    """Fit trees, and return them as arrays of integers, as `stages.extract.html.mill.forest.scores` reads them."""
     # blocks of low weight are sampled at random, and those taken weigh more to make up: a third of the work, nearly the
     # same trees
     floor = np.quantile(weights, 0.8)
@@ -145,15 +150,16 @@ def look(trees: dict[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
 
 
 def again(arrays: Any, first: np.ndarray) -> np.ndarray:
-    out = np.empty((len(first), len(f.SECOND)), np.int32)
-    f.second_features(arrays.elements, len(arrays.elements), arrays.blocks, len(arrays.blocks),
-                      f.structures(arrays.elements, arrays.blocks), first, out)
+    out = np.empty((len(first), len(SECOND)), np.int32)
+    second_features(arrays.elements, len(arrays.elements), arrays.blocks, len(arrays.blocks),
+                    structures(arrays.elements, arrays.blocks), first, out)
     return out
 
 
 def shifts(mean: float, deviation: float) -> np.ndarray:
-    """A table for `choice.choose`: for each shift, and for each chance from 0 to 1000 (in 1/1000), the shifted chance,
-    as int16[shifts, 1001]. The shifts add normally distributed numbers of this mean and deviation to the log-odds."""
+    """Return the table of shifted chances for `choice.choose`, int16 [shifts, 1001]. Row i has shift number i applied
+    to each chance from 0 to 1000 (in 1/1000). A shift adds a number to the log-odds; the numbers of all shifts are
+    normally distributed with this mean and deviation."""
     chances = np.arange(1001)
     log_odds = np.log((chances + 0.5) / (1000.5 - chances))
     moved = log_odds[None] + mean + deviation * (NORMAL if deviation else NORMAL[:1])[:, None]
@@ -161,8 +167,8 @@ def shifts(mean: float, deviation: float) -> np.ndarray:
 
 
 def settle(pages: list[Gold], chances: list[np.ndarray]) -> tuple[float, float]:
-    """Try the (mean, deviation) pairs of GRID, and return the one with which `choice.choose` chooses best, given the
-    model's `chances` for each page. A choice is scored by the labels of the blocks."""
+    """Return the pair (mean, deviation) of GRID with which `choice.choose` chooses the best blocks, given the model's
+    `chances` for each page. A choice is scored by the labels of the blocks."""
     news = np.array([g.kind == "news" for g in pages])
     blocks = [walk(g.markup) for g in pages]
     best = (-1.0, GRID[0])
@@ -179,8 +185,8 @@ def settle(pages: list[Gold], chances: list[np.ndarray]) -> tuple[float, float]:
 
 
 def train(pages: list[Gold], inner: dict[str, int]) -> dict[str, np.ndarray]:
-    """Train the model on some pages. The second pass is trained on predictions of first passes that have not seen the
-    page's site: `inner` divides the sites into folds for them."""
+    """Train the model on some pages, and return its arrays. `inner` divides the sites into folds, so that the second
+    pass is trained on predictions of first passes that have not seen the page's site."""
     tokens = Tokens(pages)
     described = [describe(g, tokens.table(without=g.site)) for g in pages]
     rows = np.concatenate([r for _, r in described])

@@ -16,11 +16,13 @@ Models of 125 M, 350 M and 1 B parameters, each trained on the same random token
 
 The most important comparison comes first: ours and nanochat for all models. Every measurement is a process of its own,
 so that one that fails does not stop the next. It begins with a micro-batch that fits an H200, and halves it whenever
-memory runs out. Results are written at once: called again with the same --out, the script measures only what is missing
-or has failed. The figure is the median over windows of four steps; the first window is left out (compilation, warm-up).
-MFU uses the formula of trainer/observe/mfu.py for all ways. For each model, MODELS sets the lowest MFU that we accept
-(`floor`) and the one that we want (`goal`). Without CUDA, the script says so and runs a tiny model on the CPU, which
-shows only that the script works.
+memory runs out. Each result is written at once. Called again with the same --out, the script measures only what is
+missing or has failed.
+
+The figure is the median over windows of four steps; the first window is left out (compilation, warm-up). MFU uses the
+formula of trainer/observe/mfu.py for all ways. For each model, MODELS sets the lowest MFU that we accept (`floor`) and
+the one that we want (`goal`). Without CUDA, the script says so and runs a tiny model on the CPU, which shows only that
+the script works.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ def main() -> int:
                                 "formula": FORMULA, "peak_flops": peak(device), "smoke": not cuda}
     results = former(options.out, document)
     document["results"] = results
-    if options.out:                               # finds out before measuring that nothing can be written
+    if options.out:                               # fails before the measurements if the file cannot be written
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(document, indent=1) + "\n")
     print(f"{document['device']}, torch {torch.__version__}, peak "
@@ -129,7 +131,7 @@ def main() -> int:
 
 
 def former(path: Path | None, document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The measurements in `path` that were made on this device with this torch, without those that failed."""
+    """Return the measurements in `path` that were made on this device with this torch and did not fail."""
     try:
         found = json.loads(path.read_text()) if path else {}
     except FileNotFoundError:
@@ -215,8 +217,8 @@ def verdicts(results: list[dict[str, Any]]) -> list[str]:
 
 # -- one measurement ---------------------------------------------------------------------------------------------------
 def measure(spec: dict[str, Any], way: str, micro: int, smoke: bool) -> dict[str, Any]:
-    """Measure one way for a model. Returns {tokens_per_s, spread (relative, of the windows), mfu, memory_gb (peak),
-    windows}."""
+    """Measure one way of training a model. Returns tokens_per_s (the median of the windows), spread (of the windows,
+    relative to it), mfu, memory_gb (peak) and windows (tokens per second of each)."""
     import torch
 
     torch.manual_seed(0)
@@ -307,8 +309,8 @@ def store(top: Path, spec: dict[str, Any], vocab: int, micro: int, packed: bool,
 
 def plain(spec: dict[str, Any], vocab: int, micro: int, sharded: bool, smoke: bool
           ) -> tuple[list[float], float | None, float]:
-    """Measure one of the two ways without our trainer. Returns tokens per second of each window, MFU of the median
-    window, and peak bytes."""
+    """Measure `titan` if `sharded`, else `nanochat`, without our trainer. Returns tokens per second of each window, MFU
+    of the median window, and peak bytes of memory."""
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
@@ -380,8 +382,8 @@ def plain(spec: dict[str, Any], vocab: int, micro: int, sharded: bool, smoke: bo
 
 
 def decoder(shape: dict[str, int], vocab: int, length: int, dtype: Any) -> Any:
-    """A plain Llama decoder of the trainer's shape (tied embedding, no biases), as anybody might write it. `dtype` is
-    that of the residual stream, which under autocast would otherwise be float32."""
+    """Return a plain Llama decoder of the trainer's shape (tied embedding, no biases), without our optimisations.
+    `dtype` is that of the residual stream, which under autocast would otherwise be float32."""
     import torch
     import torch.nn.functional as F
     from torch import nn

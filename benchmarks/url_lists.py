@@ -3,10 +3,17 @@
     python benchmarks/url_lists.py [--domains 4500000]
 
 Writes a list of made-up domains, and the same as an archive in UT1's layout (ten categories), into a temporary folder.
-Each side then runs in a process of its own: `first` hashes the list (once per machine), `ready` finds the hashes there
-(every worker), `archive` does the same with the archive. Time is measured until the first answer. Memory is what the
-process gains: private pages; RSS, which adds the mapped pages of the file that all workers share; and the peak until
-then. Then 100,000 URLs are looked up, half of them blocked.
+Each side is measured in a process of its own:
+
+    set            the list as a Python set
+    first          hashing the list, as the first worker of a machine does
+    ready          using the hashes that are there, as every other worker does
+    archive first  the same two with the archive
+    archive ready
+
+Time is measured until the first answer. Then 100,000 URLs are looked up, half of them blocked. Memory is what the
+process has gained at the end: private pages; RSS, which adds the mapped pages of the file that all workers share; and
+the peak.
 """
 
 from __future__ import annotations

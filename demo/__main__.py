@@ -40,9 +40,10 @@ def main(store: str | None = None) -> int:
         print(f"warning: {warning}")
     milled = time.monotonic()
     folder = at / "runs" / made.run
-    command = os.path.relpath(Path(sys.executable).with_name("tokenmill"))
-    print(f"\nThe report of the data is there to look at, while the model trains: {folder / 'report.html'}\n"
-          f"What was dropped, and why: {command} inspect clean --dropped --store {at}\n\n3. training", flush=True)
+    print(f"\nThe data is finished. While the model trains, you can already\n"
+          f"  read the report         {folder / 'report.html'}\n"
+          f"  try other thresholds    {serve_command(at)}   (in a second terminal; run › Tune clean)\n"
+          f"  see what was dropped    {tokenmill()} inspect clean --dropped --store {at}\n\n3. training", flush=True)
     # in a process of its own, because the trainer sets the number of its threads for its whole process
     code = subprocess.run([sys.executable, "-m", "pipeline.cli", "train", "run", str(folder)], cwd=ROOT).returncode
     if code:
@@ -54,8 +55,8 @@ def main(store: str | None = None) -> int:
 
 
 def closing(folder: Path, datasets: dict[str, int], shards: dict[str, int]) -> str:
-    """The text that is printed at the end: path of the report, loss before and after training, number of tokens and
-    documents, and a sample of generated text."""
+    """Return the text that is printed at the end: path of the report, loss before and after training, number of tokens
+    and documents, and a sample of generated text."""
     import json
 
     summary = json.loads((folder / "train" / "summary.json").read_text())
@@ -71,13 +72,25 @@ def closing(folder: Path, datasets: dict[str, int], shards: dict[str, int]) -> s
         lines.append(f"sample   {' '.join(summary['sample'].split())}")
     else:
         lines.append(f"sample   skipped: {summary.get('sample_skipped')}")
-    command, store = os.path.relpath(Path(sys.executable).with_name("tokenmill")), os.path.relpath(folder.parents[1])
-    lines += ["", f"browse   {command} serve --store {store} --allow-root {os.path.relpath(RECIPE.parents[1])}   "
+    store = os.path.relpath(folder.parents[1])
+    lines += ["", f"browse   {serve_command(folder.parents[1])}   "
                   "(run › Tune clean: change a threshold, see what moves, run it, compare)",
               f"or type  edit a threshold in {os.path.relpath(RECIPE)}, then",
-              f"         {command} run {os.path.relpath(RECIPE)} --store {store} --name changed",
-              f"compare  {command} report --compare {folder.name} changed --store {store}"]
+              f"         {tokenmill()} run {os.path.relpath(RECIPE)} --store {store} --name changed",
+              f"compare  {tokenmill()} report --compare {folder.name} changed --store {store}"]
     return "\n".join(lines)
+
+
+def tokenmill() -> str:
+    """The path of the command `tokenmill` in the environment of the demo, as one types it in the current folder."""
+    return os.path.relpath(Path(sys.executable).with_name("tokenmill"))
+
+
+def serve_command(store: Path) -> str:
+    """The command that starts the web service for the folder `store`. Runs that the service starts may read the demo's
+    inputs."""
+    return (f"{tokenmill()} serve --store {os.path.relpath(store)} "
+            f"--allow-root {os.path.relpath(RECIPE.parents[1])}")
 
 
 if __name__ == "__main__":

@@ -76,8 +76,8 @@ def fetch_demo(folder: Path = FOLDER, say: Say = print) -> dict[str, int]:
 
 
 def web(folder: Path, target: Path) -> int:
-    """Write web pages of many kinds (front, login, contact …) to one WARC file, and article pages to another. Articles
-    that do not name their address are left out. Returns the number of pages."""
+    """Write web pages to two WARC files: pages of many kinds (front, login, contact …), and articles. An article whose
+    HTML does not give its own address is left out. Returns the number of pages."""
     archive = folder / "packages" / packages.FORMASAURUS.file
     [(_, index)] = members(archive, lambda p: p == "formasaurus/data/index.json")
     addresses = {name: entry["url"] for name, entry in json.loads(index).items()}

@@ -1,8 +1,8 @@
 """`python demo/install.py ARGUMENTS…` runs `pip install ARGUMENTS…` and prints a line about the progress every few
 seconds, while pip itself prints either nothing or hundreds of lines.
 
-It uses only the standard library, because it runs before anything is installed, in the environment into which it
-installs.
+It uses only the standard library, because nothing is installed yet when it runs. It installs into the environment of
+the Python that runs it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _STEP = re.compile(r"\s*(Collecting|Processing|Downloading|Using cached|Building
 
 
 class Progress:
-    """The progress of pip, taken from the lines that it prints. While pip unpacks packages it prints nothing; the
-    packages installed so far are counted then."""
+    """The progress of pip, taken from the lines that it prints. While pip unpacks packages, it prints nothing. The
+    progress is then the number of packages that are installed so far."""
 
     def __init__(self) -> None:
         self.collected, self.packages, self.last = 0, 0, ""

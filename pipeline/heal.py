@@ -27,14 +27,13 @@ MOST_MENDED, MOST_REPEATED = 10_000, 12
 
 def until_sound(store: Store, log: Log, scheduler: Scheduler, plan_and_run: Callable[[], T],
                 mended: dict[str, str]) -> T:
-    """Call `plan_and_run` and return its result. When it raises an error because files of the store are damaged,
-    withdraw the commit records of these files and call `plan_and_run` again, so that the files are written again.
+    """Call `plan_and_run` and return its result. If it raises an error because files of the store are damaged, their
+    commit records are withdrawn. Then it is called again, so that the files are written again.
 
     The path of each damaged file is added to `mended`, with a description of the damage. Raises StoreError when too
     many files are damaged, in total or of one task. Raises the original error when none of the damaged files can be
-    written again: none has a commit record, and none is a list of task arguments. This happens, for example, when a
-    published copy is damaged; it can be repaired with `tokenmill store verify --repair` and another run.
-    """
+    written again, because none has a commit record and none is a list of task arguments. This happens, for example,
+    when a published copy is damaged; it can be repaired with `tokenmill store verify --repair` and another run."""
     while True:
         try:
             return plan_and_run()

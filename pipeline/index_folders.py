@@ -19,7 +19,8 @@ from pipeline.base.errors import TokenmillError
 from pipeline.base.files import file_sha256
 from pipeline.base.parquet import write_table
 from pipeline.base.scratch import Scratch
-from pipeline.engine.shuffle.exchange import SegmentWriter, read_segment
+from pipeline.engine.shuffle.exchange import read_segment
+from pipeline.engine.shuffle.segment_writer import SegmentWriter
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
 from pipeline.store.index_folder import (
@@ -55,7 +56,7 @@ def new_folder(root: str) -> Store:
     """Return the folder at `root`, into which indexes are to be written. Raises FolderTaken if it is not empty."""
     folder = Store(root)
     if next(iter(folder.list("")), None) is not None:
-        raise FolderTaken(f"{root} holds files already, and an index is never changed; name another folder")
+        raise FolderTaken(f"{root} holds files already; name a new folder")
     return folder
 
 
@@ -75,10 +76,12 @@ def export_indexes(store: Store, indexes: Sequence[DedupIndex], folder: Store) -
 
 
 def merge_folders(roots: Sequence[str], folder: Store) -> list[DedupIndex]:
-    """Merge the indexes in the folders `roots` into new indexes in `folder`, which hold the documents of all of them.
-    Of similar documents in several folders, those of the folder that comes first in `roots` have priority. Returns the
-    new indexes. Raises NoIndex if a folder has no index, if the folders differ in their steps or settings, or if two of
-    them are known to hold the same documents (`overlap`)."""
+    """Merge the indexes in the folders `roots` into new indexes in `folder`, which hold the documents of all of them,
+    and return these. Of similar documents in several folders, those of the folder that comes first in `roots` have
+    priority.
+
+    Raises NoIndex if a folder has no index, or if the folders differ in their steps or settings. Also raises it if two
+    of them are known to hold the same documents (`overlap`)."""
     steps = steps_in(Store(roots[0]))
     by_step = {step: [read_index(root, step) for root in roots] for step in steps}
     for root in roots:
@@ -109,13 +112,12 @@ def indexes_in(root: str) -> list[DedupIndex]:
 
 
 def forget(root: str, gone: Tombstones) -> dict[str, int]:
-    """Cut documents that were taken down out of the indexes in the folder `root`: those whose id `gone` lists, and in
-    an index of `minhash` also those whose text `gone` lists. Returns how many records were removed, by step: records of
+    """Cut documents that were taken down out of the indexes in the folder `root`. They are found by their ids in
+    `gone`, and in an index of `minhash` also by their texts. Returns the number of removed records by step: records of
     documents (minhash), or of hashes (exact).
 
     Files with such a document are written again under new names, then index.json, and then the old files are removed.
-    If the function is interrupted, call it again. Raises NoIndex if the folder has no index, or a damaged one.
-    """
+    If the function is interrupted, call it again. Raises NoIndex if the folder has no index, or a damaged one."""
     folder, removed = Store(root), {}
     for index in indexes_in(root):
         numbers = [int(path.split("/")[1].split(".")[0]) for path in _files_in(folder, index.step)]
@@ -162,10 +164,10 @@ def _without(index: DedupIndex, gone: Tombstones, folder: Store, names: _FileNam
 
 def _group_without(group: dict[str, Any], ids: NDArray[np.bytes_], hashes: Set[str], settings: Mapping[str, Any],
                    folder: Store, names: _FileNames) -> tuple[dict[str, Any], NDArray[np.int64]]:
-    """Write the files of a group of documents of an index again, without the documents that have one of the sorted
-    `ids`, or whose text has one of the `hashes`. In the places of these documents, the new files have zeros and empty
-    texts. If the group has no such document, nothing is written. Returns (the group with its new files, the numbers of
-    the removed documents)."""
+    """Write the files of a group of documents of an index again, without some documents: those that have one of the
+    sorted `ids`, or whose text has one of the `hashes`. In their places, the new files have zeros and empty texts. If
+    the group has no such document, nothing is written. Returns (the group with its new files, the numbers of the
+    removed documents)."""
     dtype, about, texts = document_dtype(settings["prefer"]), group["documents"], group["texts"]
     buckets = max(1, -(-about["rows"] // ROWS))
     records = np.concatenate([_records(about, bucket, dtype) for bucket in range(buckets)])
@@ -223,8 +225,8 @@ def _texts_without(ref: dict[str, Any], records: NDArray[Any], live: NDArray[np.
 def _keys_without(ref: dict[str, Any], buckets: int, documents: NDArray[np.uint64], ids: NDArray[np.bytes_], step: str,
                   folder: Store, names: _FileNames) -> tuple[dict[str, Any], int]:
     """Write a file of an index's keys again, without the records of removed documents. In an index of `exact`, these
-    are the records with one of `ids`; in one of `minhash`, those with one of the numbers `documents`. If the file has
-    no such record, nothing is written. Returns (the reference to the file, the number of records removed)."""
+    records have one of `ids`. In an index of `minhash`, they have one of the document numbers `documents`. If the file
+    has no such record, nothing is written. Returns (the reference to the file, the number of records removed)."""
     kept = []
     for bucket in range(buckets):
         records = _records(ref, bucket, HASH if step == "exact" else KEY)
@@ -250,8 +252,8 @@ def _joined_ids(records: NDArray[Any]) -> NDArray[np.bytes_]:
 
 
 def _moved(path: str, ref: dict[str, Any], name: str, folder: Store, content: str, rows: int) -> dict[str, Any]:
-    """Move the temporary file `path` into the folder of an index, as the file `name`. `ref` is the reference (as
-    `file_ref` makes it) to the file of the index that it replaces. Returns the reference to the new file."""
+    """Move the temporary file `path` into the folder of an index, as the file `name`, and return the reference to it.
+    `ref` is the reference (as `file_ref` makes it) to the file of the index that the new file replaces."""
     new = {"bytes": os.path.getsize(path), "sha256": file_sha256(path), "content": content, "rows": rows}
     folder.replace(path, name)
     return {**file_ref(name, new), "root": ref["root"]}
@@ -302,8 +304,8 @@ def _merge(indexes: Sequence[DedupIndex], folder: Store) -> DedupIndex:
 
 
 def _merge_keys(indexes: Sequence[DedupIndex], name: str, folder: Store, names: _FileNames) -> dict[str, Any]:
-    """Merge the files with keys of one property (`name`) of several indexes, and write the new files to `folder`. If
-    indexes of `exact` have equal hashes, the record of the first of these indexes stays. Returns the entry of the
+    """Merge the key files that several indexes have for the property `name` of documents, and write the new files to
+    `folder`. Of equal hashes in indexes of `exact`, the record of the first index stays. Returns the entry of the
     property in the new index: references to the files, and the number of buckets."""
     dtype, key = (HASH, ["hi", "lo"]) if indexes[0].step == "exact" else (KEY, ["key", "document"])
     parts = [index.keys[name] for index in indexes]

@@ -62,15 +62,15 @@ class RunSummary:
     store: str
     datasets: dict[str, int]            # rows
     shards: dict[str, int]              # training tokens, by stream
-    executed: int                       # tasks that ran, of all recipes that ran together; `reused` ones: done before
-    reused: int
+    executed: int                       # tasks that ran, of all recipes that ran together
+    reused: int                         # tasks that had been done before, of all these recipes
     warnings: list[str]
 
 
 def run_name(recipe: Recipe) -> str:
     """Return the name of a recipe's run. The name depends only on the recipe, so running the same recipe again
-    continues or reuses the same run. Characters other than letters, digits, '_', '.' and '-' are replaced, so that the
-    name is safe as a file name and as a word in a shell."""
+    continues or reuses the same run. Only letters, digits, '_', '.' and '-' are kept; other characters are replaced. So
+    the name is safe as a file name and as a word in a shell."""
     stem = re.sub(r"[^\w.-]+", "-", recipe.name)[:64].strip("-.")
     return f"{stem or 'recipe'}-{recipe.digest()[:8]}"
 
@@ -78,19 +78,24 @@ def run_name(recipe: Recipe) -> str:
 def run_recipe(recipe: Recipe, store_root: str, *, make_backend: Callable[[Store], Backend], show: str = "quiet",
                run: str | None = None, dispatch_seed: int | None = None, takeover: bool = False,
                verify_inputs: bool = False, report: bool = True, attempt: int | None = None) -> RunSummary:
-    """Run `recipe` and write the results to the store. Returns when all results are published, and raises when
-    something failed.
+    """Run `recipe`, and return when all its results are published in the store. Raises when something failed. Every
+    finished task is committed within about a second. After a failure, the next run of the same recipe does not repeat
+    the committed tasks.
 
-    `show` is how progress is shown: rich, quiet or json. Every finished task is committed within about a second. After
-    a failure, the next run of the same recipe does not repeat the committed tasks. `make_backend` creates the backend,
-    the object that runs tasks. The backend starts its workers only when there are tasks to run, and has stopped them on
-    return. `takeover` ends another driver that owns the store. With `verify_inputs`, local input files are hashed;
-    otherwise a file with unchanged size and time counts as unchanged. Without `report`, no report is written.
-    `dispatch_seed` mixes the order of tasks, for tests.
+    - `make_backend` creates the backend, the object that runs tasks. The backend starts its workers only when there
+      are tasks to run, and has stopped them on return
+    - `show` is how progress is shown: rich, quiet or json
+    - `run` is the name of the run (default: `run_name`)
+    - `dispatch_seed` mixes the order of tasks, for tests
+    - `takeover` ends another driver that owns the store
+    - `verify_inputs` makes the run hash local input files; otherwise a file with unchanged size and time counts as
+      unchanged
+    - `report` says whether a report is written
+    - `attempt` is the number of an attempt (one execution of the run) that another process has already noted in
+      run.json; by default, this process notes a new attempt
 
-    `attempt` is the number of an attempt (one execution of the run) that another process has already noted in run.json
-    and that this process makes; by default, a new attempt is noted. A process on any machine can stop the run with
-    `attempts.ask_to_stop`: running tasks then get a minute to finish, and Interrupted is raised.
+    A process on any machine can stop the run with `attempts.ask_to_stop`. Running tasks then get a minute to finish,
+    and Interrupted is raised.
     """
     [summary] = run_recipes([NamedRecipe(run or run_name(recipe), recipe)], store_root, make_backend=make_backend,
                             show=show, dispatch_seed=dispatch_seed, takeover=takeover, verify_inputs=verify_inputs,
@@ -148,9 +153,9 @@ def run_recipes(recipes: Sequence[NamedRecipe], store_root: str, *, make_backend
 
 def _run(recipes: Sequence[NamedRecipe], store: Store, attempt: int, log: Log, scheduler: Scheduler,
          verify_inputs: bool, report: bool) -> list[RunSummary]:
-    """Remove files that the store does not need any more, keep each recipe, its code and its tokenizer in the folder of
-    its run, and then plan and run the recipes. When a file of the store turns out to be damaged, the recipes are
-    planned and run again. Returns a summary of each run.
+    """Run the recipes in three steps: remove files that the store does not need any more; keep each recipe, its code
+    and its tokenizer in the folder of its run; plan the recipes and run the tasks. When a file of the store turns out
+    to be damaged, the recipes are planned and run again. Returns a summary of each run.
 
     Before files outside the commit log are written, `log.check_lease` is called, which raises when another process has
     taken over the store.
@@ -230,8 +235,8 @@ def _plan_and_drive(recipes: Sequence[NamedRecipe], store: Store, attempt: int, 
 
 
 class _RunPlan:
-    """The plan of one of the recipes that run together, with the results of its nodes (such as passes over a dataset)
-    and counts about them, which are added while they run."""
+    """The plan of one of the recipes that run together. The results and counters of its nodes (such as passes over a
+    dataset) are added while the recipes run."""
 
     def __init__(self, one: NamedRecipe, store: Store, log: Log, verify_inputs: bool, journal: ListingJournal) -> None:
         self.one, self.store, self.log = one, store, log
@@ -254,8 +259,8 @@ class _RunPlan:
     def finished(self, bad_files: BadFiles, plans: Sequence[_RunPlan], node: Node, results: Results,
                  node_sums: NodeSums) -> None:
         """Publish the results of a node of the plan (such as a pass over a dataset) that has just finished. Raises an
-        error if too many of its documents failed. If other recipes, with their `plans`, share the node, its results are
-        handed to them."""
+        error if too many of its documents failed. `plans` are the plans of all recipes; those that share the node get
+        its results."""
         self.sums[node.name] = node_sums
         for other in plans:
             if other is not self and self is plans[0] and node.name in other.one.shared:
@@ -282,16 +287,16 @@ class _RunPlan:
 
 
 def _without_document(sums: NodeSums) -> list[str]:
-    """Return the names of the sources from which a pass (a scan over the documents of a dataset) got no document,
-    because all their records were unreadable or skipped."""
+    """Return the names of the sources from which a pass (a group of steps that run together) got no document, because
+    all their records were unreadable or skipped."""
     return [name for name, counts in sums.counters.get("read", {}).items()
             if counts["records"] == sum(counts["bad"].values()) + sum(counts["skipped"].values())]
 
 
 def _first_detail(store: Store, records: Iterable[PartRecord], source: str) -> str:
-    """Return an error message that explains why documents of `source` were quarantined: that of the first such document
-    in the files that the task records `records` name. Returns "" when no quarantined document of the source has a
-    message."""
+    """Return an error message that explains why a document of `source` was quarantined. It is the first one in the
+    quarantine files that the task records `records` name. Only the first row group of each file is read. Returns ""
+    when no message is found."""
     for record in records:
         if record.files["quarantine.parquet"].rows:
             info = record.files["quarantine.parquet"]

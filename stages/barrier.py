@@ -65,9 +65,8 @@ CUT_SCHEMA = SLICE_SCHEMA.append(pa.field("cuts", pa.list_(PASSAGE)))
 
 @dataclass(frozen=True)
 class PartRef:
-    """Describes one part of the input of a barrier (a deduplication). A part is the output of one task of the pass
-    before the barrier. The parts of an input are in the order in which the plan lists those tasks: within a dataset, by
-    the paths of the source files."""
+    """One part of the input of a barrier: the output of one task of the pass before the barrier. Parts are in the order
+    in which the plan lists those tasks. Within a dataset, this is the order of the paths of the source files."""
 
     key: str                      # content key of the task that wrote it
     dataset: str                  # dataset or source it comes from, as named in `from:` / `priority:`
@@ -85,9 +84,9 @@ class TaskDraft:
     """Describes a task for the engine to run: the import path 'module:Class' of its code (see pipeline.engine.task),
     its JSON arguments, and figures for scheduling.
 
-    The engine derives the task's key (the hash under which its result is reused) from the task's declared name, its
-    version and `args`. The paths of files in `args` do not enter the key. Drafts that name the same list of files share
-    one list object, so that the engine stores a long list only once. Nobody may change a shared list.
+    The engine reuses the result of a task under a key, which is a hash of the task's declared name, its version and
+    `args`. A file in `args` enters the key by its content, not by its path. Drafts that name the same list of files
+    share one list object, so that the engine stores a long list only once. Nobody may change a shared list.
     """
 
     task: str
@@ -112,11 +111,11 @@ WaveTasks = Callable[[Done], Iterable[TaskDraft]]
 
 @dataclass(frozen=True)
 class Wave:
-    """One stage of the work of a barrier (a deduplication): tasks that may run at the same time. The function `tasks`
-    makes the tasks from the results of the earlier waves.
+    """One wave of a barrier's work: tasks that may run at the same time. The field `tasks` is a function that makes
+    them from the results of the earlier waves.
 
-    If `again` returns True after all tasks of the wave have ended, the wave runs another round. In that round, the
-    function `tasks` also gets the results of the previous round, under the wave's own `name`.
+    The function `again` is called after all tasks of the wave have ended. If it returns True, the wave runs another
+    round. `tasks` then also gets the results of the previous round, under the wave's own `name`.
     """
 
     name: str
@@ -138,16 +137,19 @@ class Barrier(Stage):
 
     @property
     def rounds(self) -> int:
-        """The length of the longest chain of removals: 2 if document A may be removed in favour of B, and B in favour
-        of C. The length is 1 if every document that a removal slice names under `kept` stays."""
+        """How many removals may follow each other. It is 1 if every document that is kept instead of another one stays.
+        It is 2 if A may be removed in favour of B, and B in favour of C. The counts of removed documents are passed on
+        in as many rounds (`stages.dedup.counts`)."""
         return 1
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
-        """Return ('module:Class', config) of the stage that fills the barrier's side table, a table with a row for each
-        document. This stage must not change documents, because between two barriers (deduplications) documents are not
-        written, and the change would be lost. In its pass, the stage stands before the first scrubber. If the barrier
-        edits, the stage is the last of its pass instead, because the positions of cuts must fit the text that is
-        stored."""
+        """Return ('module:Class', config) of the stage that fills the barrier's side table, which has a row for each
+        document.
+
+        The stage must not change documents: between two barriers documents are not written, so a change would be lost.
+        The stage runs before the first scrubber of its pass. If the barrier edits, the stage runs last in its pass
+        instead, because the positions of cuts must fit the stored text.
+        """
         raise NotImplementedError
 
     def waves(self, parts: Sequence[PartRef]) -> list[Wave]:
@@ -164,9 +166,8 @@ class Barrier(Stage):
 
 
 def write_slice(out: Out, name: str, table: pa.Table, meta: dict[str, Any] | None = None) -> None:
-    """Write a table as the output file `name`, and register its number of rows and its content hash in `out`. The table
-    is a removal slice or a row set, that is, a list of rows that a barrier (a deduplication) drops or has dropped. The
-    content hash covers the values of the rows, not the bytes of the Parquet file."""
+    """Write a removal slice or a row set as the output file `name`, and register its number of rows and its content
+    hash in `out`. The content hash covers the values of the rows, not the bytes of the Parquet file."""
     write_table(table, out.path(name), write_statistics=False)
     h = hashlib.sha256()
     for batch in table.to_batches(4096):                              # lists of all rows would be large
@@ -182,6 +183,5 @@ def write_slice(out: Out, name: str, table: pa.Table, meta: dict[str, Any] | Non
 
 
 def _cut_line(passage: Mapping[str, Any]) -> str:
-    """Return a line of text about a passage to be cut, by which the passage enters the content hash of a removal
-    slice."""
+    """Return the line by which a passage to be cut enters the content hash of `write_slice`."""
     return "\tcut" + json.dumps([passage[name] for name in ("start", "end", "reason", "match")])

@@ -41,15 +41,15 @@ class CutConfig(StageConfig):
 
 
 def cut_name(step: str) -> str:
-    """Return the name of the stage that carries out the cuts of a barrier, in the pass after it. The name stands in
-    reports and in `dropped/`, and it is the key under which the stage writes to `meta`. `step` is the name of the
-    barrier's step."""
+    """Return the name of the stage that carries out the cuts of the barrier step `step`. The stage runs in the pass
+    after the barrier. Reports and `dropped/` show this name, and it is the key under which the stage writes to
+    `meta`."""
     return f"{step}_cut"
 
 
 def cut_settings(step: str, config: Any) -> dict[str, Any]:
-    """Return the config of the stage `CutPassages` that carries out the cuts of a barrier. `config` is the barrier's
-    own config, a CutConfig. `step` is the name of the barrier's step."""
+    """Return the config of the stage `CutPassages` that carries out the cuts of the barrier step `step`, whose own
+    config (a CutConfig) is `config`."""
     return {"step": step, **{name: getattr(config, name) for name in CutConfig.model_fields}}
 
 
@@ -57,13 +57,13 @@ class CutPassages(Stage):
     """Cut the passages that a barrier names out of documents, and drop documents of which too little is left.
 
     A passage whose ends lie inside a character is shortened to whole characters, so no character is ever cut in two.
-    Where passages overlap, the bytes that they share count for the passage that begins first. The positions in
-    `loss_spans` (the parts of a text that training learns from) are adapted to the new text.
+    Bytes that two passages share count for the passage that begins first. The positions in `loss_spans` (the parts of a
+    text that training learns from) are moved to fit the new text.
 
     A document that was cut gets three signals: the number of bytes cut, and the numbers of characters (without white
-    space at the ends) and of words that are left. Its metadata gets an entry with the number of cuts and bytes for each
-    reason, and with the first MOST_NOTED passages (as positions in the text before the cuts). Other documents pass
-    unchanged, however short they are.
+    space at the ends) and of words that are left. Its metadata gets an entry with the numbers of cuts and of bytes for
+    each reason. The entry also lists the first MOST_NOTED passages, by their positions in the text before the cuts.
+    Documents without a cut pass unchanged, however short they are.
     """
 
     name = "cut"
@@ -127,8 +127,8 @@ class CutPassages(Stage):
 
 
 def cut_out(doc: Document, data: bytes, passages: Sequence[Stretch]) -> None:
-    """Cut passages out of a document, whose text is `data` in UTF-8. The positions in its `loss_spans`, and in the
-    entries PLACES of its metadata, are changed to fit the new text. The passages consist of whole characters, are in
+    """Cut passages out of a document, whose text is `data` in UTF-8. The positions in its `loss_spans` and in the lists
+    that PLACES names in its metadata are moved to fit the new text. The passages consist of whole characters, are in
     order and do not overlap."""
     if doc.loss_spans is not None:
         doc.loss_spans = moved(doc.loss_spans, passages)
@@ -139,8 +139,8 @@ def cut_out(doc: Document, data: bytes, passages: Sequence[Stretch]) -> None:
 
 
 def whole_passages(data: bytes, passages: Iterable[Passage]) -> list[Passage]:
-    """Return the passages of a UTF-8 text in a form in which they can be cut out: in order, without overlaps and empty
-    ones, and each shortened to whole characters."""
+    """Prepare the passages of a UTF-8 text to be cut out. Returns them in order, shortened to whole characters. Of
+    overlapping passages, the later one loses the bytes that they share. Passages that become empty are left out."""
     result: list[Passage] = []
     cut_until = 0
     for passage in sorted(passages, key=lambda passage: (passage["start"], passage["end"])):
@@ -169,9 +169,9 @@ def without(data: bytes, passages: Sequence[Stretch]) -> bytes:
 
 
 def moved(stretches: Sequence[Stretch], passages: Sequence[Stretch]) -> list[Stretch]:
-    """Return stretches of a text (start and end in bytes) as positions in the text that is left when the passages have
-    been cut. A stretch keeps those of its bytes that remain. A stretch of which nothing remains is left out. The
-    passages are in order and do not overlap."""
+    """Return the positions that stretches of a text have after passages have been cut from the text. A stretch shrinks
+    by the bytes that are cut from it. A stretch that is cut entirely is left out. The passages are in order and do not
+    overlap."""
     result: list[Stretch] = []
     places = [place for stretch in stretches for place in (stretch["start"], stretch["end"])]
     order = sorted(range(len(places)), key=places.__getitem__)
@@ -190,7 +190,7 @@ def moved(stretches: Sequence[Stretch], passages: Sequence[Stretch]) -> list[Str
 
 
 def _are_places(value: Any) -> bool:
-    """Return whether an entry of a document's metadata is a list of places ({start, end}). The metadata of input data
-    may hold any other value under the same name."""
+    """Return whether an entry of a document's metadata is a list of places ({start, end}). Metadata that came with the
+    input may hold anything else under the entry's name."""
     return isinstance(value, list) and all(
         isinstance(item, dict) and all(type(item.get(end)) is int for end in ("start", "end")) for item in value)

@@ -11,12 +11,11 @@ import xxhash
 
 def document_id(source: str, path: str, member: str, ordinal: int) -> str:
     """Return the id of a document (docs/contracts.md: Identity): the xxh3_128 hash of its place in the input, as 32 hex
-    characters.
+    characters. The hash does not depend on byte offsets, root folders or the numbers of partitions.
 
-    `path` is that of the file, relative to the root folder of the source. If the file is an archive, `member` names the
-    file inside it; otherwise it is "". `ordinal` is the number of the record in the file, from 0, or, for a member of
-    an archive, its number among the members of the same name. The hash does not depend on byte offsets, root folders or
-    the numbers of partitions.
+    `path` is that of the file, relative to the root folder of the source. `ordinal` is the number of the record in the
+    file, from 0. If the file is an archive, `member` names the file inside it, and `ordinal` is the record's number
+    among the members of that name. Otherwise `member` is "".
     """
     return xxhash.xxh3_128_hexdigest(_before_ordinal(source, path, member) + _field(str(ordinal)))
 
@@ -53,16 +52,19 @@ class DuplicateId(ValueError):
 
 
 class Document:
-    """One document on its way through the steps of a pass (steps that run together, document by document).
+    """One document on its way through the steps of a pass (steps that run together, document by document). Setting
+    `text` clears the cached views, such as `words`. Some of the other attributes:
 
-    `raw` holds the bytes from which an extractor makes the text; it is None if the reader gave a text. `mime` and
-    `charset` are the content type and encoding that the transport, for instance HTTP, declared for `raw`. Setting
-    `text` clears the cached views (such as `words`). `signals` maps names of signals to floats. `meta` may hold only
-    JSON values. `locator` is the document's place in the input, {file, offset, record, sub} (docs/contracts.md). `side`
-    maps the name of a stage to the document's row in the side table of this stage (a table that the stage writes beside
-    the documents). `loss_spans` lists the stretches of the text, {start, end} in UTF-8 bytes, that training learns
-    from; if it is None, training learns from the whole text. `cuts` holds the passages that a barrier (such as
-    deduplication) has chosen, and that the stage `stages.cut` cuts out of the text; it is not stored.
+    - `raw`: the bytes from which an extractor makes the text; None if the reader gave a text.
+    - `mime`, `charset`: the content type and encoding that the transport, for instance HTTP, declared for `raw`.
+    - `signals`: {name of a signal: float}.
+    - `meta`: further facts; only JSON values.
+    - `locator`: the document's place in the input, {file, offset, record, sub} (docs/contracts.md).
+    - `side`: {name of a stage: the document's row in the side table that the stage writes beside the documents}.
+    - `loss_spans`: the stretches of the text, {start, end} in UTF-8 bytes, that training learns from; None: the whole
+      text.
+    - `cuts`: the passages that a barrier (such as deduplication) has chosen, and that the stage `stages.cut` cuts out
+      of the text. They are not stored.
     """
 
     __slots__ = ("_size", "_text", "_views", "charset", "cuts", "date", "id", "language", "locator", "loss_spans",
@@ -120,8 +122,8 @@ class Document:
     @property
     def lines(self) -> list[str]:
         """Return the lines of the text, including blank lines, as `str.splitlines` returns them (cut at \\n, \\r, \\v,
-        \\f, U+0085, U+2028 …). For each line that is not blank, the array `words.lines` of the property `words` has a
-        row: the line's position in bytes, its number of chunks and its number of sentences."""
+        \\f, U+0085, U+2028 …). The position and the number of sentences of each line that is not blank
+        are in `words.lines`."""
         return self.view("lines", str.splitlines)
 
     @property
@@ -147,8 +149,9 @@ class BadRecord(Exception):
     does not raise it. The record is counted and quarantined (listed apart from the documents).
 
     `reason` is snake_case (`truncated_gzip`, `invalid_utf8`, …). `fatal` means that the rest of the file cannot be
-    read. `bytes` is the number of stored bytes that are lost if more than this record is lost, otherwise 0. For a fatal
-    record, `pipeline.passes.reading` sets `bytes`; for an unreadable Parquet row group, the reader sets it.
+    read. `bytes` is the size of what is lost in the file, if that is more than this record; otherwise it is 0. It is
+    set for a fatal record (by `pipeline.passes.reading`) and for an unreadable row group of a Parquet file (by the
+    reader).
     """
 
     def __init__(self, reason: str, *, id: str = "", locator: dict[str, Any] | None = None, detail: str = "",

@@ -64,10 +64,10 @@ COMPARE: dict[str, Callable[[Any, Any], Any]] = {"min": operator.ge, "max": oper
 
 
 class Bound(NamedTuple):
-    """A limit that a stage sets on a signal (a number that it computes for each document). In every document that the
-    stage keeps, the signal is at least `value` if `side` is "min", at most `value` if it is "max", more than `value` if
-    it is "above", and less than `value` if it is "below". A document that lacks the signal may be kept, too. `key` is
-    the config field that sets the limit; names of nested fields are joined with dots."""
+    """A limit that a stage sets on a signal (a number that it computes for each document). The field `side` says how
+    the signal of a kept document compares with `value`: at least ("min"), at most ("max"), more than ("above") or less
+    than ("below"). A document that lacks the signal may be kept, too. `key` is the config field that sets the limit;
+    names of nested fields are joined with dots."""
 
     signal: str
     key: str
@@ -85,8 +85,8 @@ class StageConfig(BaseModel):
 
 
 def is_accepted(config: StageConfig, key: str, value: float) -> bool:
-    """Return whether the config of a stage may have `value` in the field `key`, together with the other settings in
-    `config`. `key` is written as in `Bound.key`."""
+    """Return whether the config of a stage stays valid if the field `key` gets `value` and all other settings of
+    `config` are kept. `key` is written as in `Bound.key`."""
     settings = config.model_dump()
     first, dot, rest = key.partition(".")
     # the key of a nested field is FIELD.NAME.FIELD, and NAME may contain dots
@@ -105,9 +105,9 @@ def decision(default: Any, help: str, *, at_least: Names = (), at_most: Names = 
     the numbers that the stage computes. After a change of the field, verdicts are derived again from the stored
     signals, and only documents whose verdict changes are processed again.
 
-    `at_least` names the signals that must reach the value of the field, or the document is dropped. `at_most` names the
-    signals that must not exceed the value. Reports draw the value into the histogram of the signal (`Stage.bounds`).
-    `added` means what it means for the function `signal`.
+    `at_least` names signals: a document is dropped if one of them is below the value of the field. `at_most` names
+    signals of which none may exceed the value. Reports draw the value into the histogram of the signal
+    (`Stage.bounds`). `signal` explains `added`.
     """
     at_least, at_most = ((names,) if isinstance(names, str) else names for names in (at_least, at_most))
     return Field(default, description=help, **kw, json_schema_extra={
@@ -126,8 +126,8 @@ def signal(default: Any, help: str, *, added: bool = False, **kw: Any) -> Any:
 
 def resource(default: Any, help: str, *, added: bool = False, **kw: Any) -> Any:
     """Declare a config field that holds the path of a file (a model, a list) or folder, or a mapping of names to paths.
-    The stage's key, by which stored results are reused, covers the sha256 of the content but not the path. `added`
-    means what it means for the function `signal`."""
+    The stage's key, by which stored results are reused, covers the sha256 of the content but not the path. `signal`
+    explains `added`."""
     return Field(default, description=help, json_schema_extra={"role": "resource", "added": added}, **kw)
 
 
@@ -287,6 +287,11 @@ class Stage:
         last). Reports mark these places in examples. `doc` holds only the language and the beginning of the stored
         text, from which personal data has been removed. The method `setup` has not been called before. The list is
         empty if no single place in the text is the reason."""
+        return []
+
+    def url_matches(self, url: str, reason: str) -> list[tuple[int, int]]:
+        """Return the places in the URL of a dropped document that show why it was dropped, as `matches` does for the
+        text. Personal data has been removed from `url`."""
         return []
 
     def reads(self) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Defines protocols (interfaces) for the objects that the engine passes to the `run` method of a barrier's task: its
-inputs, its cursor (by which it reports the rows that it is working on, in case of a crash) and its outputs. A barrier
-is a step that needs all documents at once.
+inputs, its outputs, and its cursor, by which the task reports the rows that it is working on. A barrier is a step that
+needs all documents at once.
 
 The tasks are defined in `stages/`, which does not import the engine. The classes in `pipeline.engine.task` satisfy
 these protocols; their docstrings say which exceptions the methods raise.
@@ -60,8 +60,8 @@ class Cursor(Protocol):
 
     @property
     def set(self) -> Callable[[int, int, int], None]:
-        """Return a function `set(first row, last row, stage)`. The task calls it to report the rows that it is working
-        on, and the stage."""
+        """Return a function `set(first row, last row, stage)`. The task calls it to report which rows it is working on,
+        and in which stage (by the stage's number)."""
 
     def clear(self) -> None:
         """Report that no row is being worked on."""

@@ -159,7 +159,7 @@ def by_thresholds(stages: Iterable[Stage]) -> dict[Stage, list[Stage]]:
 
 def stored_verdict(stage: Stage, doc: Document) -> str | None:
     """Return the verdict that the stage derives from the stored signals, language and source of a document, without its
-    text: None to keep the document, or a reason to drop it."""
+    text. The verdict is None to keep the document, or a reason to drop it."""
     return stage.verdict(Document(doc.id, "", source=doc.source, language=doc.language, signals=dict(doc.signals)))
 
 

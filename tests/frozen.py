@@ -34,7 +34,7 @@ NAMES = {"run", "recipe", "made"}
 #: They have tests of their own, which compute them again
 DERIVED = {"totals", "samples", "licences", "signals", "domains", "graph", "clusters", "course", "losses",
            "order_quality"}
-DERIVED_KEYS = {"dropped_lengths", "match"}
+DERIVED_KEYS = {"dropped_lengths", "dropped_licences", "dropped_pii", "match", "url_match"}
 
 
 def hold(name: str, value: Any) -> None:

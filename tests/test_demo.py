@@ -3,6 +3,8 @@ ends."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 
 import demo.__main__ as demo
 from demo import install
+from pipeline.cli.app import command_group
 from tests.test_demo_fetch import make_wheel, offline  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,8 +78,9 @@ def test_progress_is_read_from_pips_lines(offline, tmp_path, monkeypatch):  # no
     assert str(progress) == "3 packages looked up, downloading torch 190.2 MB"
 
 
-def test_the_report_of_the_data_is_named_before_the_training(tmp_path, monkeypatch, capsys):
-    """And the training is started by the command that adds its section to that report."""
+def test_the_report_and_the_service_are_named_before_the_training(tmp_path, monkeypatch, capsys):
+    """So that a reader need not wait minutes for the training. And the training is started by the command that adds its
+    section to that report."""
     before: list[str] = []
 
     def trains(command: list[str], **_: object) -> SimpleNamespace:
@@ -91,6 +95,12 @@ def test_the_report_of_the_data_is_named_before_the_training(tmp_path, monkeypat
     monkeypatch.setattr(demo.subprocess, "run", trains)
     assert demo.main(str(tmp_path)) == 3
     assert f"{tmp_path}/runs/demo/report.html" in before[0] and "warning: one" in before[0]
+    command = re.search(r"(tokenmill serve .*?)   ", before[0])
+    assert command is not None and "While the model trains" in before[0]
+    _, name, *arguments = shlex.split(command[1])
+    options = command_group().commands[name].make_context(name, arguments).params
+    assert [Path(store).resolve() for store in options["store"]] == [tmp_path]
+    assert [Path(place).resolve() for place in options["allow_root"]] == [ROOT]
 
 
 @pytest.mark.parametrize("code", [0, 1])

@@ -42,8 +42,6 @@ LAYERS = (
 CIRCLES = 1
 #: imports that cross a seam on purpose, each with its reason
 EXCEPTIONS = {
-    # `python -m trainer` may print a sample in words where the tokenizers package is there; without it it says so
-    ("trainer/loop/generate.py", "tokenizer.load"),
     # `tokenmill train …` is `python -m trainer …`: one command hands over to the other, and no more
     ("pipeline/cli/training.py", "trainer.__main__"),
     # `--address`: which clusters are to be trusted is decided in one place
@@ -179,6 +177,10 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
         if name not in index:
             visit(name)
     return found
+
+
+def test_every_exception_is_needed():
+    assert [pair for pair in sorted(EXCEPTIONS) if pair[1] not in {m for m, _ in imports(ROOT / pair[0])}] == []
 
 
 def test_circles_of_files_are_few():

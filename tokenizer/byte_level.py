@@ -1,5 +1,7 @@
-"""The tokenizer whose tokens are the bytes of UTF-8: ids 0 to 254 are bytes, and id 255 is the end-of-text token. UTF-8
-never holds the byte 0xFF, so a text cannot have this id, and a file of such tokens can be cut at 0xFF.
+"""The tokenizer whose tokens are the bytes of UTF-8. Ids 0 to 254 are bytes, and id 255 is the end-of-text token.
+
+UTF-8 text never contains the byte 0xFF. So no text is encoded to id 255, and a file of tokens can be split into
+documents at every 0xFF.
 
 The tokenizer is stored as an ordinary Hugging Face `tokenizer.json`, so that other programs can load it, too.
 """
@@ -17,9 +19,10 @@ EOS_ID = 0xFF
 
 
 def alphabet() -> list[str]:
-    """Return 256 characters: those by which GPT-2's byte-level tokenizers write each byte, in the order of the bytes.
-    The bytes of visible Latin-1 characters (neither white space nor the soft hyphen) are written as these characters;
-    the other 68 as the characters from U+0100 on."""
+    """Return the 256 characters with which GPT-2's byte-level tokenizers write the bytes 0 to 255, in this order.
+
+    A byte that is a visible Latin-1 character (neither white space nor the soft hyphen) is written as this character.
+    The other 68 bytes are written as the characters from U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

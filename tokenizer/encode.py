@@ -1,9 +1,9 @@
-"""Encodes texts into the tokens of a shard, in batches; each document ends in EOS.
+"""Encodes texts into the tokens of a shard, in batches. Each document ends in EOS.
 
 If a document has `loss_spans` (byte ranges of its text, for instance the answers in a dialogue), only the tokens inside
-those spans count in the loss. The document's text is cut at the borders of the spans, and each piece is encoded on its
-own, so that no token crosses a border. So a question before an answer is encoded into the same tokens as in use, when a
-model is asked the question and there is no answer yet.
+those spans count in the loss. The text is cut at the borders of the spans, and each piece is encoded on its own, so
+that no token crosses a border. The question before an answer then has the same tokens as when a model gets the question
+alone.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ Spans = Sequence[Mapping[str, int]]
 
 def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
                   spans: Sequence[Spans | None]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Encode documents of which only some byte ranges count in the loss. Returns three arrays: the tokens of all
-    documents back to back, each document ended by EOS; the documents' lengths in tokens; and a u8 flag per token, 1 if
-    the token counts in the loss, else 0. In place of the flags, None is returned if `spans` has None for every text.
+    """Encode documents of which only some byte ranges count in the loss.
 
-    `spans` holds for each text the byte ranges (UTF-8) that count, sorted and disjoint, or None when the whole text
-    counts. EOS counts if the whole text counts or the last range reaches to the end of the text; with an empty list of
-    ranges, nothing counts.
+    `spans` has an entry for each text: the byte ranges (UTF-8) that count, sorted and disjoint, or None if the whole
+    text counts. EOS counts if the whole text counts, or if the last range ends where the text ends. With an empty list,
+    nothing counts.
 
-    Raises ValueError for ranges that are empty, unsorted, overlapping, outside the text, or cut a character. Raises
-    TokenizerError when the tokens of a text include EOS. Also raises it when texts cannot be encoded piece by piece
-    with the tokenizer, for instance because it puts a space in front of every piece."""
+    Returns (tokens, lengths, flags). `tokens` are those of all documents back to back, each document ended by EOS.
+    `lengths` are the documents' lengths in tokens. `flags` has a u8 per token: 1 if the token counts in the loss, else
+    0. It is None if all entries of `spans` are None.
+
+    Raises ValueError if a range is empty, overlaps another, is outside the text, cuts a character, or if the ranges are
+    not sorted. Raises TokenizerError if the tokens of a text include EOS. Also raises it if the tokenizer cannot encode
+    a text piece by piece, for instance because it puts a space in front of every piece."""
     if all(text_spans is None for text_spans in spans):
         return *encode_documents(tokenizer, texts), None
     if not _can_be_joined(tokenizer):
@@ -72,9 +74,9 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str],
 
 
 def _pieces_of(text: str, spans: Spans | None) -> tuple[list[tuple[str, int]], int]:
-    """Cut a text at the borders of `spans`, the byte ranges that count in the loss. With None, the whole text counts.
-    Returns (list of pairs of a piece of the text and its flag, flag of the EOS that ends the document). A flag is 1 if
-    the piece or EOS counts in the loss, else 0."""
+    """Cut a text at the borders of `spans`, the byte ranges that count in the loss. None means that the whole text
+    counts. Returns (pieces of the text as (text, flag), flag of the EOS that ends the document). A flag is 1 if the
+    piece or EOS counts in the loss, else 0."""
     if spans is None:
         return [(text, 1)], 1
     data, position = text.encode(), 0
@@ -92,8 +94,8 @@ def _pieces_of(text: str, spans: Spans | None) -> tuple[list[tuple[str, int]], i
 
 
 def _can_be_joined(tokenizer: Tokenizer) -> bool:
-    """Return whether texts may be encoded piece by piece with this tokenizer. The concatenated ids of the pieces must
-    decode to the original text, which is tried on one example."""
+    """Return whether texts may be encoded piece by piece with this tokenizer: whether the ids of several pieces, put
+    together, decode to the whole text. Only one example is tried."""
     pieces = ("User: a b", "\n\nAssistant: ", "c", " d.\n")
     return tokenizer.decode(tokenizer.encode_flat(pieces)[0]) == "".join(pieces)
 

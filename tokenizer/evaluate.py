@@ -75,11 +75,13 @@ class Score:
         self.counts.update(other.counts)
 
     def to_json(self, english: Score | None = None) -> dict[str, Any]:
-        """Return totals and ratios as {name: value}. `parity` is the number of tokens per text, divided by that of
-        English texts (Petrov et al., arXiv 2305.15425). `english` is the same tokenizer's Score on these English texts;
-        without it, the parity is None. The parity has a meaning only if the texts of both groups are translations of
-        each other. `mb_per_cpu_s` is the speed in megabytes of UTF-8 per second of CPU time; None if no time was
-        measured."""
+        """Return totals and ratios as {name: value}.
+
+        `parity` is the number of tokens per text, divided by the same figure of English texts (Petrov et al., arXiv
+        2305.15425). `english` is the tokenizer's Score on the English texts. Without it, or without any texts, `parity`
+        is None. Parity is meaningful only if the texts are translations of the English ones.
+
+        `mb_per_cpu_s` is the speed in megabytes of UTF-8 per second of CPU time. It is None if no time was measured."""
         totals = {spec.name: getattr(self, spec.name) for spec in fields(self)
                   if spec.name not in ("seconds", "counts")}
         parity = None
@@ -109,8 +111,10 @@ def score(tokenizer: Tokenizer, texts: Sequence[str]) -> Score:
 
 def evaluate(tokenizers: Sequence[Tokenizer], texts: Iterable[tuple[str, str]],
              batch: int = 256) -> list[dict[str, Score]]:
-    """Evaluate tokenizers on `texts`, pairs (group, text). `batch` texts of a group are encoded at a time. Returns for
-    each tokenizer a Score for each group (such as a source or a language), sorted by name, and last one for "all"."""
+    """Evaluate tokenizers on texts, given as pairs (group, text). A group is, for instance, a source or a language.
+
+    Returns a mapping for each tokenizer: the Score of every group, sorted by the group's name, then the Score "all" of
+    all groups together. At most `batch` texts are encoded in one call; all of them are of one group."""
     results: list[dict[str, Score]] = [{} for _ in tokenizers]
     waiting: dict[str, list[str]] = {}
 
@@ -135,8 +139,10 @@ def evaluate(tokenizers: Sequence[Tokenizer], texts: Iterable[tuple[str, str]],
 
 def rows_of(names: Sequence[str], results: Sequence[dict[str, Score]]) -> list[dict[str, Any]]:
     """Return the results of `evaluate` as rows {tokenizer, group, …figures}, group by group. `names` are the names of
-    the tokenizers. The figure `parity` compares a group with the group that is named like one of ENGLISH. It is None
-    for the group "all", and for every group if there is no English one."""
+    the tokenizers.
+
+    `parity` compares each group with the English one, whose name is one of ENGLISH. It is None in the rows of "all",
+    and in every row if no group is English."""
     rows = []
     for group in results[0] if results else ():
         for name, scores in zip(names, results):

@@ -59,9 +59,10 @@ class CodingLibrary(Protocol):
 
 
 class Tokenizer:
-    """A tokenizer as the pipeline uses it. The attribute `backend` is the name of the library that encodes: tokenizers,
-    fastokens, sentencepiece or bytes. `kind` is json or model, for the kind of its file, and `eos` is the token that
-    ends documents, or its id. Raises TokenizerError, which names `path`, when the tokenizer has no such token."""
+    """A tokenizer as the pipeline uses it. `backend` is the library that encodes, and the attribute of this name is the
+    library's name: tokenizers, fastokens, sentencepiece or bytes. `kind` is the kind of the tokenizer's file, json or
+    model. `eos` is the token that ends documents, or its id. Raises a TokenizerError that names `path` when the
+    tokenizer has no such token."""
 
     def __init__(self, backend: CodingLibrary, kind: str, sha256: str, eos: str | int, path: str) -> None:
         id = backend.token_id(eos) if isinstance(eos, str) else eos
@@ -92,9 +93,9 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def spelled(self) -> list[bytes]:
-        """Return for each id the bytes that its token stands for. The tokenizer must be byte-level (each character of a
-        token stands for one byte). A token with other characters, which must be an added one, is returned as UTF-8. An
-        id without a token gives b""."""
+        """Return for each id the bytes that its token stands for; b"" for an id without a token. The tokenizer must be
+        byte-level: each character of a token stands for one byte. A token with any other character is one that was
+        added to the vocabulary as plain text, such as a special token. For it, its UTF-8 bytes are returned."""
         byte = {char: number for number, char in enumerate(alphabet())}
         names = [self._backend.token(id) or "" for id in range(self.vocab_size)]
         return [bytes(map(byte.__getitem__, name)) if byte.keys() >= set(name) else name.encode() for name in names]
@@ -105,10 +106,10 @@ class Tokenizer:
 
 def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None,
                    pattern: str | None = None) -> Tokenizer:
-    """Load the tokenizer in a file or a folder. In a folder, `tokenizer.json` is loaded; if there is none, the first
-    `.model` by name, and otherwise the first `.tiktoken`.
+    """Load the tokenizer in a file or a folder. In a folder, the first of these files that exists is loaded:
+    `tokenizer.json`, the first `.model` by name, the first `.tiktoken` by name.
 
-    `eos` is the token that ends documents, or its id. If it is None, the first of these is taken that exists:
+    `eos` is the token that ends documents, or its id. If it is None, the token is found in this order:
 
     * the token that tokenizer_config.json in the folder declares (this file is not read if `path` is a file)
     * of a `.model`, its end-of-sentence piece
@@ -117,9 +118,9 @@ def load_tokenizer(path: str | os.PathLike[str], eos: str | int | None = None,
 
     Raises TokenizerError when there is no such token, or when the tokenizer cannot be loaded.
 
-    A `.tiktoken` file becomes a tokenizer.json in memory, and the sha256 is that of this tokenizer.json. `pattern` says
-    how such a file splits text (`tokenizer.tiktoken`); by default, it is taken from the file's name. Without `eos`,
-    such a file gets the end-of-text token `<|endoftext|>`."""
+    A `.tiktoken` file is converted to a tokenizer.json in memory, and the tokenizer's sha256 is that of this
+    tokenizer.json. Such a file does not say how text is split; `pattern` says it (`tokenizer.tiktoken`), or else the
+    file's name. The file has no special tokens, so the token `eos` is added to it, by default `<|endoftext|>`."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")   # a worker has one core; parallelism comes from processes
     path = Path(path)
     if path.is_dir():
@@ -244,9 +245,9 @@ def _huggingface(data: bytes, path: Path, eos: str | int | None) -> tuple[Huggin
 
 
 def fastest(text: str, slow: HuggingFace, probes: Sequence[str]) -> HuggingFace:
-    """Return a backend with fastokens for the tokenizer.json with contents `text`, if fastokens is installed, supports
-    the tokenizer, and encodes every text of `probes` exactly as `tokenizers` does. Otherwise return `slow`, the backend
-    with `tokenizers`."""
+    """Return the fastest backend for the tokenizer.json with contents `text`. That is fastokens if it is installed,
+    supports the tokenizer, and encodes every text of `probes` exactly as `tokenizers` does. Otherwise it is `slow`, the
+    backend with `tokenizers`."""
     try:
         fast = Fast(text)
         fast_output, slow_output = fast.encode_flat(probes), slow.encode_flat(probes)

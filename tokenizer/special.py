@@ -1,5 +1,7 @@
-"""Special tokens that a trained tokenizer gets beside its end-of-text token: tokens for fill-in-the-middle, for
-dialogues, and tokens without a meaning yet. Text that spells such a token is encoded as ordinary text."""
+"""The special tokens that a trained tokenizer gets besides its end-of-text token: tokens for fill-in-the-middle, tokens
+for dialogues, and reserved tokens, which get a meaning later. Text that spells a special token is encoded as ordinary
+text, never as this token.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,15 @@ CHAT = {"chatml": ("<|im_start|>", "<|im_end|>"),
 
 
 def special_tokens(special: Mapping[str, Any], eos: str) -> list[str]:
-    """Return the special tokens in the order of their ids, `eos` first. `special` holds some of: `fim` (whether there
-    are tokens for fill-in-the-middle), `chat` (the name of a template in CHAT), `tokens` (names of further tokens) and
-    `reserved` (how many tokens `<|reserved_0|>` … there are). Raises TokenizerError for a name that is there twice, has
-    fewer than three characters or one that cannot be printed, or begins or ends with a space."""
+    """Return the special tokens in the order of their ids, `eos` first. `special` may have these keys:
+
+        fim       whether there are tokens for fill-in-the-middle
+        chat      name of a template in CHAT, whose tokens are added
+        tokens    names of further tokens
+        reserved  number of tokens `<|reserved_0|>`, `<|reserved_1|>` …
+
+    Raises TokenizerError if two tokens have the same name. A name must have at least three characters, all printable,
+    and neither begin nor end with a space."""
     tokens = [eos, *(FIM if special.get("fim") else ()), *CHAT.get(special.get("chat") or "", ()),
               *(special.get("tokens") or ()), *(f"<|reserved_{n}|>" for n in range(special.get("reserved") or 0))]
     for token in tokens:

@@ -43,8 +43,9 @@ def is_tiktoken(data: bytes, name: str) -> bool:
 
 
 def pattern_of(path: str, pattern: str | None) -> str:
-    """Return the pattern for the .tiktoken file `path`: `pattern`, or the name of a known pattern that is in the name
-    of the file. Raises TokenizerError when there is neither."""
+    """Return the pattern with which to split text for the .tiktoken file `path`: `pattern` if it is given, else the
+    first name in PATTERNS that occurs in the file's name (as in cl100k.tiktoken). Raises TokenizerError when there is
+    neither."""
     name = os.path.basename(path)
     if pattern := pattern or next((known for known in PATTERNS if known in name), None):
         return pattern
@@ -54,10 +55,12 @@ def pattern_of(path: str, pattern: str | None) -> str:
 
 
 def convert(data: bytes, path: object, pattern: str, eos: str | None) -> bytes:
-    """Return a tokenizer.json with the tokens and ids of a .tiktoken file that has the contents `data`. `pattern` is
-    the pattern that splits text: a name in PATTERNS, or a regular expression. `eos` is the end-of-text token (None:
-    `<|endoftext|>`). If the file can be OpenAI's vocabulary with this pattern, the token gets the id that it has there,
-    otherwise the number after the last rank. `path` is named in errors."""
+    """Convert the contents `data` of a .tiktoken file to a tokenizer.json with the same tokens and ids. `pattern` says
+    how text is split: a name in PATTERNS, or a regular expression. `path` is named in errors.
+
+    `eos` is the end-of-text token, by default `<|endoftext|>`. OpenAI's vocabularies with this pattern have a certain
+    id for it. The token gets that id if it fits the file: it is free, and at most two above the last rank. Otherwise
+    the token gets the number after the last rank."""
     ranks = read_ranks(data, path)
     last = max(ranks.values())
     eos_id = _EOS_IDS.get(pattern, last + 1)
@@ -95,9 +98,9 @@ def to_tokenizer_json(ranks: dict[bytes, int], pattern: str, eos: str, eos_id: i
     """Return a tokenizer.json with the tokens and ids of `ranks`, and with the end-of-text token `eos`."""
     chars = alphabet()
     spelled = {token: "".join(chars[byte] for byte in token) for token in ranks}
-    # Two parts may merge if together they are a token. tiktoken merges the pair of lowest rank first, of equal ones the
-    # first in the text. A list of merges has no equal ranks: the pair with the longer first part goes first, which is
-    # the order in which runs of one character merge from left to right
+    # Two parts may merge if together they are a token. tiktoken merges the pair whose token has the lowest rank first.
+    # Of pairs with the same token, it merges the first one in the text. A list of merges has an order for such pairs,
+    # too: the one with the longer first part comes first. Runs of one character then merge from left to right
     merges = [(rank, -cut, token) for token, rank in ranks.items() for cut in range(1, len(token))
               if token[:cut] in ranks and token[cut:] in ranks]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -105,7 +108,7 @@ def to_tokenizer_json(ranks: dict[bytes, int], pattern: str, eos: str, eos_id: i
     special: dict[str, Any] = {"id": eos_id, "content": eos, "single_word": False, "lstrip": False,
                                "rstrip": False, "normalized": False, "special": True}
     vocab = {spelled[token]: rank for token, rank in ranks.items()}
-    if eos_id != len(ranks):         # `tokenizers` gives a token that is only in added_tokens the number after the last
+    if eos_id != len(ranks):         # if it were only in added_tokens, `tokenizers` would give it the id len(ranks)
         vocab[eos] = eos_id
     model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
              "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": True,

@@ -38,9 +38,9 @@ def split_pattern(digits: str) -> str:
 
 def train_tokenizer(texts: Iterable[str], settings: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Train a tokenizer on `texts` and write it to `path`. `settings` are those under `tokenizer.train` in a recipe:
-    `kind` (bpe or sentencepiece), `vocab`, and perhaps `model`, `digits`, `space_runs` and `special`. Raises
-    TokenizerError when a setting contradicts another, when `vocab` is too small for the tokens that it must have, or
-    when SentencePiece cannot make `vocab` pieces of the texts."""
+    `kind` (bpe or sentencepiece), `vocab`, and optionally `model`, `digits`, `space_runs` and `special`. Raises
+    TokenizerError when two settings contradict each other, when `vocab` is too small for the tokens that it must have,
+    or when SentencePiece cannot make `vocab` pieces of the texts."""
     options = {key: settings[key] for key in ("digits", "space_runs", "special") if settings.get(key)}
     if settings["kind"] == "bpe":
         train_bpe(texts, settings["vocab"], path, **options)
@@ -53,12 +53,10 @@ def train_bpe(texts: Iterable[str], vocab: int, path: str | os.PathLike[str], *,
     """Train a byte-level BPE tokenizer (Sennrich et al., arXiv 1508.07909; bytes as in GPT-2) on `texts` and write it
     to `path` as a Hugging Face `tokenizer.json`.
 
-    The vocabulary always has the 256 bytes and EOS (id 0), so that decoding returns every text unchanged. `vocab` is
-    the size of the vocabulary, including these 257, the other special tokens (`special`, ids from 1 on) and the tokens
-    for runs of 2 to `space_runs` spaces, which have the last ids. The vocabulary becomes smaller if the texts have no
-    more pairs to merge. `digits` is a key of DIGITS. Raises TokenizerError when `vocab` is too small for the tokens
-    that it must have.
-    """
+    `vocab` is the number of all tokens. They are, in the order of their ids: EOS (id 0) and the special tokens of
+    `special`, the 256 bytes, the merged tokens, and the tokens for runs of 2 to `space_runs` spaces. Decoding returns
+    every text unchanged, because each byte is a token. There are fewer tokens if the texts have no more pairs to merge.
+    `digits` is a key of DIGITS. Raises TokenizerError when `vocab` is too small for the tokens that it must have."""
     tokens, runs = special_tokens(special or {}, EOS), [" " * n for n in range(2, space_runs + 1)]
     if vocab < (least := 256 + len(tokens) + len(runs)):
         others = f", {len(runs)} runs of spaces" if runs else ""
@@ -72,7 +70,7 @@ def train_bpe(texts: Iterable[str], vocab: int, path: str | os.PathLike[str], *,
         pre_tokenizers.Split(Regex(split_pattern(digits)), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     native.decoder = decoders.ByteLevel()
-    if runs:                       # these tokens cut texts when they are encoded, so also when the merges are learned
+    if runs:                       # encoding cuts texts at these tokens, so merges are learned from cut texts
         texts = (part for text in texts for part in re.split(" {2,}", text) if part)
     native.train_from_iterator(_runs(texts), trainers.BpeTrainer(
         vocab_size=vocab - len(runs), show_progress=False,
@@ -89,8 +87,8 @@ def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLik
 
     The settings are chosen so that encoding loses no text: identity normalisation, white space kept, byte fallback, a
     piece for the newline. `vocab` is the number of pieces; `model` is unigram or bpe. Special tokens become control
-    symbols, so that SentencePiece never encodes text as one of them. Raises TokenizerError when `digits` is not single,
-    and when SentencePiece cannot make `vocab` pieces of these texts."""
+    symbols, so that SentencePiece never encodes text as one of them. Raises TokenizerError when `model` is another,
+    when `digits` is not single, or when SentencePiece cannot make `vocab` pieces of these texts."""
     if model not in ("unigram", "bpe"):
         raise TokenizerError(f"tokenizer.train.model: '{model}' is neither unigram nor bpe")
     if digits != "single":
@@ -124,8 +122,8 @@ def train_sentencepiece(texts: Iterable[str], vocab: int, path: str | os.PathLik
 
 
 def _runs(texts: Iterable[str]) -> Iterator[str]:
-    """Cut the texts into pieces for the BPE trainer, which is slow on long runs of characters without a boundary. A
-    piece ends after RUN characters in a row that are all white space or all not."""
+    """Yield the texts in pieces. A run of characters without white space is cut after every RUN characters, and so is a
+    run of white space. Without this, the BPE trainer's time would be quadratic in the length of a run."""
     for text in texts:
         start = 0
         for run in _RUN.finditer(text):

@@ -86,14 +86,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_recipe(options: argparse.Namespace, settings: Mapping[str, Any], phases: Sequence[Phase]) -> None:
-    """Check the options of `ablate --data` before the data is made (`trainer.tools.ablate.check_recipe`). Raises
-    ConfigError, or one of `failures`."""
+    """Check the options of `ablate --data` before the pipeline makes the data of the recipes. See
+    `trainer.tools.ablate.check_recipe`."""
     importlib.import_module(COMMANDS["ablate"][0]).check_recipe(options, settings, phases)
 
 
 def check_candidates(options: argparse.Namespace, run: str, names: Sequence[str]) -> None:
-    """Check the options of `anneal --data` before the data is made (`trainer.tools.anneal.check_candidates`). Raises
-    ConfigError, or one of `failures`."""
+    """Check the options of `anneal --data` before the pipeline makes the data of the candidates. See
+    `trainer.tools.anneal.check_candidates`."""
     importlib.import_module(COMMANDS["anneal"][0]).check_candidates(options, run, names)
 
 

@@ -1,5 +1,6 @@
-"""Tells whether an IP address may belong to another machine. All other addresses lead to this machine itself, or to
-services that only this machine can reach. A recipe of a stranger must not read from them."""
+"""Tells whether an IP address may belong to another machine. Recipes of strangers may read only from such addresses.
+All other addresses lead to this machine itself, or to services that only this machine can reach.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ SPECIAL = tuple(map(ipaddress.ip_network, ("fc00::/7", "192.0.0.0/24", "2001::/3
 
 
 def outside(address: str) -> bool:
-    """Whether an IP address may belong to another machine. False for loopback and link-local addresses, and for other
-    special ranges, such as the addresses of services through which clouds hand out credentials. True for IPv4 addresses
-    of private networks."""
+    """Whether an IP address may belong to another machine. Addresses of private IPv4 networks may. Loopback and
+    link-local addresses may not, and neither may those of other special ranges, such as the addresses of services
+    through which clouds hand out credentials."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         ip = ip.ipv4_mapped or ip.sixtofour or ip

@@ -35,8 +35,8 @@ class ClusterError(TokenmillError):
 
 
 class NoAnswer(ClusterError):
-    """Raised when nothing answers at the address of the cluster: its head node is down, or out of reach. The head node
-    may come back, so a run in a queue waits for it."""
+    """Raised when the head node of a Ray cluster does not answer, because it is down or out of reach. Also raised when
+    this machine is part of no cluster. The head node may come back, so a run in a queue waits for it."""
 
 
 class BadAddress(ClusterError):
@@ -85,8 +85,9 @@ def use_token() -> str | None:
 
 def own_token() -> None:
     """Set a random authentication token for a Ray cluster that Tokenmill starts on this machine, if the user has no
-    token. Others could run code on a cluster without a token, because its ports listen on all addresses. Does nothing
-    when the user has chosen another RAY_AUTH_MODE, or when Ray is already imported and has read that variable."""
+    token. The ports of such a cluster listen on all addresses, so without a token others could run code on it. No token
+    is set when RAY_AUTH_MODE is set to anything but "token", or when Ray is already imported and has read that
+    variable."""
     if "ray" not in sys.modules and os.environ.setdefault(MODE, "token").lower() == "token" and token() is None:
         os.environ[TOKEN] = secrets.token_hex(32)
 

@@ -1,7 +1,8 @@
 """Compiles functions (kernels) with numba, but only when the first kernel of their module is called.
 
 numba is imported only then, because the import takes longer than planning a recipe, and a plan imports every stage that
-the recipe names. A kernel is written and called as with `numba.njit`. Kernels of one module may call each other.
+the recipe names. A kernel is written and called as with `numba.njit`. It may call kernels of its own module, and those
+that its module imports by `from … import`.
 
 A container image may have compiled kernels in the folder that the environment variable TOKENMILL_KERNELS names. This
 folder is read and never written. Its kernels are compiled with NUMBA_CPU_NAME=generic, for any processor of the
@@ -15,7 +16,8 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 
 #: environment variable: a folder of compiled kernels, laid out like NUMBA_CACHE_DIR
@@ -58,18 +60,32 @@ def njit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the compiled version of a kernel (a function to be compiled by numba). All kernels of the kernel's module
-    are given to numba, and the compiled versions replace them in the module. Calls between kernels thus use the
-    compiled versions."""
+    """Return the compiled version of a kernel (a function that numba compiles). The first call for a module replaces
+    all its kernels by their compiled versions, so that calls between kernels use these, too. The modules from which it
+    imports kernels come first."""
     with _lock:
-        if waiting := _waiting.pop(function.__module__, []):
-            kernels = {kernel: _with_unique_files(_with_shipped_variants(_given_to_numba(kernel, options)))
-                       for kernel, options in waiting}
-            # All names are replaced in one step: another thread may call a kernel as soon as it is in the module, and
-            # numba then compiles it with the objects that the module's names stand for at that time.
-            function.__globals__.update({kernel.__name__: compiled for kernel, compiled in kernels.items()})
-            _compiled.update(kernels)
+        _compile_module(function.__module__, function.__globals__)
         return _compiled[function]
+
+
+def _compile_module(module: str, names: dict[str, Any]) -> None:
+    if not (waiting := _waiting.pop(module, [])):
+        return
+    imported = {}
+    for name, value in list(names.items()):
+        kernel = getattr(value, "__wrapped__", None)
+        if isinstance(kernel, FunctionType) and kernel.__module__ != module:
+            _compile_module(kernel.__module__, kernel.__globals__)
+            if kernel in _compiled:
+                imported[name] = _compiled[kernel]
+    kernels = {}
+    for kernel, options in waiting:
+        compiled = _with_stamps_of(imported.values(), _given_to_numba(kernel, options))
+        kernels[kernel] = _with_unique_files(_with_shipped_variants(compiled))
+    # All names are replaced in one step: another thread may call a kernel as soon as it is in the module, and numba
+    # then compiles it with the objects that the module's names stand for at that time.
+    names.update(imported | {kernel.__name__: compiled for kernel, compiled in kernels.items()})
+    _compiled.update(kernels)
 
 
 def _given_to_numba(kernel: Callable[..., Any], options: dict[str, Any]) -> Any:
@@ -96,7 +112,19 @@ def keep_in(folder: str) -> None:
             cache: Any = getattr(kernel, "_cache", None)
             if hasattr(cache, "_cache_file"):         # it is cached at all
                 kernel._cache = type(cache)(kernel.py_func)           # type: ignore[attr-defined]
+                kernel._cache._cache_file._source_stamp = cache._cache_file._source_stamp  # type: ignore[attr-defined]
                 _with_unique_files(_with_shipped_variants(kernel))
+
+
+def _with_stamps_of(imported: Iterable[Any], kernel: Any) -> Any:
+    """Make numba's cache notice when the file of a kernel that the module of `kernel` imports has changed. By itself it
+    notices only changes in the kernel's own file, and would go on to use the machine code of the old imported kernel.
+    Returns the kernel."""
+    stamps = {other._cache._cache_file._source_stamp for other in imported if hasattr(other._cache, "_cache_file")}
+    if stamps and hasattr(kernel._cache, "_cache_file"):
+        files = kernel._cache._cache_file
+        files._source_stamp = (files._source_stamp, *sorted(stamps, key=repr))
+    return kernel
 
 
 def _with_shipped_variants(kernel: Any) -> Any:
@@ -112,7 +140,7 @@ def _with_shipped_variants(kernel: Any) -> Any:
     untyped: Any = caching
     source = kernel.py_func.__code__.co_filename
     path = os.path.join(folder, untyped.UserProvidedCacheLocator.get_suitable_cache_subpath(source))
-    shipped = untyped.IndexDataCacheFile(path, cache._impl.filename_base, cache._impl.locator.get_source_stamp())
+    shipped = untyped.IndexDataCacheFile(path, cache._impl.filename_base, cache._cache_file._source_stamp)
     load_own = cache.load_overload
 
     def load(signature: Any, context: Any) -> Any:

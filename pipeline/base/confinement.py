@@ -4,11 +4,13 @@ except those that their stages (the steps that they run on documents) declare.
 A hostile page or PDF that takes over a parser gets the rights of the parser. The child process in which stages run is
 therefore confined in two steps:
 
-* `enter`, when the process starts: only allowed environment variables (`scrubbed`), no core dump, no new privileges, no
-  capabilities except those for files, no access to other processes or to files that hold credentials;
-* `seal`, once its stages are set up: no new sockets, no namespaces, no tracing, no io_uring. The process may then start
-  only the programs that its stages declare, and write only below its own folders. A seal cannot be lifted. If further
-  stages need more rights for their set-up, `FreshProcess` is raised, and they must run in a new process.
+* `enter`, when the process starts. The process gets only allowed environment variables (`scrubbed`), writes no core
+  dump, and gains no new privileges. It keeps no capabilities except those for files, and has no access to other
+  processes or to files that hold credentials.
+* `seal`, once its stages are set up. The process may open no sockets, create no namespaces, and use neither tracing nor
+  io_uring. It may then start only the programs that its stages declare, and write only below its own folders. A seal
+  cannot be lifted. If further stages need more rights for their set-up, `FreshProcess` is raised, and they must run in
+  a new process.
 
 Landlock and seccomp enforce these limits where the kernel has them (`support`). Landlock binds only the calling thread
 and the threads it starts later, so `enter` must run before any other thread exists. `seal` runs when other threads may
@@ -109,8 +111,8 @@ def secret_files(env: Mapping[str, str]) -> list[str]:
 
 
 def all_but(denied: Collection[str]) -> list[str]:
-    """Return paths that together cover all files of this machine except `denied`. Landlock's rules can only allow
-    access, so whatever is not denied must be listed."""
+    """Return paths that together cover all files of this machine except `denied`. Landlock needs such a list, because
+    its rules can only allow access."""
     open_: list[str] = []
     folders = ["/"]
     while folders:
@@ -134,9 +136,10 @@ def not_dumpable() -> None:
 
 
 def enter(secrets: Collection[str]) -> None:
-    """Confine this process as far as is possible before its stages are set up: no core dumps, no new privileges, no
-    capabilities except those for files, and (where the kernel has Landlock) no access to the files and folders
-    `secrets`. It must run before this process has a second thread. `seal` completes the confinement."""
+    """Confine this process as far as is possible before its stages are set up. It then makes no core dumps, gains no
+    new privileges, and keeps no capabilities except those for files. Where the kernel has Landlock, it has no access to
+    the files and folders `secrets`. This must run before the process has a second thread. `seal` completes the
+    confinement."""
     process.no_core()
     kernel.no_new_privileges()
     kernel.keep_capabilities(_FILES)
@@ -147,9 +150,9 @@ def enter(secrets: Collection[str]) -> None:
 
 def seal(programs: Iterable[str], writable: Iterable[str]) -> None:
     """Seal this process: deny it, for good, everything that parsing does not need, as far as the kernel can
-    (`support`). The process may then start only `programs` (names or paths), and write only below the folders
-    `writable`, to /dev/shm, to devices and to files of its own in /proc. If the process was sealed before, nothing
-    changes; FreshProcess is then raised if the earlier seal denies one of `programs`."""
+    (`support`). The process may then start only `programs` (names or paths). It may write only below the folders
+    `writable`, to /dev/shm, to devices and to files of its own in /proc. If the process is sealed already, this only
+    checks `programs`, and raises FreshProcess if the seal denies one of them."""
     global _sealed
     named = frozenset(programs)
     if _sealed is not None:
@@ -168,12 +171,11 @@ def seal(programs: Iterable[str], writable: Iterable[str]) -> None:
 
 
 def isolate(memory: int, cpu_s: int) -> None:
-    """Restrict this process, for good, to pure computation, before it runs code that may be hostile. The process may
-    then use up to `memory` bytes of address space and `cpu_s` seconds of CPU time, read the libraries of Python and of
-    the system, and use the pipes that are open already. It must not have a second thread when this is called.
+    """Restrict this process, for good, to pure computation, before it runs code that may be hostile. It may then use up
+    to `memory` bytes of address space and `cpu_s` seconds of CPU time. It may read the libraries of Python and of the
+    system, and use the pipes that are open already. It must not have a second thread when this is called.
 
-    Raises OSError where the kernel lacks seccomp or Landlock (`support`).
-    """
+    Raises OSError where the kernel lacks seccomp or Landlock (`support`)."""
     process.no_core()
     for limit, value in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, cpu_s), (resource.RLIMIT_FSIZE, 0),
                          (resource.RLIMIT_NOFILE, 64)):

@@ -50,8 +50,8 @@ def sync(path: Path) -> None:
 
 
 def beside(target: Path) -> Path:
-    """Returns a new hidden path in the folder of `target`. It ends in UNFINISHED and not in the suffix of `target`, so
-    that a search by suffix finds neither a file that is being written nor a file that a killed writer left behind."""
+    """Returns a new hidden path in the folder of `target`. It ends in UNFINISHED and not in the suffix of `target`. A
+    search by suffix thus skips files that are being written, and files that a killed writer left behind."""
     return target.with_name(f".{target.name}.{SYSTEM.new_id()}{UNFINISHED}")
 
 
@@ -82,9 +82,10 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def link(source: Path, target: Path) -> bool:
-    """Make `target` a hard link to `source`. Returns False when `target` exists already. An NFS server may create the
-    link, lose its reply and refuse the repeated request (open(2)). A refused request therefore counts as a success if
-    the link count of `source` has grown and `target` is not another file."""
+    """Make `target` a hard link to `source`. Returns False when `target` exists already.
+
+    An NFS server may create the link, lose its reply, and refuse the repeated request (open(2)). A refused request
+    therefore counts as a success if it has raised the link count of `source`, unless `target` is another file."""
     before = os.stat(source).st_nlink
     try:
         os.link(source, target)

@@ -144,12 +144,11 @@ def landlock_version() -> int:
 
 def landlock(handled: int, allowed: Mapping[str, int]) -> None:
     """Deny the file-system rights `handled` (bits of Landlock) to this thread and to all threads and processes it
-    starts, except below the paths of `allowed` ({path: rights}). Missing paths are skipped, and so are rights that this
-    kernel's Landlock does not know. A denial cannot be lifted.
+    starts. The paths of `allowed` ({path: rights}) and everything below them keep their rights. Missing paths are
+    skipped, and so are rights that this kernel's Landlock does not know. A denial cannot be lifted.
 
     The thread can no longer inspect processes outside its Landlock domain (ptrace, /proc/PID/environ). With version 6
-    or later of Landlock, it cannot send signals to such processes either.
-    """
+    or later of Landlock, it cannot send signals to such processes either."""
     version = landlock_version()
     supported = ((1 << 13) - 1 | (REFER if version >= _REFER_SINCE else 0)
                  | (TRUNCATE if version >= TRUNCATE_SINCE else 0))
@@ -193,9 +192,8 @@ def deny_calls(names: Iterable[str]) -> None:
 
     * new namespaces;
     * putting input into a terminal (TIOCSTI), because a shell in the terminal would run it;
-    * emptying a file by opening it with O_TRUNC but not for writing, which Landlock before version 3 does not notice;
-    * socket pairs other than Unix streams, because a datagram socket can send to any address.
-    """
+    * opening a file with O_TRUNC but not for writing: this empties the file, and Landlock before version 3 allows it;
+    * socket pairs other than Unix streams, because a datagram socket can send to any address."""
     column, program = _beginning()
     if platform.machine() == "x86_64":
         program += [_jump(_X32, 0, 1, test=_AT_LEAST), _answer(_REFUSE), *_refuse_emptying(_OPEN, flags_at=24)]
@@ -215,9 +213,9 @@ def deny_calls(names: Iterable[str]) -> None:
 
 
 def allow_computing() -> None:
-    """Make all system calls fail with EPERM, in all threads of this process, except those that a Python program needs
-    to compute, to read files and to use the pipes that it has. Files can be opened for reading only. A denial cannot be
-    lifted."""
+    """Allow all threads of this process only the system calls that a Python program needs to compute, to read files and
+    to use the pipes that it has. All other calls fail with EPERM, and files can be opened for reading only. A denial
+    cannot be lifted."""
     column, program = _beginning()
     for numbers in _COMPUTING.values():
         program += [_jump(numbers[column], 0, 1), _answer(_ALLOW)]

@@ -1,5 +1,6 @@
-"""Limits that a process sets for itself. They are used by processes that run tasks, by brokers (processes that access
-object storage for a confined process), and by programs that stages start. This module needs Linux."""
+"""Limits that a process sets for itself, on Linux. Processes that run tasks use them, and so do brokers (processes that
+access object storage for a confined process) and programs that stages start.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ from pipeline.base import kernel
 
 class ProcessDied(Exception):
     """Raised when a process that a stage started for a document was killed by a signal. `returncode` is minus the
-    number of the signal, as in `subprocess`. The engine acts as if the process that runs the task had been killed: it
-    runs the document again alone, and puts it into quarantine if its process is killed again. If the signal came from
-    outside, the document is not quarantined."""
+    number of the signal, as in `subprocess`.
+
+    The engine acts as if the signal had killed the process that runs the task. Unless the signal came from outside, it
+    runs the document again alone, and quarantines the document if that process is killed, too."""
 
     def __init__(self, message: str, returncode: int) -> None:
         super().__init__(message)
@@ -43,8 +45,8 @@ def die_with_parent(parent: int) -> None:
 
 
 def no_core() -> None:
-    """Disable core dumps, including those that the kernel pipes to a program. For piped dumps, a limit of 1 byte means
-    "never"."""
+    """Disable core dumps, including those that the kernel pipes to a program. The limit is 1 byte where the hard limit
+    allows it. For piped dumps the kernel ignores a limit of 0, but takes 1 as "no dump"."""
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     limit = 1 if hard == resource.RLIM_INFINITY or hard >= 1 else 0
     resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))

@@ -1,9 +1,9 @@
 """Parses numbers as people write them: 20B, 0.5M, 32MB, 0.5%. The recipe, the curriculum and the trainer use the same
 notation.
 
-A number has digits, with `_` or commas between thousands if any (1_000, 1,000,000), and optionally a fraction and an
-exponent, but no sign. A unit may follow, in upper or lower case. The arithmetic is exact: 2.01M is
-2010000. A count or size that is not whole is refused, not rounded.
+A number consists of digits, and optionally a fraction and an exponent. It has no sign. Thousands may be separated by
+`_` or commas (1_000, 1,000,000). A unit may follow, in upper or lower case. The arithmetic is exact: 2.01M is 2010000.
+A count or size that is not whole is refused, not rounded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ NUMBER = re.compile(r"\s*((?:[0-9]{1,3}(?:(?:,[0-9]{3})+|(?:_[0-9]{3})+)|[0-9]+)
 
 def parse_number(value: Any) -> tuple[Fraction, str] | None:
     """Returns the exact number in `value` and its unit in lower case. Returns None if `value` is neither a number nor a
-    text that denotes one; if it is a bool, negative or not finite; or if it has more than LONGEST characters."""
+    text that denotes one. A bool, a number that is negative or not finite, and a text of more than LONGEST characters
+    also give None."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     text = str(value)
@@ -36,8 +37,8 @@ def parse_number(value: Any) -> tuple[Fraction, str] | None:
 
 def parse_whole(value: Any, units: Mapping[str, int], what: str, example: str, least: int = 1) -> int:
     """Returns the whole number that `value` denotes. `units` maps the allowed units to factors. Raises ValueError if
-    `value` is not a number with an allowed unit; the message then says that it is not `what`. Also raises ValueError if
-    the number is not whole, less than `least`, or 2**63 or more. The message shows `example`."""
+    `value` is not a number with an allowed unit, or if the number is not whole, less than `least`, or 2**63 or more.
+    `what` and `example` are parts of the error message: "… is not WHAT; write e.g. EXAMPLE"."""
     number = parse_number(value)
     if number is None or number[1] not in units:
         raise ValueError(f"{value!r} is not {what}; write e.g. {example}")

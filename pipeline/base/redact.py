@@ -1,11 +1,14 @@
 """Keeps secrets out of everything that is written or shown: messages, progress, logs of drivers, records of submitted
 jobs.
 
-There are three defences. First, secrets that this process knows (values of environment variables that are named like
-secrets, Ray's token), if they have at least 8 characters, are masked wherever they occur. The value of such a variable
-is no secret if it is an existing path. Second, text with the shape of a secret is masked: passwords in URLs, signed
-queries, bearer tokens, AWS and Hugging Face keys, private keys, `aws_secret_access_key=…`. Third, recipes and the URLs
-of stores are refused if they contain a secret, because they are stored with a run: `secret_in` says what the secret is.
+There are three defences:
+
+* Secrets that this process knows are masked wherever they occur. These are Ray's token and the values of environment
+  variables that are named like secrets. Values of fewer than 8 characters and existing paths do not count.
+* Text with the shape of a secret is masked: passwords in URLs, signed queries, bearer tokens, AWS and Hugging Face
+  keys, private keys, `aws_secret_access_key=…`.
+* Recipes and the URLs of stores are refused if they contain a secret (`secret_in`), because they are stored with a
+  run.
 """
 
 from __future__ import annotations
@@ -80,8 +83,8 @@ def mask_record(record: logging.LogRecord) -> bool:
 
 def secret_in(value: str) -> str | None:
     """Name the secret that a URL, or another value of a recipe, contains, for example "a password or key before the
-    '@'". Returns None when it contains none. Values of environment variables with fewer than 16 characters do not
-    count, because such a value may be an ordinary word of a recipe."""
+    '@'". Returns None when it contains none. Known secrets of fewer than 16 characters are ignored here, because a
+    shorter one may be an ordinary word of a recipe."""
     if any(pattern.search(value) for pattern in _SHAPES):
         return "a key or token"
     if any(secret in value for secret in _values(os.environ) if len(secret) >= 2 * SHORTEST):

@@ -34,8 +34,8 @@ def user_folder(base: str | None = None) -> Path:
 
 
 class Scratch:
-    """A temporary folder of this process, below `user_folder`. It is removed by `close`, at the end of a `with` block,
-    or, if this process is killed, by the next process that makes such a folder."""
+    """A temporary folder of this process, below `user_folder`. It is removed by `close` or at the end of a `with`
+    block. If this process is killed, the next process that makes such a folder removes it."""
 
     def __init__(self, base: str | None = None) -> None:
         top = user_folder(base)

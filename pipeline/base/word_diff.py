@@ -22,8 +22,8 @@ _WORD_OR_MARK = re.compile(rf"{_WORD.pattern}|[^\w\s]")
 
 class DiffRow(NamedTuple):
     """Corresponding paragraphs of two texts, `left` and `right`. If a paragraph occurs in only one of the texts, the
-    other field is "". `word` is a pattern that matches the units to compare: words, and in Markdown also punctuation
-    marks. White space and line breaks are not compared."""
+    other field is "". `word` is a pattern that matches what is compared: words, and in Markdown also punctuation marks.
+    White space and line breaks are ignored."""
 
     left: str
     right: str

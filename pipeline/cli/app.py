@@ -108,9 +108,9 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def take_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """Return the command line with --debug moved to the front, where the command group `tokenmill` expects it, and
-    whether --debug was given. Users may write --debug anywhere except after `--`. The command line of `train` is not
-    changed, because the trainer parses it."""
+    """Take the option --debug out of a command line. Returns the command line with --debug at the front, where the
+    command group `tokenmill` expects it, and whether it was given. Users may write it anywhere except after `--`. The
+    command line of `train` is not changed, because the trainer parses it."""
     end = next((i for i, a in enumerate(arguments) if a == "--"), len(arguments))
     if list(arguments[:1]) == ["train"]:
         end = 0

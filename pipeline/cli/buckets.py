@@ -106,8 +106,9 @@ def _columns(paths: Sequence[Path], scores: Sequence[str], by: str | None,
              weight: str) -> Iterator[tuple[Any, Any, Any]]:
     """Read the scores of documents from Parquet files. Yields, for each batch of rows, (group of each row, {signal:
     scores as float64}, weight of each row as int64). A score that is missing is NaN, and a missing weight is 0. The
-    group of a row is its value in the column `by`; if `by` is None, groups are None. Raises BadUsage for a file that is
-    no Parquet file or lacks one of the signals, and for weights that are not whole numbers from 0 to 2^53."""
+    group of a row is its value in the column or signal `by`; if `by` is None, groups are None. Raises BadUsage for a
+    file that is no Parquet file or lacks one of the signals, and for weights that are not whole numbers from 0 to
+    2^53."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -116,9 +116,11 @@ def job_options(workers: int | None, takeover: bool, verify_inputs: bool, allow_
 
 def send(store: Store, run: str, recipe: Recipe, address: str, options: list[str], ship_code: bool, python: str,
          insecure_local: bool, json_lines: bool) -> None:
-    """Start a Ray job for the next attempt (execution) of the run `run`, on the job server `address`. If the latest
-    attempt is running or stopping (unless `options` has --takeover), or its job on this server has not ended, no job is
-    started, and a message says so."""
+    """Start a Ray job for the next attempt (start) of the run `run`, on the job server `address`. In two cases no
+    job is started, and a message says so:
+
+    * The latest attempt is running or stopping, and `options` lacks --takeover.
+    * The latest attempt was submitted, and its job on this server has not ended."""
     from pipeline.base import auth
     from pipeline.cluster.attempts import facts_of, keep_code, keep_recipe, note_attempt, note_refusal, standing
     from pipeline.plan.changes import run_before
@@ -223,9 +225,9 @@ def seen_by_the_head(run: str, root: str) -> tuple[Store, str]:
 
 def _work(store: Store, run: str, attempt: int, workers: int | None, takeover: bool, verify_inputs: bool,
           allow_custom_stages: bool) -> int:
-    """Run a submitted attempt (execution) of a run in the job on the head node, with this process as the driver (the
-    process that leads the run), and return the exit code. The driver's output is also copied to the store. If the
-    attempt fails, the reason is written to run.json."""
+    """Run a submitted attempt (start) of a run, in the job on the head node, and return the exit code. This process
+    is the driver (the process that schedules the run). Its output is also copied to the store. If the attempt fails,
+    the reason is written to run.json."""
     from pipeline.cli.runs import drive
     from pipeline.cluster.attempts import asked_to_stop, facts_of, note_refusal
     from pipeline.cluster.driver_log import DriverLog

@@ -1,5 +1,5 @@
-"""Compares the texts that two extraction engines take from one page, paragraph by paragraph, and marks the words that
-only one of the engines took (`tokenmill extract --engine A,B`).
+"""Compares the texts that two extraction engines take from one page (`tokenmill extract --engine A,B`). The texts are
+compared paragraph by paragraph, and words that only one of the engines took are marked.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ WIDE = 80
 
 
 def compare(place: str, names: Sequence[str], texts: tuple[str, str], marks: bool = False) -> None:
-    """Print the differences between the texts that two extraction engines found in one page. They are shown in two
-    columns on a terminal with colours that has at least WIDE columns, otherwise one below the other. If the texts are
-    equal, only a line on stderr says so. `place` names the page, `names` are the names of the two engines; `marks` says
-    that the texts are Markdown. Control characters are made visible."""
+    """Print the differences between the texts that two extraction engines found in one page. A terminal with colours
+    and at least WIDE columns shows the texts side by side; otherwise they are printed in one column. If the texts are
+    equal, only a line on stderr says so. `place` names the page, and `names` are the names of the two engines. `marks`
+    says that the texts are Markdown. Control characters are made visible."""
     place, left, right = visible(place).replace("\n", " "), visible(texts[0]), visible(texts[1])
     pairs = rows(left, right, marks=marks)
     if all(row.same for row in pairs):

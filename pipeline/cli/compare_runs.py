@@ -49,8 +49,8 @@ def compare(before: str, after: str, root: str, examples: int, html: Path | None
 
 
 def summary(document: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of a summary of how two runs differ, about 30 of them: changed keys of the recipe, the numbers of
-    documents that ended differently, and totals. `document` is the comparison of the runs as JSON."""
+    """Yield the lines of a summary of how two runs differ, about 30 of them. They show changed keys of the recipe,
+    numbers of documents whose outcome changed, and totals. `document` is the comparison of the runs as JSON."""
     from pipeline.report.compare_html import by_difference, datasets, fate, overview, without_retokenised
 
     yield from _head(document, NOTES)
@@ -145,8 +145,9 @@ def _table(title: str, rows: list[dict[str, Any]], most: int, more: bool = True)
 
 
 def _changes(section: dict[str, Any]) -> list[str]:
-    """Return texts such as '12 kept with another text', which say how many documents of a dataset ended differently in
-    two runs, one text for each way. `section` is the dataset's part of the comparison."""
+    """Return a text for each kind of change between two runs, such as '12 kept with another text'. The number is that
+    of the documents of a dataset whose outcome changed in this way. `section` is the dataset's part of the
+    comparison."""
     words = {"other_reason": "dropped for another reason", "changed_text": "kept with another text"}
     return [f"{n:,} {words.get(kind, kind.replace('_', ' '))}" for kind, n in section["changes"].items() if n]
 

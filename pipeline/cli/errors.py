@@ -27,8 +27,8 @@ class BadUsage(UserError):
 
 
 def report_error(e: BaseException, debug: bool = False) -> int:
-    """Print on stderr what went wrong, with secrets masked: in one line, or in one line for each problem of a recipe.
-    With `debug`, first print the traceback, including those of worker processes. Returns the exit code."""
+    """Print an error on stderr, with secrets masked: one line, or for a recipe one line for each of its problems. With
+    `debug`, first print the traceback, including those of worker processes. Returns the exit code."""
     from pipeline.base.redact import redact
     from pipeline.base.visible import visible
 
@@ -39,8 +39,9 @@ def report_error(e: BaseException, debug: bool = False) -> int:
 
 
 def in_words(e: BaseException) -> str:
-    """Describe an error for a user: in one line, or for a recipe in one line for each of its problems. An unexpected
-    error (a bug of Tokenmill) is marked as unexpected."""
+    """Describe an error for a user: in one line, or for a recipe in one line for each of its problems. An error that is
+    no TokenmillError is marked as unexpected, because it is a bug of Tokenmill. A full disk is no bug, and not
+    marked."""
     from pipeline.store.errors import FULL, cannot_write
 
     if isinstance(e, (KeyboardInterrupt, SystemExit, TokenmillError)):

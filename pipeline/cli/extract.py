@@ -162,8 +162,8 @@ def listed(arguments: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def on_disk(file: str) -> Iterator[str]:
-    """A context manager that yields a path from which `file` can be read twice. Input from stdin or a pipe is copied to
-    a temporary file."""
+    """A context manager that yields a path from which `file` can be read twice: to find its type, and to extract its
+    text. Input from stdin or a pipe is copied to a temporary file."""
     with reading(Path(file)):
         piped = file == "-" or stat.S_ISFIFO(os.stat(file).st_mode)
     if not piped:
@@ -180,8 +180,8 @@ def on_disk(file: str) -> Iterator[str]:
 
 
 def guarded(file: str, documents: Iterator[list[Extracted]]) -> Iterator[list[Extracted]]:
-    """Yield the documents of `file` from `documents`. An OSError or ValueError that the file's reader raises meanwhile
-    becomes a UserError, which is shown as one line."""
+    """Yield from `documents`, the documents of `file`. If their reader raises an OSError or ValueError, raise a
+    UserError instead, which is shown as one line."""
     try:
         with reading(Path(file)):
             yield from documents
@@ -192,9 +192,9 @@ def guarded(file: str, documents: Iterator[list[Extracted]]) -> Iterator[list[Ex
 # -- what is shown -----------------------------------------------------------------------------------------------------
 def shown(file: str, documents: Iterator[list[Extracted]], collection: bool, extractor: Extractor, many: bool,
           limit: int, as_json: bool) -> bool:
-    """Print the documents of a file, or compare their texts if there are two engines. `collection` says that the file
-    may hold many documents. `many` says that the command may print several documents in all; each document then has a
-    heading. Returns whether a step failed on one of the documents."""
+    """Print the documents of a file, or compare their texts if there are two engines. Returns whether a step failed on
+    one of the documents. `collection`: the file may hold many documents. `many`: each document gets a heading, because
+    the command may print several."""
     from pipeline.cli.compare import compare
     from stages.read.reader import Skipped
 

@@ -63,8 +63,8 @@ def resolve(file_type: str) -> tuple[type[Reader], str]:
 
 
 def _file_types() -> list[str]:
-    """Return the types of files that error messages propose for `--as`: the names of readers except `sample`, and of
-    Tokenmill's own steps that declare which reader they need (such as `book`)."""
+    """Return the types of files that error messages propose for `--as`. These are the names of readers except `sample`,
+    and of Tokenmill's own steps that declare which reader they need (such as `book`)."""
     from stages.catalog import STAGES, readers, stage_class
 
     return [*(name for name in readers() if name != "sample"), *(n for n in STAGES if stage_class(n).read_by)]
@@ -253,8 +253,8 @@ def _check(name: str, settings: dict[str, Any]) -> None:
 
 # -- what a file is ----------------------------------------------------------------------------------------------------
 def file_type_of(path: str, file: str) -> str:
-    """Return the type of a file. The name shows whether it is an archive. For other files, the first bytes decide if
-    they are conclusive, otherwise the suffix, otherwise what the text looks like."""
+    """Return the type of a file. An archive is recognised by its name. The type of another file is decided by its first
+    bytes (for example %PDF-), its suffix and its text; the first of these that is conclusive counts."""
     from stages.catalog import reader_class
     from stages.read.streams import DamagedStream, DecompressedStream, is_archive
     from stages.text.encoding import decode

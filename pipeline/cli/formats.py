@@ -63,9 +63,9 @@ TokenizerOpt = Annotated[Path, typer.Option(
 
 
 def progress_printer(silent: bool) -> Callable[[int, int], None]:
-    """Return a function that prints the progress of reading files to stderr: the number of bytes read so far, the
-    total, the rate and the time left. It is called with the first two numbers, and prints at most once in PROGRESS_S
-    seconds. If `silent`, it prints nothing."""
+    """Return a function that prints the progress of reading files to stderr. It is called with the number of bytes read
+    so far and the total, and prints them with the rate and the time left. It prints at most once in PROGRESS_S seconds,
+    and nothing if `silent`."""
     began = reported = time.monotonic()
 
     def show_progress(done: int, total: int) -> None:
@@ -102,9 +102,9 @@ def export(format: FormatOpt,
            quiet: QuietOpt = False, json_lines: JsonOpt = False) -> None:
     """Write a shard set, or the samples of a run, in the format of another project.
 
-    Documents, tokens and their order stay as they are. With --order, each row is a sample of the training. If an
-    exported file has the same bytes as a file of the store, and both are on one disk, the exported file is a hard link
-    to that file. Never change such a file: the store would change, too.
+    Documents, tokens and their order stay as they are. With --order, each row is a sample of the training. An exported
+    file that has the same bytes as a file of the store is a hard link to it, if both are on one disk. Never change such
+    a file: the store would change, too.
 
     \b
     Examples:
@@ -145,9 +145,9 @@ def exported(out: str, option: str, note: Callable[[], None] = lambda: None) -> 
     option `option`. It yields the path of the folder or, if `out` is a URL, a function that opens the folder of object
     storage for writing.
 
-    `note` is called as soon as `out` may hold exported tokens. A local folder appears only at the end of the export; in
-    object storage, objects stay even if the process is killed.
-    """
+    `note` is called as soon as `out` may hold exported tokens. A local folder appears only at the end of the export, so
+    `note` is called then. In object storage, objects stay even if the process is killed, so `note` is called before the
+    first object is written."""
     if is_url(out):
         yield partial(noted, note, out, option)
         return
@@ -208,9 +208,9 @@ def rows_of(run: str, root: str) -> Iterator[tuple[RowSet, Curriculum]]:
 
 
 def chosen(curriculum: Curriculum, phase: str | None, samples: str | None) -> tuple[int, int]:
-    """Return the range [first, stop) of the training samples that the values of --phase and --samples choose: the
-    samples that are in both, or all samples if both are None. A range that ends after the last sample is cut there.
-    Raises BadUsage for an unknown phase, for a text that is no range, and when no sample is left."""
+    """Return the range [first, stop) of the training samples that are in both --phase and --samples. An option that is
+    None does not limit the range. A range that ends after the last sample is cut there. Raises BadUsage for an unknown
+    phase, for a text that is no range, and when no sample is left."""
     first, stop = 0, curriculum.samples
     if phase is not None:
         names = {spec.name: spec for spec in curriculum.phases}
@@ -322,9 +322,9 @@ def decode(path: PathArg, format: FormatOpt, tokenizer: TokenizerOpt,
 @contextlib.contextmanager
 def new_stream(store: Store, name: str, tokenizer: Tokenizer, val: float, contents: str) -> Iterator[Target]:
     """A context manager for writing the shard sets of the new stream `name`. The sets become visible at the end, after
-    the file of their tokenizer, so a killed import leaves no set without its tokenizer. `contents` and `val`, the share
-    of held-out documents, identify the sets: in object storage, a command with the same values completes a killed
-    import."""
+    the file of their tokenizer, so a killed import leaves no set without its tokenizer. In object storage, the objects
+    of a killed import stay. A later import with the same `contents` and `val` (share of held-out documents) completes
+    them."""
     from pipeline.cli.streamed import streamed
     from tokenizer.export.target import FolderTarget, appearing
 

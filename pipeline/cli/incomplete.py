@@ -34,9 +34,11 @@ def unused_store(url: str, option: str) -> Store:
 
 def claim(store: Store, option: str, own: bytes) -> set[str]:
     """Mark a folder of object storage as incomplete by creating the object MARK with the contents `own`, whose first
-    word identifies what is being written. Returns the other objects in the folder. There are none, unless a command
-    that writes the same contents was killed, or runs at this moment; its MARK is replaced. Raises BadUsage when the
-    folder has a MARK with another first word, or objects without a MARK."""
+    word identifies what is being written. Returns the other objects in the folder; a new folder has none.
+
+    A MARK with the same first word means that an earlier command with the same contents was killed. This command then
+    takes the folder over, and the objects that are there are returned. Raises BadUsage when the folder has a MARK with
+    another first word, or objects without a MARK."""
     if store.put_absent(MARK, own):
         if all(path == MARK for path in store.list("")):
             return set()
@@ -54,9 +56,9 @@ def claimed(store: Store, option: str) -> BadUsage:
 
 
 def removal_order(path: str) -> tuple[bool, bool, str]:
-    """Return a sort key for a path of an incomplete folder. It sorts paths in the order in which the objects are
-    removed: first the indices, because without them nothing reads the other files. Among indices and among other files,
-    those of the training set (split=train) come first."""
+    """Return a sort key that puts the paths of an incomplete folder into the order in which its objects are removed.
+    The indices come first, because without them nothing reads the other files. Within both groups, files of the
+    training set (split=train) come first."""
     name = path.rpartition("/")[2]
     return name not in ("index.json", "shards.json"), "split=train" not in path, path
 

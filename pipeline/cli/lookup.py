@@ -86,8 +86,9 @@ def find(shards: ShardsArg,
 
 
 def _find(stack: ExitStack, shard_set: ShardSet, shards: Path, column: str, text: str) -> Iterator[dict[str, Any]]:
-    """Find the documents of a shard set whose id, URL or domain (`column`) is `text`, and return where they are. The
-    lookup index of the set is used if there is one; otherwise all documents are read."""
+    """Find the documents of a shard set whose id begins with `text`, or whose URL or domain is `text`; `column` says
+    which. Returns where they are. The lookup index of the set is used if there is one; otherwise all documents are
+    read."""
     from tokenizer.shards.find import places, places_of
     from tokenizer.shards.lookup import Lookup, by_id, by_text, name_of
     from tokenizer.shards.urls import documents, paths_of

@@ -49,9 +49,9 @@ CharsOpt = Annotated[int, typer.Option(min=0, metavar="N", help="Characters of e
 
 def check_backend(backend: BackendName, address: str | None, insecure_local: bool = False,
                   ship_code: bool = False) -> None:
-    """Raise an error for combinations of --backend, --address, --insecure-local and --ship-code that make no sense, and
-    for a cluster that cannot be reached. Also raise an error for a cluster that demands no token, since anybody could
-    run code on it; with `insecure_local`, such a cluster is allowed on loopback addresses."""
+    """Check that --backend, --address, --insecure-local and --ship-code fit together, and raise BadUsage if they do
+    not. Raises ClusterError when the cluster cannot be reached, or demands no token, since anybody could run code on
+    it. With `insecure_local`, a cluster without a token is allowed on loopback addresses."""
     if address is None:
         if insecure_local or ship_code:
             raise BadUsage(f"{'--ship-code' if ship_code else '--insecure-local'} is about a cluster: give --address")

@@ -1,5 +1,5 @@
-"""`tokenmill resume --queued`: runs an entry (a submitted recipe) of a store's queue, with this process as the driver
-(the process that leads a run). `pipeline.cluster.dispatch` starts this command.
+"""`tokenmill resume --queued`: runs an entry (a submitted run) of a store's queue, with this process as the driver (the
+process that schedules the run). `pipeline.cluster.dispatch` starts this command.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ if TYPE_CHECKING:
 
 def work(store: Store, claim: str, backend: opt.BackendName, workers: int | None, address: str | None,
          insecure_local: bool, allow_code: bool) -> int:
-    """Run an entry (a submitted run) of the store's queue and write the result to the queue. `claim` ('NUMBER/EVENT')
-    names the entry. Returns the exit code. The entry waits in the queue again when another driver holds the store's
-    lease, when the cluster does not answer, or when this process is told to stop although nobody has cancelled the run.
-    Raises BadUsage when `claim` has another form."""
+    """Run an entry (a submitted run) of the store's queue, write the result to the queue, and return the exit code.
+    `claim` ('NUMBER/EVENT') names the entry. Raises BadUsage when `claim` has another form.
+
+    The entry waits in the queue again in three cases:
+
+    * Another driver holds the store's lease.
+    * The cluster does not answer.
+    * This process is told to stop although nobody has cancelled the run."""
     from pipeline.engine.driver.endings import Interrupted
 
     number, _, event = claim.partition("/")

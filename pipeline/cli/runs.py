@@ -62,8 +62,9 @@ def run(recipe: opt.RecipeArg, store: opt.StoreOpt = "store", input: opt.InputOp
 def drive(recipe: Recipe, store: str, run: str | None, backend: opt.BackendName, workers: int | None,
           address: str | None, *, quiet: bool, json_lines: bool, takeover: bool, verify_inputs: bool,
           ship_code: bool = False, dispatch_seed: int | None = None, attempt: int | None = None) -> None:
-    """Run a recipe with this process as the driver (the process that leads the run), and print the result. `workers` is
-    the number of child processes; None means one per core of this machine or, with `address`, of the cluster."""
+    """Run a recipe with this process as the driver (the process that schedules the run), and print the result.
+    `workers` is the number of child processes; None means one per core of this machine or, with `address`, of the
+    cluster."""
     from pipeline.plan.changes import comparable_run, compare_command
     from pipeline.run import default_workers, make_backend, run_recipe
 
@@ -120,11 +121,11 @@ def plan(recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="
          json_lines: opt.JsonOpt = False) -> None:
     """Show what a run would do, and what it will cost.
 
-    Shows the nodes of the plan in order: how many of their partitions are fresh (the store has the result) or stale (to
-    be computed), how many bytes they read, and an estimate of CPU time and disk space. Nothing is run and nothing is
-    written. With --sample the recipe is run on a part of its inputs, in a temporary store. A cost forecast then says
-    what the whole input would yield and need. With --tokens no input is read: the curriculum is planned for streams of
-    these sizes.
+    Shows the nodes of the plan in order. For each node it says how many partitions are fresh (the store has the result)
+    or stale (to be computed), and how many bytes they read. It also estimates their CPU time and disk space. Nothing is
+    run and nothing is written. With --sample the recipe is run on a part of its inputs, in a temporary store. A cost
+    forecast then says what the whole input would yield and need. With --tokens no input is read: the curriculum is
+    planned for streams of these sizes.
 
     \b
     Examples:
@@ -231,8 +232,8 @@ def _forecast(recipe: Recipe, sample: str, cores: int | None, price: float | Non
 def list_runs(store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) -> None:
     """List the runs of a store and their states.
 
-    A star marks the run that finished last. The state `died` means that the driver of the run (the process that leads
-    it) ended without reporting a result; the run can be resumed.
+    A star marks the run that finished last. The state `died` means that the driver of the run (the process that
+    schedules it) ended without reporting a result; the run can be resumed.
 
     \b
     Example:
@@ -257,7 +258,7 @@ def list_runs(store: opt.StoreOpt = "store", json_lines: opt.JsonOpt = False) ->
 
 
 def _standing(store: Store, name: str) -> dict[str, Any]:
-    """Return the state of a run as a row of `tokenmill list`: {run, state, attempt (number of executions), parts
+    """Return the state of a run as a row of `tokenmill list`: {run, state, attempt (number of its latest start), parts
     (number of tasks), done (finished tasks), report}. A value that is not known is None."""
     from pipeline.cluster.attempts import standing
 
@@ -281,9 +282,9 @@ def report(run: opt.RunArg, store: opt.StoreOpt = "store",
     """Write the report of a run again, or compare two runs.
 
     report.html and report.json are made from the results in the store; no document is processed again. With --compare,
-    nothing is written to a store. The comparison tells how the recipes differ, puts the figures of both reports side by
-    side, and lists documents that only one of the runs kept or that differ in their text. Documents nearest to a
-    threshold come first.
+    nothing is written to a store. The comparison tells how the recipes differ, and puts the figures of both reports
+    side by side. It lists documents that only one of the runs kept, or that differ in their text. Documents nearest to
+    a threshold come first.
 
     \b
     Examples:

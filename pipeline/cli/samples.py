@@ -56,7 +56,8 @@ def curriculum_of(store: Store, run: str) -> Curriculum:
 
 def explanation(store: Store, curriculum: Curriculum, step: int | None, sample: int | None) -> dict[str, Any]:
     """Return the rows of a training step's batch, or the row of one sample, with the documents in each row, as JSON.
-    Raises BadUsage unless exactly one of `step` and `sample` is given, and when the curriculum does not have it."""
+    Raises BadUsage unless exactly one of `step` and `sample` is given, and when the curriculum has no such step or
+    sample."""
     from pipeline.store.shard_set import StoredSet, add_dropped, dataset_parts, manifest_of
     from stages.scrub.rows import MARGIN, mask
     from tokenizer.mixture.steps import rows_of, step_at, step_of

@@ -37,8 +37,8 @@ def opened(shards: Path) -> ShardSet:
 
 def note_export(shards: str, out: str) -> None:
     """Note in the store of a shard set that the folder or URL `out` holds its tokens, so that a takedown can name
-    `out`. If SHARDS is no folder of a store, nothing is noted. If the store cannot be written, a warning is printed,
-    and the export continues."""
+    `out`. Nothing is noted if `shards` is not inside a store. If the store cannot be written, a warning is printed, and
+    the export continues."""
     place = shards.rstrip("/") if "://" in shards else os.path.abspath(shards)
     root, folder = place[:max(0, place.rfind("/shards/"))], place[place.rfind("/shards/") + 1:]
     if not root or not re.fullmatch(r"shards/[^/]+/split=(train|val)(/[^/]+\.json)?", folder):
@@ -48,8 +48,8 @@ def note_export(shards: str, out: str) -> None:
 
 def note_in(store: Store, of: str, out: str) -> None:
     """Note in a store that the folder or URL `out` holds tokens of the shard set `of`, so that a takedown can name
-    `out`. If this is not possible, a warning is printed. Nothing is noted if the folder has no log, because it is then
-    no store."""
+    `out`. Does nothing if `store` has no commit log, because it is then only a folder. If the store cannot be read or
+    written, a warning is printed."""
     try:
         if next(iter(store.list("log")), None) is not None:
             note_copy(store, "tokens", of, out)

@@ -57,8 +57,10 @@ def stats(shards: ShardsArg, json_lines: JsonOpt = False) -> None:
     """Count the documents and tokens in a shard set.
 
     Targets are the tokens that count in the training loss. In post-training records, only the tokens of the answers
-    count. If the documents are packed into rows (`packing: best-fit`), the command also prints the number of rows, the
-    number of document pieces in the rows, the number of documents that are longer than a row, and the share of padding.
+    count.
+
+    If the documents are packed into rows (`packing: best-fit`), five more figures are printed: the targets of a row,
+    the rows, the pieces of documents in them, the documents that are longer than a row, and the share of padding.
 
     \b
     Example:

@@ -68,9 +68,9 @@ def text(store: Store, current: Standing, debug: bool = False) -> str:
 
 
 def _signs(store: Store, current: Standing, silent_s: float) -> list[str]:
-    """Return lines that say when the driver (the process that leads a run) gave its last sign of life and when the last
-    task finished. The last sign of life was `silent_s` seconds ago. If this is more than SILENT_S, the lines also say
-    what to do."""
+    """Return lines that say when the driver (the process that schedules a run) gave its last sign of life and when the
+    last task finished. The last sign of life was `silent_s` seconds ago. If this is more than SILENT_S, the lines also
+    say what to do."""
     words = [f"last sign of life {age(silent_s)} ago"]
     if current.age_s is not None:
         words.append(f"this is as of {age(current.age_s)} ago")
@@ -90,7 +90,7 @@ def _progress(progress: dict[str, Any], ended: bool) -> list[str]:
     running = sum(n.get("running", 0) for n in nodes.values())
     failed = sum(n.get("failed_attempts", 0) for n in nodes.values())
     words = [f"{progress['done']:,}/{progress['parts']:,} partitions done", f"{running:,} running",
-             f"{failed:,} attempts failed", f"{progress.get('docs', 0):,} documents"]
+             f"{failed:,} attempts failed", f"{progress.get('docs_read', 0):,} documents read"]
     if not ended:
         words.append(f"{progress.get('docs_per_s', 0):,.0f} docs/s")
         words.append(f"{clock(progress['eta_s'])} left of what is planned" if progress.get("eta_s") is not None

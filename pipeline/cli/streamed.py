@@ -18,8 +18,8 @@ from tokenizer.export.target import Target
 
 class StreamedTarget(Target):
     """A folder of object storage to which a command writes files. A file whose name is known from the beginning is sent
-    while it is written. Other files are made in a temporary folder of this machine, and removed from it when they have
-    been sent. `there` are the objects that a killed command with the same contents has left in the folder. They are
+    while it is written. Other files are first written to a temporary folder of this machine, and moved when they are
+    complete. `there` are the objects that a killed command with the same contents has left in the folder. They are
     whole, so they are not sent again."""
 
     def __init__(self, store: Store, there: set[str]) -> None:

@@ -28,9 +28,9 @@ from tokenizer.mixture.phases import Phase
 
 
 def ablate_data(options: Namespace, check: Callable[[Mapping[str, Any], Sequence[Phase]], None]) -> list[str]:
-    """Run the recipes (variants) of a study, and return the arguments of `train ablate` that compare their runs. Before
-    that, `check` is called with the section `train:` of the recipe and the phases of its curriculum; it raises an error
-    when the options do not fit them."""
+    """Run the recipes (variants) of a study, and return the arguments of `train ablate` that compare their runs.
+    `check` is called first, with the section `train:` of the recipe and the phases of its curriculum. It raises an
+    error when the options do not fit them."""
     if options.runs or options.arms or options.on:
         raise BadUsage("--data compares recipes: leave out RUN, --arm and --on")
     root = options.store or os.environ.get("TOKENMILL_STORE", "store")
@@ -50,9 +50,9 @@ def ablate_data(options: Namespace, check: Callable[[Mapping[str, Any], Sequence
 
 def anneal_data(options: Namespace, check: Callable[[str, Sequence[str]], None]) -> list[str]:
     """Make the shards of several recipes (variants) with the tokenizer of a run. Returns the arguments of `train
-    anneal`, which trains on a mixture of the run's own shards and those of one variant, for each variant. Before that,
-    `check` is called with the folder of the run and the names of the variants; it raises an error when the options do
-    not fit them."""
+    anneal`, which compares the variants. For each of them it trains on a mixture of its shards and the run's own.
+    `check` is called first, with the folder of the run and the names of the variants. It raises an error when the
+    options do not fit them."""
     if options.mixes or options.candidates:
         raise BadUsage("--data makes the candidates: leave out --mixes and --candidates")
     store, name = resolve_run(options.run, options.store or os.environ.get("TOKENMILL_STORE", "store"))

@@ -52,10 +52,10 @@ def documents(file: Path, column: str = "text", keep: Sequence[str] = ()) -> Ite
 
 
 def files(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield the files with texts that the paths name. For a folder, these are its Parquet files or, if it has none, its
-    JSON Lines files or, if it has none of these either, its text files, sorted by name. Files and folders in it whose
-    names begin with . or _ are left out. Raises BadUsage when a path does not exist, or is a folder without such files.
-    """
+    """Yield the files with texts that the paths name. A folder stands for all Parquet files below it. If it has none,
+    it stands for its JSON Lines files, and if it has none of these, for its text files. They are sorted by path. Files
+    and folders below it whose names begin with . or _ are left out. Raises BadUsage when a path does not exist, or is a
+    folder without such files."""
     for path in paths:
         if not path.exists():
             raise BadUsage(f"no such file: {path}")

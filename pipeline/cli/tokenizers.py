@@ -138,9 +138,9 @@ def evaluate(paths: Annotated[list[Path], typer.Argument(
              json_lines: JsonOpt = False) -> None:
     """Measure how well tokenizers encode texts.
 
-    Prints a line for each group of texts and each tokenizer: bytes per token, tokens per word, the share of words split
-    into several tokens, parity (tokens per text against English, for translations), Rényi efficiency, unknown tokens,
-    texts that encoding and decoding changes, and speed.
+    Prints a line for each group of texts and each tokenizer. It has the bytes per token, the tokens per word, and the
+    share of words split into several tokens. Parity is the number of tokens per text against English, for translations.
+    Then follow the Rényi efficiency, the unknown tokens, the texts that encoding and decoding changes, and the speed.
 
     \b
     Examples:
@@ -177,9 +177,9 @@ def evaluate(paths: Annotated[list[Path], typer.Argument(
 
 
 def _tokenizers(paths: list[Path]) -> tuple[list[tuple[str, Tokenizer]], list[Path]]:
-    """Load the tokenizers at the beginning of the list `paths`; the other paths are texts. The first path is always
-    taken for a tokenizer. Returns (names and tokenizers, the other paths). Raises BadUsage when no other path is left,
-    or a tokenizer is named twice."""
+    """Divide `paths` into tokenizers and texts, and load the tokenizers. The first path is a tokenizer, and so are the
+    paths after it, up to the first one that is none. Returns (names and tokenizers, paths of the texts). Raises
+    BadUsage when there are no texts, or when a tokenizer is named twice."""
     from tokenizer.load import byte_tokenizer, load_tokenizer
 
     first = next((i for i, path in enumerate(paths) if i and not _is_tokenizer(path)), len(paths))

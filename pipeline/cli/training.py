@@ -33,9 +33,9 @@ def forward(arguments: Sequence[str]) -> int:
 
 
 def _report(arguments: Sequence[str]) -> None:
-    """Add a section about the training to the report of the run whose shards it read, if possible. Does nothing when
-    the pipeline is not installed (as on some GPU nodes), when --out is given (the training is then outside the folder
-    of its run), or on ranks other than 0."""
+    """Add a section about the training to the report of the run whose shards it trained on, if possible. Does nothing
+    when the pipeline is not installed (as on some GPU nodes), or on ranks other than 0. With --out it does nothing
+    either, because the training is then outside the folder of its run."""
     from trainer.__main__ import parser
 
     options = parser("run").parse_args(arguments)
@@ -53,9 +53,9 @@ def _report(arguments: Sequence[str]) -> None:
 
 
 def _add_training(run: str, store: str) -> str | None:
-    """Add a section about the training to the report of the run whose shards it read, and return the report's path.
-    Returns None when the run has no report or when a TokenmillError occurs. The error is only printed, because the
-    training itself has succeeded."""
+    """Add a section about the training to the report of the run whose shards it trained on, and return the report's
+    path. Returns None when the run has no report or when a TokenmillError occurs. The error is only printed, because
+    the training itself has succeeded."""
     from pipeline.base.errors import TokenmillError
     from pipeline.cli.options import resolve_run
     from pipeline.report.collect import add_training

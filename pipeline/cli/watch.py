@@ -1,5 +1,5 @@
-"""`tokenmill status`, `tokenmill logs` and `tokenmill cancel`: show the state of a run, show the log of the run's
-driver (the process that leads it), and stop the run.
+"""`tokenmill status` shows the state of a run. `tokenmill logs` shows the log of the run's driver, the process that
+leads it. `tokenmill cancel` stops the run.
 
 These commands need only the store, so they work on any machine that can read it. They ask Ray only about a job whose
 driver has not begun.
@@ -26,8 +26,8 @@ WATCH_S = 2.0            # seconds between two updates of --watch and -f
 
 
 def look(store: Store, run: str) -> Standing:
-    """Return the state of a run. If the run was submitted and its driver (the process that leads the run) has not
-    begun, Ray is asked whether the job of the run still exists and will start."""
+    """Return the state of a run. For a submitted run whose driver (the process that schedules the run) has not begun,
+    ask Ray whether the run's job still exists and will start."""
     from dataclasses import replace
 
     from pipeline.cluster.attempts import standing
@@ -109,9 +109,9 @@ def status(ctx: typer.Context, run: RunArg, store: StoreOpt = "store",
 
 def logs(run: RunArg, store: StoreOpt = "store",
          follow: Annotated[bool, typer.Option("-f", "--follow", help="Continue until the run ends.")] = False) -> None:
-    """Print the log of a submitted run's driver (the process that leads the run).
+    """Print the log of a submitted run's driver (the process that schedules the run).
 
-    Reads the log of the latest attempt (execution of the run) from the store, where new lines appear after a few
+    Reads the log of the latest attempt (start of the run) from the store, where new lines appear after a few
     seconds. Secrets are masked.
 
     \b
@@ -146,8 +146,8 @@ def cancel(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) 
     """Stop a run.
 
     Tasks that are running get a minute to finish. Everything committed is kept, and `tokenmill resume` continues the
-    run. The request to stop is written to the store, where the driver (the process that leads the run) finds it, so the
-    cluster need not be reachable.
+    run. The request to stop is written to the store, where the driver (the process that schedules the run) finds it, so
+    the cluster need not be reachable.
 
     \b
     Example:
@@ -172,8 +172,8 @@ def cancel(run: RunArg, store: StoreOpt = "store", json_lines: JsonOpt = False) 
 
 
 def _stop_job(current: Standing) -> str | None:
-    """Ask Ray to stop the job of a run whose driver (the process that leads the run) has not begun. Returns None, or a
-    message that says why this machine cannot stop the job."""
+    """Ask Ray to stop the job of a run whose driver (the process that schedules the run) has not begun. Returns None,
+    or a message that says why this machine cannot stop the job."""
     from pipeline.base import auth
 
     try:

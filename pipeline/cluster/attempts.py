@@ -6,9 +6,9 @@ tasks.
             progress.json    the driver's latest report of its progress (`pipeline.engine.driver.progress`), with the
                              number of its attempt
             cancel.json      {"attempt"}: the attempt that is asked to stop
-            log/0001-000001.txt …    output of the driver of a submitted attempt, in pieces of `PIECE` bytes
-            code/            copies of the user's Python files (`code:` in the recipe), so that the run can be resumed
-                             from any machine
+            log/0001-000001.txt …    output of the driver of a submitted attempt, in pieces of at most `PIECE` bytes
+            recipe.yaml, recipe.text.yaml, code/    the recipe, and copies of the user's Python files (`code:` in the
+                             recipe), so that the run can be resumed from any machine
 
 A machine needs only access to the store to use these functions. The files do not decide which driver may commit; only
 the commit log does. This module does not use the state that Ray reports of a job, since that state may be wrong after a
@@ -64,8 +64,7 @@ class Standing:
     `facts` is the content of run.json. `progress` is the content of progress.json, or {} when this attempt has not
     written it yet or it cannot be read. `error` says why the run failed; None when no error was recorded. `silent_s` is
     the number of seconds since the driver's last sign of life; None unless the run is running or stopping. `age_s` is
-    the number of seconds since the driver wrote `progress`; None when `progress` is {}.
-    """
+    the number of seconds since the driver wrote `progress`; None when that is not known."""
 
     run: str
     state: str
@@ -118,9 +117,8 @@ def silence(store: Store, run: str, clock: Clock = SYSTEM) -> float | None:
     cannot be read.
 
     If the driver runs on this machine, its process is looked up. A large result then means that the driver is suspended
-    or hangs. A driver on another machine counts as alive if its heartbeat is recent, or if the heartbeat's counter
-    advances while this function watches it for up to `WATCH_S` seconds.
-    """
+    or hangs. A driver on another machine counts as alive if its heartbeat is recent. If it is not, this function
+    watches it for up to `WATCH_S` seconds; the driver counts as alive if the heartbeat's counter advances."""
     name, beat = latest_heartbeat(store)
     holder = beat.get("holder")
     if not isinstance(holder, dict) or beat.get("closed") or holder.get("run") != run:
@@ -151,9 +149,10 @@ def driver_of(store: Store) -> dict[str, Any]:
 
 def latest_heartbeat(store: Store) -> tuple[str, dict[str, Any]]:
     """Return the path and the content of the heartbeat file of the store's latest driver (the process that schedules a
-    run). The content is {counter, closed (whether the driver has ended its work), holder (the driver's host, pid, run,
-    …), at (seconds since 1970)}, or {} when the file cannot be read. Returns ("", {}) when the store has had no
-    driver."""
+    run). Returns ("", {}) when the store has had no driver.
+
+    The content has `counter`, `closed` (whether the driver has ended its work), `holder` (the driver's host, pid, run,
+    …) and `at` (seconds since 1970). It is {} when the file cannot be read."""
     names = sorted(store.list("log/heartbeat"))
     return (names[-1], _json(store, names[-1]) or {}) if names else ("", {})
 
@@ -166,8 +165,8 @@ def progress_of(store: Store, run: str) -> dict[str, Any]:
 
 def _json(store: Store, path: str, kinds: Mapping[str, type] | None = None) -> dict[str, Any] | None:
     """Read a JSON object from the store. Returns None when there is no such file. Returns {} when the file cannot be
-    read, or when a field has another type than `kinds` requires for it. Fields of other types than int may also be
-    null."""
+    read, or when a field does not have the type that `kinds` names for it. A field may also be null, unless its type is
+    int."""
     try:
         document = json.loads(store.read(path))
     except FileNotFoundError:
@@ -299,10 +298,12 @@ class LogReader:
 
 # -- the recipe, and the user's own code -----------------------------------------------------------------------------
 def keep_recipe(store: Store, run: str, recipe: bytes, text: str | None) -> None:
-    """Write two files to the folder of a run. recipe.yaml gets `recipe`, the complete recipe in canonical form.
-    recipe.text.yaml gets `text`, the recipe as its author wrote it, with secrets masked, or `recipe` if `text` is None.
-    If recipe.yaml holds `recipe` already, an existing recipe.text.yaml is not changed: a run that is resumed from
-    recipe.yaml keeps the author's text."""
+    """Write two files to the folder of a run. The file recipe.yaml gets `recipe`, the complete recipe in canonical
+    form. The file recipe.text.yaml gets `text`, the recipe as its author wrote it, with secrets masked. If `text` is
+    None, it gets `recipe`, too.
+
+    An existing recipe.text.yaml stays as it is if recipe.yaml already holds `recipe`. A run that is resumed from
+    recipe.yaml thus keeps the author's text."""
     written = f"runs/{run}/{RECIPE_TEXT}"
     path = f"runs/{run}/recipe.yaml"
     if not (store.exists(written) and store.exists(path) and store.read(path) == recipe):

@@ -189,9 +189,9 @@ def _gpus() -> Iterator[Check]:
 
 # -- the store -------------------------------------------------------------------------------------------------------
 def check_store(store: Store, witness: str | None = None) -> Iterator[Check]:
-    """Check that this machine can commit to a store: that it can write to the store, and that the store refuses to
-    create a file that exists already. `witness` is the path of a file that another machine has written; if this machine
-    does not find the file, it does not see the same store."""
+    """Check that this machine can commit to a store. It must be able to write to the store, and the store must refuse
+    to create a file that exists already. `witness` is the path of a file that another machine has written. If this
+    machine does not find the file, the two machines do not see the same store."""
     try:
         sees_store = witness is None or store.exists(witness)
     except (StoreError, OSError) as e:                           # no credentials or no connection, not another store

@@ -49,10 +49,10 @@ class Child(Protocol):
 
 @dataclass(frozen=True)
 class DriverOptions:
-    """The options with which a server starts drivers (the processes that schedule runs). They are those options of
-    `tokenmill run` that belong to the machine and not to the recipe. `roots` are the folders and URLs that recipes may
-    read; None allows all. `folder` is the working directory of drivers, against which relative paths in other libraries
-    are resolved. `secrets` names environment variables that a driver must not see."""
+    """The options with which a server starts drivers (the processes that schedule runs), such as the backend and the
+    number of workers. Recipes do not contain them. `roots` are the folders and URLs that recipes may read; None allows
+    all. `folder` is the working directory of the drivers; None means that of the server. `secrets` names environment
+    variables that a driver must not see."""
 
     backend: str = "process"
     workers: int | None = None
@@ -95,9 +95,10 @@ class Dispatcher:
         self._last_values: dict[str, tuple[Any, float]] = {}        # subject → its last value, and since when
 
     def tick(self) -> None:
-        """Bring the queue forward by one step: start its next run if none is running. If the process that scheduled the
-        current run has died, start the run again, or end its entry if the run was cancelled or has died too often. If
-        the run was cancelled but not yet asked to stop, ask it."""
+        """Bring the queue forward by one step. If no run is in progress, the next one is started. If the driver of the
+        current run (the process that schedules it) has died, the run is started again. The entry ends instead if the
+        run was cancelled, or if its driver has died too often. A driver that goes on although its run was cancelled is
+        asked to stop."""
         self._children = {claim: child for claim, child in self._children.items() if child.poll() is None}
         head = next((entry for entry in self.queue.entries() if not entry.ended), None)
         if head is None:
@@ -129,19 +130,21 @@ class Dispatcher:
         return int(progress_of(self.store, entry.run).get("done") or 0)
 
     def _is_abandoned(self, entry: QueueEntry) -> bool:
-        """Whether no process works on an entry of the queue, although a server has claimed it (taken it in order to
-        start its run). A driver is the process that schedules the run. The entry is abandoned in three cases:
+        """Whether no process works on an entry of the queue, although a server has claimed it. A server claims an entry
+        before it starts the entry's driver, the process that schedules the run.
 
-        * No driver has begun it. In addition, this server claimed it and the driver that it started has ended, or
-          another server claimed it and is known to be dead or did so more than START_S seconds ago.
-        * A driver has begun it and is known to be dead.
-        * A driver has begun it, this machine cannot check whether that process is alive, and the heartbeat of the store
-          has not changed for UNSEEN_S seconds.
+        If no driver has begun the entry, it is abandoned in three cases:
+
+        * This server claimed it, and the driver that it started has ended.
+        * Another server claimed it, and that server is known to be dead.
+        * Another server claimed it, and this server has seen the claim for more than START_S seconds.
+
+        If a driver has begun the entry, it is abandoned when the driver is known to be dead. Where this machine cannot
+        check that, the entry is abandoned once the heartbeat of the store has not changed for UNSEEN_S seconds.
 
         A wrong guess does no harm. If the server was only slow, it finds that its claim was taken over, and so does the
         driver that it starts. If the driver is alive, it holds the lease of the commit log, and no other driver can
-        commit.
-        """
+        commit."""
         event, claim = entry.last, (entry.number, len(entry.events))
         if event.kind == "start":
             if event.holder == self._holder:
@@ -155,8 +158,8 @@ class Dispatcher:
         return self._unchanged("driver", (claim, beat.get("counter"), beat.get("closed"))) > UNSEEN_S
 
     def _pauses(self, entry: QueueEntry) -> bool:
-        """Whether an entry of the queue must wait a little longer, because its driver (the process that schedules the
-        run) could not reach the cluster a moment ago. Each further failure doubles the pause."""
+        """Whether an entry of the queue must wait a little longer. It must if its driver (the process that schedules
+        the run) could not reach the cluster a moment ago. Each further failure doubles the pause."""
         failures = entry.unreachable()
         return failures > 0 and self._unchanged("pause", (entry.number, len(entry.events))) < min(
             LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10))
@@ -174,8 +177,8 @@ class Dispatcher:
         return self._unchanged("lease", (holder, beat.get("counter"))) <= PATIENCE_S
 
     def _unchanged(self, what: str, value: Any) -> float:
-        """Return for how many seconds the value named `what` has not changed, as far as the calls of this method show.
-        `value` is the present value. When it differs from that of the call before, the time begins at 0 again."""
+        """Return how many seconds ago this method was first called with the present `value` for `what`, without another
+        value in between. It is 0 when the value has changed."""
         before, since = self._last_values.get(what, (None, 0.0))
         if before != value:
             self._last_values[what] = (value, self._clock.now())
@@ -190,9 +193,9 @@ class ClaimLost(QueueError):
 
 
 def begin(queue: Queue, number: int, event: int, holder: Holder) -> QueueEntry:
-    """Note in the queue that this driver (a process that schedules a run) has begun entry `number`. The note becomes
-    event `event` of the entry. The event before it must be the claim by which a server started this driver. Returns the
-    entry. Raises ClaimLost when the entry has been cancelled or claimed again since that claim."""
+    """Note in the queue that this driver (a process that schedules a run) has begun entry `number`, and return the
+    entry. The note becomes event number `event` of the entry; it must follow directly on the claim by which a server
+    started this driver. Raises ClaimLost when the entry has been cancelled or claimed again since that claim."""
     entry = queue.entry(number)
     attempt = facts_of(queue.store, entry.run).get("attempt", 0) + 1
     while asked_to_stop(queue.store, entry.run, attempt):     # run.json was lost, the request is for an earlier attempt
@@ -207,11 +210,12 @@ def begin(queue: Queue, number: int, event: int, holder: Holder) -> QueueEntry:
 
 
 def end(queue: Queue, number: int, event: int, kind: str, error: str = "") -> None:
-    """Note in the queue how the run of entry `number` has ended. `kind` is done, failed or cancelled; or it is returned
-    or unreachable, after which the entry waits to be started again. If the run was cancelled, the entry becomes
-    cancelled instead of waiting again. `event` is the number of the event by which this driver (the process that
-    scheduled the run) noted that it had begun. Does nothing when the entry has ended already, or when another driver
-    has been started for it."""
+    """Note in the queue how the run of entry `number` has ended. The entry ends if `kind` is done, failed or cancelled.
+    It waits to be started again if `kind` is returned or unreachable; but if the run was cancelled, it ends as
+    cancelled.
+
+    `event` is the number of the event by which this driver (the process that scheduled the run) noted that it had
+    begun. Does nothing when the entry has ended already, or when another driver has been started for it."""
     while True:
         entry = queue.entry(number)
         since = entry.events[event + 1:]

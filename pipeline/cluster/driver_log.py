@@ -21,13 +21,12 @@ LONGEST = 64 << 10       # characters after which an unfinished line or private 
 
 
 class DriverLog:
-    """A context manager that copies everything that this process and its libraries write to stdout and stderr into the
-    store, below runs/RUN/log/, and passes it on to stderr. Secrets are masked in both. When the context ends, the copy
-    is complete, unless the store could not be written.
+    """A context manager that copies everything that this process and its libraries write to stdout and stderr. The copy
+    goes into the store, below runs/RUN/log/, and the output is also passed on to stderr. Secrets are masked in both.
+    When the context ends, the copy is complete, unless the store could not be written.
 
     Object storage cannot append to a file. So the log is a series of files (pieces), and only the last piece is
-    replaced as the log grows.
-    """
+    replaced as the log grows."""
 
     def __init__(self, store: Store, run: str, attempt: int, clock: Clock = SYSTEM,
                  copy_s: float = COPY_S) -> None:
@@ -84,7 +83,7 @@ class DriverLog:
 
     def _take(self, text: str, last: bool = False) -> None:
         """Add `text` to the log, and pass whole lines on to stderr, with secrets masked in both. An unfinished line is
-        held back until its end comes, and so is a private key of several lines, because half a secret would not be
+        held back until its end comes. So is a private key of several lines, because half a secret would not be
         recognised. Nothing is held back if no more text follows (`last`), or beyond LONGEST characters."""
         lines = self._line + text
         cut = lines.rfind("\n") + 1

@@ -1,4 +1,4 @@
-"""Runs the driver of a run (the process that schedules its tasks) as a job of a Ray cluster: submits the job, reports
+"""Runs the driver of a run (the process that schedules its tasks) as a job of a Ray cluster. Submits the job, reports
 its state and stops it. Also checks whether the cluster demands a token.
 
 The state that Ray reports of a job may be wrong (ray#65608, ray#65025) or missing after a head node is lost. The state

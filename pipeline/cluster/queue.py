@@ -11,11 +11,11 @@ and a start cannot both succeed. The commit log, which alone decides which drive
 
 An entry is `waiting` until a server claims it (event `start`), `starting` until its driver has begun (`running`), and
 ends as `done`, `failed` or `cancelled`. An entry is claimed only when all entries before it have ended, and an entry
-that has ended never changes, so at most one entry is starting or running. `pipeline.cluster.dispatch` claims entries
-and starts their drivers.
+that has ended never changes. At most one entry is therefore starting or running. `pipeline.cluster.dispatch` claims
+entries and starts their drivers.
 
 Two events make an entry wait again. The event `unreachable` means that the Ray cluster did not answer. The event
-`returned` means that a driver from outside the queue used the store or took it over, or that the entry's driver was
+`returned` has two causes: a driver from outside the queue used the store or took it over, or the entry's driver was
 told to stop although nobody had cancelled the run.
 """
 
@@ -156,7 +156,7 @@ class QueueEntry:
         return next((e.attempt for e in reversed(self.events) if e.kind == "running"), 0)
 
     def unreachable(self) -> int:
-        """Return how many of the latest starts of the run in a row have failed because the cluster did not answer."""
+        """Return the number of consecutive latest starts that failed because the cluster did not answer."""
         count, failed = 0, False                             # `failed`: the next start, going backwards, is counted
         for event in reversed(self.events):
             if event.kind == "unreachable":
@@ -168,14 +168,13 @@ class QueueEntry:
         return count
 
     def deaths(self, done: int) -> int:
-        """Return how many of the latest starts of the run in a row have ended without a message and without finishing a
-        task. `done` is the number of tasks that the run has done by now. A start after which the entry waited again
-        does not count.
+        """Return how often the run has died in succession: the number of its latest starts that ended without a message
+        and without finishing a task. `done` is the number of tasks that the run has done by now. A start after which
+        the entry waited again is skipped.
 
-        A start has finished a task if the number of done tasks is larger after the start than before this and all
-        earlier starts. The number may also shrink: a start that dies while it plans has not yet found all results of
-        earlier starts.
-        """
+        A start has finished a task if more tasks are done after it than ever before it. The number just before the
+        start may be too low for this comparison, because a start that dies while it plans has not yet found all results
+        of earlier starts."""
         starts = [i for i, event in enumerate(self.events) if event.kind == "start"]
         count = most = 0
         for start, next_start in zip(starts, [*starts[1:], None]):
@@ -304,10 +303,9 @@ class Queue:
         that request is returned. If the submission resumes a run whose entry has not ended, that entry is returned.
         Raises QueueFull, RequestReused, RunTaken, and QueueError when the name of the run is not allowed.
 
-        A request that is sent twice at the same time makes only one entry. Before a process finds a free number, it has
-        read all earlier entries. If another process takes the number first, this process reads the new entry before it
-        tries again.
-        """
+        A request that two processes submit at the same time makes only one entry. Each process reads all earlier
+        entries before it tries to take the next number. The process that comes second fails, reads the new entry, and
+        returns it."""
         if (why := bad_name(submission.run)) is not None:
             raise QueueError(f"run {submission.run!r}: {why}")
         digest = submission.digest()
@@ -335,9 +333,9 @@ class Queue:
                 self._put(event_name(number, 0), {"submission": asdict(submission), "digest": digest}, event)
 
     def append(self, entry: QueueEntry, kind: str, **facts: Any) -> QueueEntry | None:
-        """Add an event to `entry` (a submitted run) in the store. `entry` must hold the events that this process last
-        read. Returns the entry with the new event. Returns None, and adds nothing, when another process has added an
-        event since."""
+        """Add an event to `entry` (a submitted run) in the store, and return the entry with the new event. `entry` must
+        be as this process last read it. Returns None, and adds nothing, when the entry has ended, or when another
+        process has added an event since."""
         if "error" in facts:
             facts["error"] = redact(facts["error"])[:LONGEST_ERROR]
         event = Event(kind, utc_now(self.clock), self.clock.new_id(), **facts)

@@ -9,9 +9,9 @@ watches the children, which are the confined processes that run tasks.
   `Ready`, which is meant for the backend; the scheduler ignores it.
 * A `Work` order goes from a supervisor to a child, which answers with `Finished`, `Raised` or `NeedsFreshProcess`.
 
-Inside a process the objects themselves are passed. At a process boundary, which is a child's pipe or a call of a Ray
-actor, `encode` turns a message into JSON, and the `Channel` of that direction turns it back into an object. On the way
-of an assignment, the spec of its task is thus serialised once for another node, and once for each child that gets it.
+Inside a process the objects themselves are passed. A process boundary is a child's pipe or a call of a Ray actor. There
+`encode` turns a message into JSON, and the `Channel` of that direction turns it back into an object. The spec of a task
+is thus serialised once to reach a supervisor on another node, and once for each child that gets the task.
 
 A child parses hostile documents and may have been taken over by one. Its answers are therefore never unpickled. They
 are read as JSON, and only expected messages with fields of the declared types are accepted (the contents of nested
@@ -42,8 +42,8 @@ FailureKind = Literal["exception", "permanent", "environment", "lost", "damaged"
 
 
 class ProtocolError(ValueError):
-    """Raised for bytes or a dict that are not a message, for a message that this channel does not accept because of its
-    class or the types of its fields, and for a message of more than MAX_BYTES bytes."""
+    """Raised for a message that a channel does not accept. It is not decodable, its class is not expected, a field has
+    another type than declared, or it has more than MAX_BYTES bytes."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class Failure:
 
 
 class TaskStatus(NamedTuple):
-    """The state of a running attempt at a task. The attempt has run for `seconds`. It works on the document in row
-    `row`, or on a batch that begins there (-1: on none), in stage number `stage` (negative: the document is still being
-    read), and has not moved on for `still` seconds. `does` says what its process does, such as "computing" or
-    "sleeping" (`worker.limits.doing`)."""
+    """The state of a running attempt at a task. `seconds`: for how long it has run. `row`: the document that it works
+    on, or the first one of a batch; -1 outside any document. `stage`: the number of the stage that the document is in,
+    negative before the first stage. `still`: for how many seconds `row` and `stage` have not changed. `does`: what its
+    process does, such as "computing" or "sleeping" (`worker.limits.doing`)."""
 
     id: int
     row: int
@@ -97,8 +97,8 @@ class Assignment:
 @dataclass(frozen=True)
 class Ready:
     """The first event of a supervisor, which starts and watches the processes that run tasks on a node. `confinement`:
-    what the node's kernel supports for confining these processes. `sees_store`: whether the supervisor found the test
-    file that the driver had written into the store; None if it was not asked to look for a file."""
+    what the node's kernel supports for confining these processes. `sees_store`: whether the supervisor found a test
+    file that the driver had written into the store; None if it was not asked to look for one."""
 
     fingerprint: Fingerprint
     confinement: dict[str, Any]
@@ -130,10 +130,9 @@ class Hindered:
 
 @dataclass(frozen=True)
 class Lost:
-    """Event: the supervisor that had these attempts at tasks died, alone or together with its node (machine), or does
-    not answer any more. A supervisor runs tasks on a node. No document is to blame. `host` is the node's id, or "" if
-    it is not known. A node may have several supervisors. Losses on one node within `losses.SAME_DEATH_S` seconds count
-    as one death of the node."""
+    """Event: the supervisor that ran these attempts at tasks died, alone or together with its node (machine), or does
+    not answer any more. No document is to blame. `host` is the node's id, or "" if it is not known. A node may have
+    several supervisors. Losses on one node within `losses.SAME_DEATH_S` seconds count as one death of the node."""
 
     ids: tuple[int, ...]
     message: str
@@ -159,10 +158,9 @@ class Hanging:
 
 @dataclass(frozen=True)
 class Quarantined:
-    """Event: a row is proved to kill the process that runs the task. The row is either a document that kills its
-    process in a stage, or a record that kills the process while it is read from an input file. Later attempts at the
-    task skip such a document. They stop reading the file before such a record, and continue behind it if the file's
-    format allows it."""
+    """Event: a row is proved to kill the process that runs the task. Either it is a document that kills its process in
+    a stage, or the process dies while it reads the row from an input file. Later attempts at the task skip such a
+    document. They stop reading the file before such a row, and continue behind it if the file's format allows it."""
 
     id: int
     row: int
@@ -185,8 +183,11 @@ Event = Ready | Done | Failed | Hindered | Lost | Returned | Hanging | Quarantin
 @dataclass(frozen=True)
 class Work:
     """An order to a child process to run the task `spec` on the store at `store`. `scratch` is a folder for temporary
-    files. When a crash is investigated, `rows` limits the run to some rows, or `file` (the number of an input file of
-    the task) lets it only read this file, without processing a document. The output of such a run is discarded."""
+    files.
+
+    `rows` or `file` is set while a crash is investigated. With `rows`, the child processes only these rows. With
+    `file`, it only reads the task's input file of this number, and processes no document. The output is discarded in
+    both cases."""
 
     spec: TaskSpec
     attempt: str

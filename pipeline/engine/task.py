@@ -42,7 +42,7 @@ from pipeline.store.records import READING, Counters
 if TYPE_CHECKING:
     import numpy as np
 
-    from pipeline.engine.shuffle.exchange import SegmentWriter
+    from pipeline.engine.shuffle.segment_writer import SegmentWriter
     from stages import task
 
 
@@ -201,12 +201,11 @@ class TaskInputs:
     def fetch(self, ref: Mapping[str, Any], needs: Needs | None = None) -> str:
         """Return the local path of the file that the argument `ref` names. `ref` holds either `$ref`, a file of the
         store, or `$file`, an input file. The task must not change the file. A remote file is downloaded to the scratch
-        folder, through this machine's cache. `needs`, a function, may choose byte ranges of a remote input file; then
-        only these ranges are sure to be present.
+        folder, through this machine's cache. `needs` is a function that may choose byte ranges of a remote input file.
+        The local file then holds these ranges, and other ranges may be missing.
 
         Raises ChangedInput if an input file has changed since the run was planned, because results made from it must
-        not be stored under this task's key. Raises DamagedFile if a file of the store differs from its record.
-        """
+        not be stored under this task's key. Raises DamagedFile if a file of the store differs from its record."""
         if "$ref" in ref:
             return self.store.checked(ref["$ref"], ref["sha256"], self.scratch, size=ref.get("bytes"))
         store = Store(ref["root"])
@@ -280,9 +279,10 @@ class TaskInputs:
 
     def segment(self, ref: Mapping[str, Any], bucket: int) -> np.ndarray:
         """Returns the records of one bucket of an exchange file, read-only. Exchange files carry records from task to
-        task (`TaskOutputs.segments`). Only this bucket of the file is read. Raises DamagedFile when the file is missing
-        or damaged, and DamagedIndex when such a file of an index outside the store is missing, damaged or has no such
-        bucket."""
+        task (`TaskOutputs.segments`). Only this bucket of the file is read.
+
+        Raises DamagedFile when the file is missing or damaged. For a file of an index outside the store, raises
+        DamagedIndex instead, also when it has no such bucket."""
         from pipeline.engine.shuffle.exchange import read_segment
 
         store, path = self._place(ref)
@@ -338,7 +338,7 @@ class TaskOutputs:
         order of writing. `memory`: bytes that records in memory and their sorted copy may take together; when they are
         used up, the records are written to a scratch file.
         """
-        from pipeline.engine.shuffle.exchange import SegmentWriter
+        from pipeline.engine.shuffle.segment_writer import SegmentWriter
 
         with SegmentWriter(self.path(name), dtype, buckets, key=key, covers=self.covers, memory=memory) as writer:
             yield writer

@@ -1,15 +1,16 @@
 """Forecasts the output and the cost of a recipe, by extrapolation from a run of the recipe on a sample of its inputs.
 
-The output and cost of each task of the sample run are multiplied by the size of the task's source relative to the
-sample of that source. The error of this extrapolation is a 95 % interval of the ratio of output (or cost) to bytes read
-(Cochran 1977, 6.4), corrected for the share that was read.
+The output and cost of each task of the sample run are multiplied by a factor: the size of the task's source divided by
+the size of the sample of that source. The error of this extrapolation is a 95 % interval of the ratio of output (or
+cost) to bytes read (Cochran 1977, 6.4). It is corrected for the share that was read.
 
-Two quantities do not grow in proportion to the input. One is the number of duplicates, whose share rises with the
-number of documents: a sample of one thousandth holds both documents of a pair with a chance of one in a million. The
-lower bound is therefore the duplicates in the sample, scaled up in proportion. The upper bound is the duplicates in the
-sample, plus a margin for chance, divided by the sample's share of the source and by the smallest such share of all
-sources, and at most the number of documents. The other quantity is the number of tokens, because a tokenizer trained on
-little text encodes that text in too few tokens.
+Two quantities do not grow in proportion to the input. One is the number of tokens, because a tokenizer trained on
+little text encodes that text in too few tokens. The other is the number of duplicates, whose share rises with the
+number of documents. A sample of one thousandth holds both documents of a pair with a chance of one in a million.
+
+The bounds of the number of duplicates follow from the duplicates in the sample. The lower bound divides them by the
+sample's share of the source. The upper bound first adds a margin for chance, and then divides twice: by this share, and
+by the smallest such share of all sources. It is at most the number of documents.
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
     """Return the wall-clock seconds of all nodes of the plan on `cores` cores, as an estimate with bounds.
 
     The lower bound divides the CPU time evenly among the cores. In the upper bound, every node also waits for its
-    longest task after all its other tasks are done (Graham 1966), and a quarter is added to the sum. The estimate
-    includes half of these waits. On one core no node waits. All three include START_S, the time to start workers, load
-    models and write the report."""
+    longest task after all its other tasks are done (Graham 1966), and the sum is raised by a quarter. The estimate
+    includes half of these waits. On one core no node waits. The estimate and both bounds include START_S, the time to
+    start workers, load models and write the report."""
     cpu = total(n.cpu_s for n in nodes) * (1 / cores)
     tails = sum(n.longest_s for n in nodes) if cores > 1 else 0.0
     value = START_S + max(cpu.value, max(n.longest_s for n in nodes)) + tails / 2
@@ -84,10 +85,12 @@ def _wall(nodes: Sequence[NodeCost], cores: int) -> Range:
 
 def line(size: np.ndarray, cost: np.ndarray) -> tuple[float, float]:
     """Fit a line to the costs of tasks of different sizes. Returns (cost of a task without any bytes, cost per byte).
-    The line is fitted by medians (Theil 1950, Sen 1968), so that it is not distorted by a task that loads a model or
-    compiles code. Neither value is negative. The cost per byte is at most the mean cost per byte of all tasks, and a
-    quarter of this mean if the medians show no growth. With fewer than LEAST_TASKS tasks, or tasks of about equal size,
-    the whole cost counts as cost per byte."""
+    Neither is negative. The line is fitted by medians (Theil 1950, Sen 1968), so that it is not distorted by a task
+    that loads a model or compiles code.
+
+    The cost per byte is at most the mean cost per byte of all tasks. If the medians show no growth, it is a quarter of
+    this mean. With fewer than LEAST_TASKS tasks, or tasks of about equal size, the whole cost counts as cost per
+    byte."""
     even = float(cost.sum()) / max(float(size.sum()), 1.0)
     i, j = np.triu_indices(len(size), 1)
     apart = np.abs(size[i] - size[j]) > 0.25 * float(np.median(size))
@@ -121,9 +124,10 @@ class Extrapolation:
 
     def node(self, node: Mapping[str, Any]) -> NodeCost:
         """Return the forecast cost of a node of the plan (a pass, a deduplication …). Call this for the nodes in the
-        order of the plan, because it also sets `through[name]`. This is a factor that corrects for documents that
-        deduplication removes from the whole input but not from the sample. A node takes over the factor of the nodes
-        before it. If the node applies a deduplication, the factor is lowered further."""
+        order of the plan, because it also sets `through[name]`. This factor corrects for duplicates that the sample
+        does not show. It is the share of documents that deduplication keeps of the whole input, divided by the share
+        that it keeps of the sample. A node starts with the factor of the nodes before it. A pass that drops duplicates
+        lowers it."""
         name, kind, records = node["name"], node["kind"], self.run.records[node["name"]]
         befores = [self.through[d] for d in node["deps"] if d in self.through]
         self.through[name] = {s: Range(max((b[s].value for b in befores), default=1.0),
@@ -152,9 +156,9 @@ class Extrapolation:
                         tasks=self.partitions({source for r in of_parts for source in _read(r)}))
 
     def _overall(self, name: str, records: Sequence[PartRecord]) -> Range:
-        """Return `through[name]` averaged over the sources: the factor that corrects for documents which deduplication,
+        """Return the mean of `through[name]` over the sources. This factor corrects for documents that deduplication,
         up to the node `name`, removes from the whole input but not from the sample. Each source is weighted by the
-        bytes of it that the tasks of the node read."""
+        bytes of it that the node would read in a run on the whole input."""
         sizes: Counter[str] = Counter()
         for record in records:
             sizes.update({s: c.get("bytes", 0) * self.scale[s] for s, c in _read(record).items() if s in self.scale})
@@ -166,8 +170,8 @@ class Extrapolation:
 
     def _barrier(self, node: Mapping[str, Any], records: Sequence[PartRecord]) -> tuple[Range, Range, int]:
         """Extrapolate a deduplication to the whole input. Returns (CPU seconds, bytes of files that its tasks exchange,
-        tasks). The CPU time is at least the time on the sample, most of which may be start-up, and at most that time
-        multiplied by the growth in documents."""
+        number of tasks). The lower bound of the CPU time is the time on the sample, since most of that may be start-up.
+        The upper bound is that time multiplied by the growth in documents."""
         parts = [r for d in node["deps"] for r in self.run.records.get(d, ())]
         docs = sum(_kept_amount(r, s) for r in parts for s in self.scale)
         scaled = sum(_kept_amount(r, s) * scale for r in parts for s, scale in self.scale.items())
@@ -190,10 +194,10 @@ class Extrapolation:
         return Range(cpu * max(1.0, 0.7 * more), cpu, cpu * max(1.0, more))
 
     def _deduplicated(self, name: str, records: Sequence[PartRecord]) -> None:
-        """Estimate how many documents of each source a deduplication removes from the whole input. `name` is the pass
-        that drops these documents, and `records` are the commit records of its tasks on the sample. The estimates are
-        added to `duplicates`. The factor `through[name]`, which corrects for documents that are removed from the whole
-        input but not from the sample, is lowered."""
+        """Estimate how many documents of each source a deduplication removes from the whole input, and add the
+        estimates to `duplicates`. `name` is the pass that drops these documents, and `records` are the commit records
+        of its tasks on the sample. Also lowers `through[name]`, the factor that corrects for documents that are removed
+        from the whole input but not from the sample."""
         docs: Counter[str] = Counter()
         dropped: Counter[str] = Counter()
         for record in records:
@@ -287,8 +291,8 @@ class Extrapolation:
 
     def _later(self, records: Sequence[PartRecord]) -> np.ndarray:
         """Return, for each task, whether its worker had loaded the models before. The first task of each worker had to
-        load them. With n workers, the n tasks whose attempts have the lowest names are assumed to be these first tasks.
-        If there are no other tasks, True is returned for all tasks."""
+        load them. With n workers, the n tasks whose attempts have the lowest names count as these first tasks. If that
+        leaves no other task, the result is True for all tasks."""
         firsts = sorted(r.attempt for r in records)[:self.run.workers]
         later = np.array([r.attempt not in firsts for r in records])
         return later if later.any() else np.ones(len(records), bool)

@@ -1,5 +1,6 @@
-"""Computes how often the training of a recipe would read each stream (the token files of one source, language or
-bucket) if each stream had a given number of tokens. The tokens need not exist yet, and no input is read."""
+"""Computes how often the training of a recipe would read each stream if the streams had given numbers of tokens. A
+stream is the token files of one source, language or bucket. The tokens need not exist yet, and no input is read.
+"""
 
 from __future__ import annotations
 
@@ -50,19 +51,21 @@ class PhaseUse:
 
 
 def worth(epochs: float) -> float:
-    """Return how much the tokens of a stream are worth if a training reads the stream `epochs` times, as a fraction of
-    the worth of equally many tokens without repetition. U unique tokens that are repeated R = epochs − 1 times are
-    worth U + U·R*·(1 − exp(−R/R*)) tokens (arXiv 2305.16264, equation 5); R* is HALF_LIFE."""
+    """Return how much the tokens of a stream are worth if a training reads the stream `epochs` times. The worth is a
+    fraction of that of equally many tokens without repetition. U unique tokens that are repeated R = epochs − 1 times
+    are worth U + U·R*·(1 − exp(−R/R*)) tokens (arXiv 2305.16264, equation 5); R* is HALF_LIFE."""
     return 1.0 if epochs <= 1 else (1 + HALF_LIFE * (1 - math.exp((1 - epochs) / HALF_LIFE))) / epochs
 
 
 def given_tokens(texts: list[str], recipe: Recipe, known: Mapping[str, int] | None = None) -> dict[str, int]:
     """Parse the number of tokens of each stream of the recipe. Each of `texts` is `web=8T,code=1T`, or the name of a
-    table: a text file with a stream and its number on each line, separated by a comma, a tab or spaces. Its first line
-    may be the header `stream tokens`. Shards that are split by labels may have several streams: `web.en=5T,web.de=1T`.
-    `known` has the numbers of streams that need not be given; a number in `texts` takes precedence. Raises BadTokens if
-    a stream is missing, unknown or named twice, if a number is invalid, if both split shards and their streams have
-    numbers, or if a table cannot be read."""
+    table. A table is a text file with a stream and its number on each line, separated by a comma, a tab or spaces. Its
+    first line may be the header `stream tokens`. Shards that are split by labels may have several streams:
+    `web.en=5T,web.de=1T`. `known` has numbers for streams that `texts` may leave out; a number in `texts` takes
+    precedence.
+
+    Raises BadTokens if a stream is missing, unknown or named twice, or if a number is invalid. Also raises it if both
+    split shards and their streams have numbers, or if a table cannot be read."""
     tokens: dict[str, int] = {}
     for where, name, number in (entry for text in texts for entry in _entries(text)):
         if name not in recipe.shards and recipe.split_of(name) is None:
@@ -83,8 +86,8 @@ def given_tokens(texts: list[str], recipe: Recipe, known: Mapping[str, int] | No
 
 
 def _entries(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (place for error messages, stream, number of tokens as text) for each stream in `text`, a value of the
-    option --tokens: `web=8T,code=1T`, or the name of a table."""
+    """Yield (place for error messages, stream, number of tokens as text) for each stream in `text`. This is a value of
+    the option --tokens: `web=8T,code=1T`, or the name of a table."""
     if "=" in text or not text.strip():
         for part in (part.strip() for part in text.split(",") if part.strip()):
             name, _, number = part.partition("=")
@@ -104,11 +107,12 @@ def _entries(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def phase_uses(recipe: Recipe, tokens: Mapping[str, int]) -> tuple[list[PhaseUse], list[str]]:
-    """Return what each phase of the recipe's curriculum reads of each stream, and notes. `tokens` are the training
-    tokens of each stream. A stream that runs out is no error here. Raises CurriculumError if the curriculum is wrong
-    in another way, and BadTokens if the recipe has no curriculum or `tokens` lacks a stream of the mixture.
+    """Return how much each phase of the recipe's curriculum reads of each stream, and notes for the user. `tokens` are
+    the training tokens of each stream. A training reads a little less of a stream, because the stream is cut into whole
+    windows (training sequences).
 
-    A training reads a little less of each stream, because the stream is cut into whole windows (training sequences)."""
+    Raises BadTokens if the recipe has no curriculum or `tokens` lacks a stream of the mixture, and CurriculumError if
+    the curriculum is wrong in another way. A stream may run out; this raises no error here."""
     if recipe.curriculum is None:
         raise BadTokens("--tokens: the recipe has no curriculum, so it mixes nothing; add `curriculum:`")
     sizes = {stream: exactly(float(number)) for stream, number in tokens.items()}

@@ -26,10 +26,11 @@ class StreamUse:
 
 def phases(recipe: Recipe, tokens: Mapping[str, Range] | None = None) -> list[Phase]:
     """Return the phases of the recipe's curriculum (its plan of a training), each with start and length in tokens.
-    `tokens` holds the expected number of tokens of each stream; in some groups of streams, the weights depend on it. A
-    stream that is missing in `tokens` counts as one token, so without `tokens` all streams count as equal. Split shards
-    whose streams are not in `tokens` count as one stream. Raises CurriculumError when the phases do not fit into the
-    total."""
+    Raises CurriculumError when the phases do not fit into the total.
+
+    `tokens` holds the expected number of tokens of each stream, from which some groups of streams compute their
+    weights. A stream that is missing in `tokens` counts as one token, so without `tokens` all streams count as equal.
+    Split shards whose streams are not in `tokens` count as one stream."""
     if recipe.curriculum is None:
         return []
     given = {stream: has.value for stream, has in (tokens or {}).items()}
@@ -48,12 +49,11 @@ def phases(recipe: Recipe, tokens: Mapping[str, Range] | None = None) -> list[Ph
 
 
 def mixture(recipe: Recipe, tokens: Mapping[str, Range]) -> tuple[list[StreamUse], list[str]]:
-    """Return how much the phases of the recipe's curriculum use every token stream, and notes about streams that have
-    too few tokens or are read more often than is worthwhile.
+    """Return how much the phases of the recipe's curriculum use every token stream, and notes. The notes name streams
+    that have too few tokens, or that are read more often than is worthwhile.
 
     `tokens` holds the expected training tokens by stream. A stream provides slightly fewer tokens, because it is cut
-    into whole windows (training sequences).
-    """
+    into whole windows (training sequences)."""
     if recipe.curriculum is None or not tokens:
         return [], []
     needed: dict[str, float] = dict.fromkeys([*recipe.shards, *tokens], 0.0)

@@ -26,9 +26,9 @@ def exactly(value: float) -> Range:
 
 
 def total(ranges: Iterable[Range]) -> Range:
-    """Return the sum of estimates with independent errors. Its lower and upper bounds are computed separately: the
-    distance from the sum to its bound is the square root of the sum of the squared distances from the estimates to
-    their bounds. The lower bound is at least 0."""
+    """Return the sum of estimates with independent errors. The distance from the sum to its upper bound is the square
+    root of the sum of the squared distances of the estimates to their upper bounds. The lower bound is computed in the
+    same way from the lower bounds, and is at least 0."""
     ranges = list(ranges)
     value = sum(r.value for r in ranges)
     return Range(value, max(0.0, value - math.sqrt(sum((r.value - r.low) ** 2 for r in ranges))),

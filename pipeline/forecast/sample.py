@@ -1,8 +1,9 @@
 """Runs a recipe on a sample of its inputs, in a temporary store.
 
-Records are drawn by rising rank, which is a pseudo-random function (PRF) of their ids. The same inputs therefore give
-the same sample, and a larger share contains all records of a smaller share. Every source is represented. If the input
-is too large to be read whole for an estimate, whole files are drawn first, by the PRF of their paths.
+Every record has a rank, a pseudo-random function (PRF) of its id, and the records with the lowest ranks are drawn. The
+same inputs therefore give the same sample, and a larger share contains all records of a smaller share. Every source is
+represented. If the input is too large to be read whole for an estimate, whole files are drawn first, by the PRF of
+their paths.
 
 The sample of a source is written to `UNITS` files of unequal sizes. Each file becomes a partition, the input of one
 task. The spread of the results of these tasks gives the error of an estimate. The different sizes of the files reveal
@@ -60,8 +61,9 @@ class SampleError(TokenmillError):
 
 @dataclass(frozen=True)
 class SampleLimits:
-    """Limits of a sample. For each source: the least number of records drawn (fewer if the source has fewer), the most
-    uncompressed bytes drawn, and the most stored bytes read. For this machine: the most seconds, and the most bytes on
+    """The limits of a sample. Three apply to each source. At least `least` records are drawn, or all if the source has
+    fewer. At most `drawn_bytes` uncompressed bytes are drawn. Files of at most `read_bytes` stored bytes are read, but
+    at least one file. Two limits apply to this machine: the sample may take `seconds` seconds and `disk` bytes of
     disk."""
 
     least: int = 200
@@ -73,8 +75,8 @@ class SampleLimits:
 
 @dataclass
 class SourceSample:
-    """The sample of a source: counts of files, records and bytes. `bytes` and `bytes_read` count bytes as stored,
-    `payload_read` and `bytes_drawn` the bytes of uncompressed records."""
+    """The sample of a source: counts of files, records and bytes. `bytes` and `bytes_read` count bytes as stored.
+    `payload_read` and `bytes_drawn` count the bytes of uncompressed records."""
 
     files: int = 0
     files_read: int = 0
@@ -94,8 +96,8 @@ class SourceSample:
 
     @property
     def scale(self) -> float:
-        """Return the size of the source divided by the size of its sample; results of the sample are multiplied by it.
-        """
+        """Return the size of the source divided by the size of its sample. Results of the sample are multiplied by
+        it."""
         return self.grown * (self.records_read / self.records_drawn if self.records_drawn else 1.0)
 
 
@@ -116,12 +118,11 @@ class SampleRun:
 def run_sample(recipe: Recipe, share: float, *, workers: int, show: str = "quiet", verify_inputs: bool = False,
                limits: SampleLimits | None = None, backend: Callable[[Store], Backend] | None = None) -> SampleRun:
     """Draw about `share` (0 … 1) of every source and run the recipe on this sample. The tasks run on the workers of
-    `backend`; without `backend`, in child processes of this machine, or in this process if the machine does not run
+    `backend`. Without `backend` they run in child processes of this machine, or in this process where there is no
     Linux.
 
     Raises InputError for missing inputs, CurriculumError when the phases of the training do not fit into its total, and
-    SampleError when the sample is too small for the recipe or exceeds `limits`.
-    """
+    SampleError when the sample is too small for the recipe or exceeds `limits`."""
     limits = limits or SampleLimits()
     imported = [name for name, shards in recipe.shards.items() if token_sources(recipe, shards.inputs)]
     texts = recipe.model_copy(update={"shards": {n: s for n, s in recipe.shards.items() if n not in imported}})
@@ -188,8 +189,8 @@ def _guard(make: Callable[[Store], Backend], folder: Path, limits: SampleLimits)
 
 # -- drawing ---------------------------------------------------------------------------------------------------------
 def choose_files(files: Iterable[SourceFile], most: int) -> list[SourceFile]:
-    """Choose the files of a source from which the sample is drawn. The files are put into a pseudo-random order, and
-    the first ones are chosen: as many as have at most `most` bytes together, but at least one."""
+    """Choose the files of a source from which the sample is drawn. The files are put into a pseudo-random order. The
+    first ones are chosen, as many as have at most `most` bytes together, but at least one."""
     first: list[tuple[int, SourceFile]] = []         # a heap of the files chosen so far, the last in order on top
     size = 0
     for file in files:
@@ -257,8 +258,8 @@ def _write_units(folder: Path, name: str, chosen: list[SourceFile], files: FileL
 
     `records` are the commit records of the tasks that drew the sample. Each task drew, from the input records that it
     read, those with the lowest ranks (pseudo-random numbers), up to a bound that differs between tasks. The sample of
-    the source consists of the input records with ranks below the smallest of these bounds.
-    """
+    the source consists of the input records with ranks below the smallest of these bounds, and below the wanted
+    share."""
     counters = [r.counters for r in records]
     out = SourceSample(files=len(files), files_read=len(chosen), bytes=files.bytes,
                        bytes_read=sum(c["covered"] for c in counters), records_read=sum(c["records"] for c in counters),

@@ -8,9 +8,11 @@ Every count is taken from a row when it is written. So a document whose verdict 
     "dropped_languages": {stage: {language: docs}}      dropped documents, by their language when they were dropped
     "dropped_lengths": {source: {bin: docs}}            dropped documents, by log2 of their characters when they were
                                         dropped
+    "dropped_licences": {source: {licence: docs}}       dropped documents, by licence; '' for those that state none
     "pii": {signal: n}                  sums of the signals pii_* over kept documents, also of signals that an earlier
                                         pass computed. Values are cut to whole numbers: a sum of floats would depend on
                                         their order, and one NaN would spoil it
+    "dropped_pii": {signal: n}          the same sums over dropped documents
     "scores": {signal: {bin: docs}}     histograms of the signals that stages show (`Stage.scored`), over all documents
                                         that the stage has seen
     "similarity": {barrier: {bin: docs}}    documents that the barrier removed, by similarity to the kept document
@@ -80,17 +82,19 @@ class Tally:
         self._counting = [(place, step) for place, step in enumerate(steps)
                           if not step.foreign and type(step.stage).counts is not Stage.counts]
         self._pii = {name: 0 for name in signals if name.startswith("pii_")}
+        self._dropped_pii = dict(self._pii)
         #: documents and bytes kept, by source, language and length together: one look-up per document instead of three
         self._kept: dict[tuple[str, str, int], list[int]] = {}
         self._licences: dict[str, dict[str, int]] = {}
         self._dropped: dict[tuple[str, str, str, int], int] = {}
+        self._dropped_licences: dict[str, dict[str, int]] = {}
         self._bins: dict[str, dict[int, int]] = {}
         self._similar: dict[str, dict[int, int]] = {}
         self._tallies: Counters = {}
 
     def kept(self, docs: Iterable[Document]) -> None:
         """Count documents that every stage kept."""
-        stages_count, pii = bool(self._scores or self._counting), self._pii
+        stages_count = bool(self._scores or self._counting)
         for doc in docs:
             kind = doc.source, language_label(doc.language), len(doc.text).bit_length()
             into = self._kept.get(kind)
@@ -100,10 +104,7 @@ class Tally:
             into[1] += doc.text_bytes
             if doc.meta and (licence := licence_label(doc.meta)):
                 count(self._licences.setdefault(doc.source, {}), licence, 1)
-            for name in pii:
-                value = doc.signals.get(name)
-                if value and abs(value) < MOST_PII:
-                    pii[name] += int(value)
+            _add_pii(self._pii, doc)
             if stages_count:
                 self._count_stages(doc, self._end)
 
@@ -126,6 +127,8 @@ class Tally:
         # an input column may hold a string of any length
         kind = stage, language_label(doc.language), doc.source, len(doc.text).bit_length()
         self._dropped[kind] = self._dropped.get(kind, 0) + 1
+        count(self._dropped_licences.setdefault(doc.source, {}), licence_label(doc.meta) if doc.meta else "", 1)
+        _add_pii(self._dropped_pii, doc)
 
     def _count_stages(self, doc: Document, last: int) -> None:
         """Count the scores of a document, and add what `Stage.counts` of each stage returns for it. Only stages up to
@@ -155,10 +158,17 @@ class Tally:
             count(languages.setdefault(stage, {}), language, docs)
             count(lengths.setdefault(source, {}), str(max(bits, 1) - 1), docs)
         totals = {"licences": self._licences, "dropped_languages": languages, "dropped_lengths": lengths,
-                  "pii": self._pii,
+                  "dropped_licences": self._dropped_licences, "pii": self._pii, "dropped_pii": self._dropped_pii,
                   "scores": {name: _keyed(bins) for name, bins in self._bins.items()},
                   "similarity": {name: _keyed(bins) for name, bins in self._similar.items()}, "tallies": self._tallies}
         counters.update({name: total for name, total in totals.items() if total})
+
+
+def _add_pii(sums: dict[str, int], doc: Document) -> None:
+    for name in sums:
+        value = doc.signals.get(name)
+        if value and abs(value) < MOST_PII:
+            sums[name] += int(value)
 
 
 def _keyed(bins: dict[int, int]) -> dict[str, int]:

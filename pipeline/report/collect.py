@@ -42,7 +42,7 @@ Get = Callable[[str], PartRecord | None]
 Sums = Mapping[str, NodeSums]
 
 #: version of report.json
-VERSION = 5
+VERSION = 6
 
 
 def write_report(store: Store, run: str, get: Get, check_lease: Callable[[], None] = lambda: None,

@@ -41,9 +41,10 @@ def render(document: dict[str, Any]) -> str:
 
 
 def overview(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of figures that are always shown. For every dataset and each of its sources, these are documents
-    and bytes; for every token stream and each of its sources, documents and tokens. Each row has a `name` (dataset,
-    stream or source) and a `what` (the quantity)."""
+    """Return the rows of figures that are always shown: documents and bytes of every dataset and of its sources, and
+    documents and tokens of every token stream and of its sources. Each row has a `name` (dataset, stream or source) and
+    a `what` (the quantity). The figures of a stream are of training or held-out data, and those of its sources are of
+    both."""
     out = []
     for row in document["figures"]:
         section, *path = row["path"]
@@ -54,8 +55,11 @@ def overview(document: Mapping[str, Any]) -> list[dict[str, Any]]:
             is_overview = section == "tokens" and what in ("docs", "tokens", "val_tokens")
         if is_overview:
             first = f"shards {names[0]}" if section == "tokens" and names else "".join(names[:1])
-            out.append({**row, "name": " · ".join([first, *names[2:]]),
-                        "what": {"docs": "documents", "val_tokens": "held-out tokens"}.get(what, what)})
+            words = "documents" if what == "docs" else what
+            if section == "tokens":
+                words = ("held-out tokens" if what == "val_tokens" else f"training {words}" if len(names) < 2 else
+                         f"training and held-out {words}")
+            out.append({**row, "name": " · ".join([first, *names[2:]]), "what": words})
     return out
 
 
@@ -72,8 +76,8 @@ def without_retokenised(document: Mapping[str, Any], rows: list[dict[str, Any]])
     source are left out if both runs have as many documents of it."""
     if not other_tokenizer(document["figures"]):
         return rows, []
-    same = {row["name"] for row in overview(document) if row["what"] == "documents" and row["before"] == row["after"]}
-    tokens = [row for row in rows if row["path"][0] == "tokens" and row["what"] != "documents" and row["name"] in same]
+    same = {row["name"] for row in overview(document) if row["path"][-1] == "docs" and row["before"] == row["after"]}
+    tokens = [row for row in rows if row["path"][0] == "tokens" and row["path"][-1] != "docs" and row["name"] in same]
     return [row for row in rows if row not in tokens], tokens
 
 

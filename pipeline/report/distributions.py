@@ -53,9 +53,17 @@ def _card(row: Mapping[str, Any], reached: list[tuple[float, float]]) -> dict[st
     It is added unchanged. `only` is a text with the approximate value of the signal if all documents fall into one bin
     of the histogram, else None."""
     bins = {*row["bins"]["kept"], *row["bins"]["dropped"]}
-    only = _number_text(_least(int(min(bins)))) if len(bins) == 1 else None
     return {**row, "svg": Markup(histogram(row)), "bounds": [_bound(row, b) for b in row["bounds"]], "reached": reached,
-            "only": "0" if bins == {"0"} else only and f"about {only}"}
+            "only": _only(int(min(bins))) if len(bins) == 1 else None}
+
+
+def _only(number: int) -> str:
+    """Return the values of a bin in words. If a bin holds several whole numbers, its lowest one alone would mislead."""
+    if not number:
+        return "0"
+    low, high = _least(number), _most(number)
+    text = _number_text(low)
+    return f"{text} to {_number_text(high)}" if high - low > 1 else f"about {text}"
 
 
 def _bound(row: Mapping[str, Any], bound: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,14 +66,14 @@ def funnel(sources: Mapping[str, Any], passes: list[NodeFigures],
     return out
 
 
-def dataset_section(store: Store, passes: list[NodeFigures], stages: Mapping[str, Stage]) -> dict[str, Any]:
+def dataset_section(store: Store, passes: list[NodeFigures], stages: Mapping[str, Stage | str]) -> dict[str, Any]:
     """Make the report's section about a dataset, which the `passes` (groups of steps that run together) made. `stages`
     are its steps, as `stages_of` returns them.
 
     The section has the numbers of kept, dropped and quarantined documents, and the reasons for dropping, with samples.
-    It has the languages and lengths of kept and of dropped documents, and the personal data in kept ones. The
-    distributions of scores cover all documents that the scoring stage saw (`pipeline.passes.tally`). Everything except
-    the samples comes from counters of the passes.
+    It has the languages, lengths and personal data of kept and of dropped documents, and the licences of dropped
+    documents. The distributions of scores cover all documents that the scoring stage saw (`pipeline.passes.tally`).
+    Everything except the samples comes from counters of the passes.
     """
     last = next(p for p in passes if p.publishes)
     reasons: dict[tuple[str, str], dict[str, Any]] = {}
@@ -89,6 +89,8 @@ def dataset_section(store: Store, passes: list[NodeFigures], stages: Mapping[str
     samples = drop_samples(store, passes, stages)
     for key, row in reasons.items():
         row["samples"] = samples.get(key, [])
+        problems = [problem for chosen in row["samples"] if (problem := chosen.pop("unmarked", ""))]
+        row |= {"unmarked": problems[0]} if problems else {}
     kept = last.counters.get("kept", {})
     return {
         "docs": sum(s["docs"] for s in kept.values()), "bytes": sum(s["bytes"] for s in kept.values()),
@@ -99,7 +101,8 @@ def dataset_section(store: Store, passes: list[NodeFigures], stages: Mapping[str
         "languages": last.counters.get("languages", {}), "lengths": last.counters.get("lengths", {}),
         "dropped_languages": merged(passes, "dropped_languages"),
         "dropped_lengths": merged(passes, "dropped_lengths"), "scores": merged(passes, "scores"),
-        "pii": last.counters.get("pii", {}), "pdf": pdf_pages(passes),
+        "dropped_licences": merged(passes, "dropped_licences"),
+        "pii": last.counters.get("pii", {}), "dropped_pii": merged(passes, "dropped_pii"), "pdf": pdf_pages(passes),
         **({"contamination": {name: {"noted": 0, **figures} for name, figures in tallies.items()}}
            if (tallies := merged(passes, "tallies").get("decontaminate")) else {}),
     }

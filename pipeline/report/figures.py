@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from pipeline.report import course_chart, dag, distributions
 from pipeline.report.groups import cluster_cards
-from pipeline.report.shares import before_after, share_sections
+from pipeline.report.shares import PII, before_after, share_sections
 
 #: most domains that are listed of a dataset
 DOMAINS = 12
@@ -23,7 +23,7 @@ def figures(document: Mapping[str, Any], scores: list[dict[str, Any]], color: Ma
     are shown."""
     return {**distributions.sections(document, scores, rows), "clusters": cluster_cards(document)[:rows],
             "shares": share_sections(document)[:rows], "before_after": before_after(document)[:rows],
-            "places": places, "domains": _domains(document, rows), "course": _course(document, color),
+            "places": places, "pii": PII, "domains": _domains(document, rows), "course": _course(document, color),
             "graph": Markup(dag.draw(document["graph"]) or "") if "graph" in document else ""}
 
 
@@ -37,13 +37,13 @@ def _course(document: Mapping[str, Any], color: Mapping[str, int]) -> dict[str, 
 
 
 def _domains(document: Mapping[str, Any], rows: int) -> list[dict[str, Any]]:
-    """Return the datasets whose documents come from more than one domain (host of URLs), each with its largest
-    domains."""
+    """Return the datasets whose documents come from more than one domain (host of URLs), each with its largest domains.
+    Domains with a single document are not listed."""
     out = []
     for name in document["names"]["datasets"]:
         section = document.get("domains", {}).get(name)
         if section and section["domains"] > 1:
-            top = section["top"][:max(5, min(DOMAINS, rows // 2))]
+            top = [row for row in section["top"] if row["kept"] + row["dropped"] > 1][:max(5, min(DOMAINS, rows // 2))]
             out.append({**section, "dataset": name, "top": top, "left_out": section["domains"] - len(top)})
     return out[:rows]
 

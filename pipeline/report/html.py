@@ -75,7 +75,7 @@ def _page(report: dict[str, Any], rows: int) -> str:
     return _template().render(
         d=document, cut=cut, color=color, names=document["names"], head=headline(report),
         sources=source_rows(report, document["names"]["sources"]), several=bool(shared(report)),
-        beside=beside(document),
+        beside=beside(document, report),
         phases=[{**phase, "rows": phase["rows"][:rows], "rest": phase["rows"][rows:]} for phase in grouped[:rows]],
         cost=cost_bar(report), lengths=length_charts(document, color), languages=language_rows(document),
         similarity_charts=similarity_charts(document), **figures(report, score_charts(document), color, rows),

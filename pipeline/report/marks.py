@@ -1,11 +1,12 @@
-"""Makes an excerpt of a dropped document, and marks the passages in it that made a rule drop the document."""
+"""Makes an excerpt of a dropped document in which the passages that made a rule drop it are marked, and marks the parts
+of its URL that made a rule drop it."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from stages.catalog import UnknownName, stage_class, steps
@@ -16,39 +17,67 @@ from stages.text.marks import Span
 
 #: numbers of characters: searched in a text, shown before the first passage, shown in all
 SEARCHED, BEFORE, SHOWN = 1 << 16, 90, 320
+#: what a step raises if its settings, a list, a model or a library do not let it look for passages
+_UNFIT = (OSError, ValueError, ImportError, UnknownName)
+#: why nothing is marked for a step for which the recipe names a file
+_NAMES_FILE = "the recipe names a file for this step, and a report written again from the store reads no such file"
 
 
-def stages_of(recipe: Mapping[str, Any], dataset: str, *, files: bool = False) -> dict[str, Stage]:
-    """Return the registered steps of a dataset by name, with their settings in the recipe. Of steps with one name, the
-    first is taken. Steps from a file of the user's own are left out. So are steps whose settings this machine does not
-    accept, or whose libraries or models it does not have.
+def stages_of(recipe: Mapping[str, Any], dataset: str, *, files: bool = False) -> dict[str, Stage | str]:
+    """Return the registered steps of a dataset that can mark passages, by name, with their settings in the recipe. Of
+    steps with one name the first counts. Steps from a file of the user's own are left out. If a step cannot mark
+    anything here, because of its settings, or because this machine lacks its libraries or models, the result has a
+    sentence that says why, instead of the step.
 
-    Without `files`, steps are also left out for which the recipe names a file, such as a list of words. `files` must
-    not be set for a recipe that was read from a store. Whoever can write to the store could name any file of this
-    machine in the recipe. The marks in their own documents would then tell them which words the file holds.
-    """
+    Without `files`, this is also so for a step for which the recipe names a file, such as a list of words. `files` must
+    not be set for a recipe that was read from a store: whoever can write to the store could name any file of this
+    machine, and would learn from the marks in their own documents which words it holds."""
     sections = recipe.get("datasets")
     section = sections.get(dataset) if isinstance(sections, dict) else None
     listed = section.get("steps") if isinstance(section, dict) else None
-    out: dict[str, Stage] = {}
+    out: dict[str, Stage | str] = {}
     for step in listed if isinstance(listed, list) else ():           # the file may be damaged
         name, config = next(iter(step.items())) if isinstance(step, dict) and step else ("", None)
         if isinstance(name, str) and name in steps() and name not in out and isinstance(config, dict | None):
-            with contextlib.suppress(OSError, ValueError, ImportError, UnknownName):
-                stage = stage_class(name)(config or {})
-                if files or not any(value is not None and role_of(type(stage.config), field) == "resource"
-                                    for field, value in stage.config):
-                    out[name] = stage
+            try:
+                kind = stage_class(name)
+                if kind.matches is not Stage.matches or kind.url_matches is not Stage.url_matches:
+                    # no step is made of settings that name a file: it might read the file, and its error might quote it
+                    out[name] = kind(config or {}) if files or not _names_file(kind, config or {}) else _NAMES_FILE
+            except _UNFIT as e:
+                out[name] = _problem(e)
     return out
 
 
-def passages(stage: Stage, reason: str, text: str, language: str) -> list[Span]:
-    """Return the passages of a text that gave it the reason for which the stage dropped it; [] if the stage cannot name
-    one, or if this machine lacks what the stage needs to find one."""
+def _names_file(kind: type[Stage], config: Mapping[str, Any]) -> bool:
+    return any(value and key in kind.Config.model_fields and role_of(kind.Config, key) == "resource"
+               for key, value in config.items())
+
+
+def _problem(error: Exception) -> str:
+    return scrub_text(_line(str(error)))[:SHOWN]
+
+
+@dataclass(frozen=True)
+class MarkedPassages:
+    """The passages of a document for which a stage dropped it: places in its text, and in its URL. If the stage could
+    not look for them, `problem` says why."""
+
+    text: list[Span] = field(default_factory=list)
+    url: list[Span] = field(default_factory=list)
+    problem: str = ""
+
+
+def find_marks(stage: Stage | str | None, reason: str, text: str, language: str, url: str) -> MarkedPassages:
+    """Return the passages of a text and of its URL for which the stage dropped the document. `stage` is as in the
+    result of `stages_of`; None if the step can mark nothing."""
+    if not isinstance(stage, Stage):
+        return MarkedPassages(problem=stage or "")
     try:
-        return stage.matches(Document("", text, language=language), reason)
-    except (OSError, ValueError, ImportError):             # a list, a model or a library
-        return []
+        document = Document("", text, language=language)
+        return MarkedPassages(stage.matches(document, reason), stage.url_matches(url, reason))
+    except _UNFIT as e:
+        return MarkedPassages(problem=_problem(e))
 
 
 def pieces(text: str, spans: list[Span]) -> list[tuple[bool, str]]:
@@ -63,26 +92,29 @@ def pieces(text: str, spans: list[Span]) -> list[tuple[bool, str]]:
     return [piece for piece in (*out, (False, text[at:])) if piece[1]]
 
 
-def match(stage: Stage | None, reason: str, row: Mapping[str, Any]) -> dict[str, list[list[str]]]:
-    """Return an excerpt around the first passage that gave a document the reason for which the stage dropped it, as
-    {"match": [[kind, text], …]}. The kinds are "text", "mark" (such a passage) and "cut" (left-out text). `row` has the
-    document's text, language and meta.
+def match(stage: Stage | str | None, reason: str, row: Mapping[str, Any], url: str) -> dict[str, Any]:
+    """Return the passages for which the stage dropped a document, as fields of its sample. `row` has the document's
+    text, language and meta; `url` is its URL without personal data. `match` is an excerpt of the text around the first
+    such passage, and `url_match` the URL, both as [[kind, text], …]. The kinds are "text", "mark" (such a passage) and
+    "cut" (left-out text). A field is left out if it would have no mark. `unmarked` says why the stage could not look
+    for passages.
 
-    Returns {} if the stage cannot name a passage, or if this machine lacks what it needs to find one. Also returns {}
-    if `meta` has a barrier's note: the stage is a barrier, and removed the document as a duplicate.
+    Returns {} if the stage is a barrier that removed the document as a duplicate (`meta` then has the barrier's note).
 
     Personal data is removed from the text before the search. In a finished excerpt, an address may be cut in half and
-    would not be recognised.
-    """
-    if stage is None or verdict(row["meta"], stage.name) is not None:
+    would not be recognised."""
+    if isinstance(stage, Stage) and verdict(row["meta"], stage.name) is not None:
         return {}
     text = row["text"]
     head = text[:SEARCHED]
     if len(text) > SEARCHED:
         head = head[:max(head.rfind(" "), head.rfind("\n"), 0)]
     head = scrub_text(head)
-    spans = passages(stage, reason, head, row["language"] or "")
-    return {"match": excerpt(head, spans)} if spans else {}
+    marks = find_marks(stage, reason, head, row["language"] or "", url)
+    return {**({"match": excerpt(head, marks.text)} if marks.text else {}),
+            **({"url_match": [["mark" if marked else "text", piece] for marked, piece in pieces(url, marks.url)]}
+               if marks.url else {}),
+            **({"unmarked": marks.problem} if marks.problem else {})}
 
 
 def verdict(meta: str | None, barrier: str) -> dict[str, Any] | None:

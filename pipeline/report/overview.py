@@ -34,10 +34,11 @@ def _source_rows(totals: Mapping[str, Any], shown: Sequence[str]) -> list[dict[s
     return rows
 
 
-def beside(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+def beside(document: Mapping[str, Any], report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return, for each dataset that dropped documents, samples of kept and dropped documents by source. The dropped
     documents of a source all have different reasons, the most frequent reasons first. A source is listed even if it has
-    only kept or only dropped samples."""
+    only kept or only dropped samples. `lost` is the number of documents of the source that the dataset dropped, which
+    needs the whole report; `document` is the report with fewer rows."""
     out = []
     for dataset in document["names"]["datasets"]:
         section, rows = document["datasets"][dataset], []
@@ -46,7 +47,8 @@ def beside(document: Mapping[str, Any]) -> list[dict[str, Any]]:
             dropped = [{**first, "stage": reason["stage"], "reason": reason["reason"]} for reason in section["reasons"]
                        if (first := next((s for s in reason["samples"] if s["source"] == source), None))][:DROPPED]
             if kept or dropped:
-                rows.append({"source": source, "kept": kept, "dropped": dropped})
+                lost = sum(reason["sources"].get(source, 0) for reason in report["datasets"][dataset]["reasons"])
+                rows.append({"source": source, "kept": kept, "dropped": dropped, "lost": lost})
         if any(row["dropped"] for row in rows):
             out.append({"dataset": dataset, "rows": rows})
     return out

@@ -94,10 +94,10 @@ def rows_at(store: Store, files: list[FileInfo], places: Iterable[Place],
 
 
 def drop_samples(store: Store, passes: list[NodeFigures],
-                 stages: Mapping[str, Stage]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+                 stages: Mapping[str, Stage | str]) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Choose, for each stage and reason, at most SAMPLES documents that these passes dropped, those with the smallest
     ids. `stages` are the dataset's, as `stages_of` returns them. Returns {(stage, reason): samples}. A sample is what
-    `sample` returns and, if the stage can name the passage that gave the reason, an excerpt around it (`match`)."""
+    `sample` returns, with the passages that gave the reason if the stage can name them (`match`)."""
     out: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in passes:
         files = _searched(node, "dropped.parquet")
@@ -105,9 +105,9 @@ def drop_samples(store: Store, passes: list[NodeFigures],
         rows = rows_at(store, files, (p for places in chosen.values() for p in places),
                        ["id", "url", "source", "text", "meta", "locator", "language"])
         for (stage, reason), places in chosen.items():
+            samples = [(rows[place], sample(rows[place], stage)) for place in places]
             out.setdefault((stage, reason), []).extend(
-                {**sample(rows[place], stage), **match(stages.get(stage), reason, rows[place])}
-                for place in places)
+                {**chosen, **match(stages.get(stage), reason, row, chosen["url"])} for row, chosen in samples)
     return {key: sorted(samples, key=lambda s: s["id"])[:SAMPLES] for key, samples in out.items()}
 
 

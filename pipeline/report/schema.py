@@ -209,7 +209,7 @@ class Lineage(ReportPart):
 class Report(ReportPart):
     """The whole report.json."""
 
-    version: Literal[5] = fact("version of this schema")
+    version: Literal[6] = fact("version of this schema")
     run: str = fact("name of the run")
     recipe: str = fact("hash of the recipe without paths", "hex")
     about: ReadyRecipe | None = fact("the ready recipe that the run follows; null if the recipe has no `about:`")

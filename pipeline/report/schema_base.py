@@ -43,5 +43,8 @@ class Excerpt(ReportPart):
     match: list[list[str]] | None = maybe("an excerpt around the passage for which the rule dropped the document, as a "
                                           "list of [kind, text]. The kind is `mark` (such a passage), `text` (other "
                                           "text) or `cut` (omitted text); left out if the step names no passage")
+    url_match: list[list[str]] | None = maybe("the URL, with the parts marked for which the rule dropped the document, "
+                                              "as a list of [kind, text] like `match`; left out if the step names no "
+                                              "part of it")
     similarity: float | None = maybe("similarity of this document to the document `kept`, 0 to 1; null if the texts "
                                      "were not compared; left out if no deduplication removed this document")

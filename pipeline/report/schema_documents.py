@@ -98,6 +98,8 @@ class Reason(ReportPart):
     docs: int = fact("documents dropped", "documents")
     sources: Counts = fact("source → documents dropped", "documents")
     samples: list[Excerpt] = fact("at most 3 of the dropped documents, those with the smallest ids")
+    unmarked: str | None = maybe("why no passage is marked in samples, although the step can name passages; left out "
+                                 "otherwise")
 
 
 class Size(ReportPart):
@@ -141,9 +143,12 @@ class DatasetFigures(ReportPart):
     lengths: Nested = fact("source → n → documents kept with 2ⁿ to 2ⁿ⁺¹ − 1 characters", "documents")
     dropped_languages: Nested = fact("stage → language → documents dropped", "documents")
     dropped_lengths: Nested = fact("source → n → documents dropped with 2ⁿ to 2ⁿ⁺¹ − 1 characters", "documents")
+    dropped_licences: Nested = fact("source → licence (as in `licences`; '' for none) → documents dropped", "documents")
     scores: Nested = fact("signal → bin → documents scored, kept or dropped; `pipeline.passes.tally.bin_edges` gives "
                           "the edges of a bin", "documents")
     pii: Counts = fact("signal `pii_KIND` → values found in kept documents", "values")
+    dropped_pii: Counts = fact("signal `pii_KIND` → values found in dropped documents; in those that an earlier step "
+                               "dropped, none were looked for", "values")
     pdf: PdfPages | None = fact("pages of the PDFs read; null where there was none")
     contamination: dict[str, Contamination] | None = maybe("evaluation set → what was found of it; left out if no "
                                                            "document holds an item")

@@ -1,6 +1,6 @@
 """Compares the documents that came into a dataset with those that it kept. It computes the share of the documents that
-each drop reason removed, and the lengths and languages of the documents before and after. Everything is computed from
-the sections of report.json about datasets."""
+each drop reason removed, and the lengths, languages, licences and personal data of the documents before and after.
+Everything is computed from the sections of report.json about datasets."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ from pipeline.base.svg import Element, tag
 from pipeline.report.charts import COLORS, axis, stacked
 from pipeline.report.distributions import FOOT, HEIGHT, WIDTH, bar_path
 
-#: sources and reasons that a table lists, reasons with a colour of their own, languages of a bar; others are combined
-SOURCES, REASONS, COLOURED, LANGUAGES = 6, 15, 7, 6
+#: sources and reasons that a table lists, reasons with a colour of their own, labels (languages, licences) of a bar;
+#: others are combined
+SOURCES, REASONS, COLOURED, LABELS = 6, 15, 7, 6
 KEPT, OTHERS = 2, COLORS - 1
 #: colours of reasons, none of them that of kept documents
 REASON_COLORS = (5, 1, 3, 4, 0, 6, 8)
+#: kinds of personal data, in words
+PII = {"pii_emails": "e-mail addresses", "pii_ips": "IP addresses", "pii_cards": "payment cards",
+       "pii_ibans": "bank accounts", "pii_phones": "telephone numbers", "pii_ids": "national ids",
+       "pii_secrets": "keys and tokens", "pii_wallets": "cryptocurrency addresses", "pii_names": "names of persons",
+       "pii_addresses": "postal addresses"}
 
 Counts = Mapping[str, int]
 
@@ -73,12 +79,12 @@ def _bar(section: Mapping[str, Any], column: Mapping[str, Any]) -> Element:
 
 
 def before_after(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return, for every dataset that dropped documents, a chart of document lengths and bars of languages. The chart
-    shows the kept part of each bar. The bars of languages show all judged (kept or dropped) documents and the kept
-    ones.
+    """Return charts for every dataset that dropped documents: one of document lengths, with the kept part of each bar;
+    bars of languages and licences, for all judged (kept or dropped) documents and for the kept ones; and the personal
+    data found in both.
 
-    An older version may have made the dataset without counting the lengths of dropped documents. `counted` is then
-    False, and there is no chart of lengths.
+    An older version may have made the dataset without counting the lengths, licences and personal data of dropped
+    documents. `counted` is then False, and these charts are left out.
     """
     out = []
     for name in document["names"]["datasets"]:
@@ -88,11 +94,18 @@ def before_after(document: Mapping[str, Any]) -> list[dict[str, Any]]:
             continue
         kept, dropped = _summed(section["lengths"]), _summed(section.get("dropped_lengths", {}))
         counted = sum(dropped.values()) == dropped_docs
-        languages, dropped_languages = _summed(section["languages"]), _summed(section["dropped_languages"])
+        stated, lost = _summed(document["licences"].get(name, {})), _summed(section.get("dropped_licences", {}))
+        shares = [_labels(_summed(section["languages"]), _summed(section["dropped_languages"]), "language",
+                          "not identified", name)]
+        personal = None
+        if sum(lost.values()) == dropped_docs:
+            stated[""] = section["docs"] - sum(stated.values())
+            shares.append(_labels(stated, lost, "licence", "none stated", name))
+            personal = _personal_data(section, document.get("signals", {}).get(name, {}))
         out.append({"dataset": name, "counted": counted, "docs": section["docs"] + dropped_docs,
                     "kept": section["docs"], "chart": Markup(_lengths(kept, dropped, name)) if counted else "",
                     "medians": [_median(bins) for bins in (_added(kept, dropped), kept)] if counted else None,
-                    "languages": _languages(languages, dropped_languages, name)})
+                    "shares": [s for s in shares if s is not None], "personal": personal})
     return out
 
 
@@ -136,25 +149,39 @@ def _lengths(kept: Counts, dropped: Counts, name: str) -> Element:
                class_="hist", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label)
 
 
-def _languages(kept: Counts, dropped: Counts, name: str) -> dict[str, Any] | None:
-    """Return bars of the languages of all judged (kept or dropped) documents and of the kept ones, and the languages
-    whose share changed most. Returns None if there are fewer than two languages."""
-    before = _added(kept, dropped)
-    ordered = sorted(before, key=lambda language: (-before[language], language))
+def _labels(kept: Counts, dropped: Counts, kind: str, none: str, name: str) -> dict[str, Any] | None:
+    """Return bars of the labels of all judged (kept or dropped) documents and of the kept ones, and the labels whose
+    share changed most. `kind` is the kind of label (language or licence), and `none` the name of the label ''. The
+    label `other` stands for labels that were not counted apart. Returns None if there are fewer than two labels."""
+    words = {"": none, "other": f"another {kind}"}
+    before = {label: docs for label, docs in _added(kept, dropped).items() if docs}
+    ordered = sorted(before, key=lambda label: (-before[label], label))
     if len(ordered) < 2:
         return None
     bars = []
     for word, by in (("input", before), ("kept", kept)):
-        parts = [(language or "not identified", float(by.get(language, 0)), i)
-                 for i, language in enumerate(ordered[:LANGUAGES])]
-        others = sum(by.get(language, 0) for language in ordered[LANGUAGES:])
+        parts = [(words.get(label, label), float(by.get(label, 0)), i) for i, label in enumerate(ordered[:LABELS])]
+        others = sum(by.get(label, 0) for label in ordered[LABELS:])
         bars.append((word, Markup(stacked([*parts, *([("others", others, OTHERS)] if others else [])], height=18,
-                                          label=f"languages of {name}, {word}"))))
+                                          label=f"{kind}s of {name}, {word}"))))
     total, kept_total = sum(before.values()), sum(kept.values())
-    changes = [(language or "not identified", before[language] / total,
-                kept.get(language, 0) / kept_total if kept_total else 0.0) for language in ordered]
+    changes = [(words.get(label, label), before[label] / total, kept.get(label, 0) / kept_total if kept_total else 0.0)
+               for label in ordered]
     changes.sort(key=lambda c: (-abs(c[2] - c[1]), c[0]))
-    return {"bars": bars,
-            "changes": [(language, percent(a), percent(b)) for language, a, b in changes[:3] if abs(b - a) >= 0.001],
-            "keys": [(language or "not identified", i) for i, language in enumerate(ordered[:LANGUAGES])],
-            "text": plural(len(ordered), "language")}
+    return {"kind": kind, "bars": bars,
+            "changes": [(label, percent(a), percent(b)) for label, a, b in changes[:3] if abs(b - a) >= 0.001],
+            "keys": [*((words.get(label, label), i) for i, label in enumerate(ordered[:LABELS])),
+                     *([(plural(len(ordered) - LABELS, f"more {kind}"), OTHERS)] if len(ordered) > LABELS else [])]}
+
+
+def _personal_data(section: Mapping[str, Any], signals: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the values of personal data by kind that were found in all judged documents and in the kept ones, and the
+    number of documents that were searched, as far as the section `signals` of the dataset tells it. Returns None if
+    nothing was found."""
+    kept, dropped = section["pii"], section["dropped_pii"]
+    before = {kind: n for kind, n in _added(kept, dropped).items() if n}
+    searched = [row["docs"] for row in signals.get("signals", ()) if row["signal"] in before]
+    return {"rows": [{"kind": PII.get(kind, kind.removeprefix("pii_").replace("_", " ")), "before": n,
+                      "after": kept.get(kind, 0)} for kind, n in sorted(before.items(), key=lambda i: (-i[1], i[0]))],
+            "searched": max(searched, default=None), "exact": signals.get("read", {}).get("exact", True),
+            } if before else None

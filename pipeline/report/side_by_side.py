@@ -18,7 +18,8 @@ LISTS = frozenset({"samples", "quarantine_samples", "pairs", "largest", "listed"
 MEASURED = frozenset({"cpu_s", "wall_s", "max_rss_mb", "docs_per_core_s", "docs_per_cpu_s", "seconds", "tokens_per_s"})
 #: mappings of counts, in which a missing key means 0
 COUNTS = frozenset({"kept", "reasons", "quarantined", "languages", "lengths", "dropped_languages", "dropped_lengths",
-                    "scores", "pii", "skipped", "bad", "looked_at", "removed", "similarity", "sources"})
+                    "dropped_licences", "scores", "pii", "dropped_pii", "skipped", "bad", "looked_at", "removed",
+                    "similarity", "sources"})
 #: texts that are compared like figures: hashes of outputs and of the order of samples
 HASHES = frozenset({"content", "order"})
 

@@ -20,9 +20,13 @@ def trimmed(document: Mapping[str, Any], rows: int) -> tuple[dict[str, Any], dic
     """Return the report with at most `rows` rows in every table, and the number of rows that each table lost: {table:
     rows}.
 
-    The rows that stay are the sources, datasets and drop reasons with the most documents, the token streams with the
-    most tokens, and the nodes of the plan and passes that cost most. The order of the rows does not change. Sums over a
-    table that was cut must be computed from the whole report.
+    These rows stay:
+
+    - sources, datasets and drop reasons with the most documents
+    - token streams with the most tokens
+    - nodes of the plan and passes that cost most
+
+    The order of the rows does not change. Sums over a table that was cut must be computed from the whole report.
     """
     cut: dict[str, int] = {}
 
@@ -61,9 +65,9 @@ def _source(section: dict[str, Any], rows: int) -> dict[str, Any]:
 
 
 def _dataset(section: dict[str, Any], rows: int) -> dict[str, Any]:
-    """Return the section of a dataset with at most `rows` drop reasons, reasons for quarantine and scores. The other
-    reasons are combined into one row, so that the documents of all rows still add up to the total. Of the scores, those
-    of the most documents stay."""
+    """Return the section of a dataset with at most `rows` drop reasons, `rows` reasons for quarantine and `rows`
+    scores. All further reasons are combined into one row, so that the documents of all rows still add up to the total.
+    The scores that stay are those of the most documents."""
     reasons, scores = section["reasons"], section["scores"]
     if len(reasons) > rows:
         others = reasons[rows:]
@@ -80,9 +84,9 @@ def _dataset(section: dict[str, Any], rows: int) -> dict[str, Any]:
 
 
 def _split(section: dict[str, Any], rows: int) -> dict[str, Any]:
-    """Return the section of an entry of `shards:` with at most `rows` of the streams into which it is split: those with
-    the most tokens, largest first. Two rows may be added, so that all rows still add up to the tokens of the entry. One
-    has the sums of the other streams, and one the tokens of streams that no phase reads."""
+    """Return the section of an entry of `shards:` with only the `rows` streams that have the most tokens, largest
+    first. Two rows may be added, so that all rows still add up to the tokens of the entry. One has the sums of the
+    other streams, and one the tokens of streams that no phase reads."""
     if "streams" not in section:
         return section
     ordered = sorted(section["streams"].items(), key=lambda item: (-item[1]["tokens"], item[0]))

@@ -1,9 +1,9 @@
 """Controls access to the web service. `Guard` checks every request before it reaches a route. The dependencies `viewer`
 and `operator` declare which role a route demands. A viewer may read; an operator may also write.
 
-Every request is refused unless a rule allows it. Except for static files and the paths that signing in needs, the guard
-demands a role for every path, and an operator for every request that is not a GET or HEAD. So a route that declares no
-role is not open to everybody.
+Every request is refused unless a rule allows it. The guard demands a role for every path except static files and the
+paths that signing in needs. It demands an operator for every request that is not a GET or HEAD. So a route that
+declares no role is not open to everybody.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def page_policy(nonce: str) -> str:
 
 class Guard:
     """The outermost layer of the service (an ASGI middleware). It limits the rate and size of requests, checks the
-    headers Host and Origin, determines the sender's role, sets security headers, logs requests, and turns exceptions
-    into error answers.
+    headers Host and Origin, and determines the sender's role. It sets security headers, logs requests, and turns
+    exceptions into error answers.
 
     The guard sets three attributes of `request.state`: `role` (None if nobody is signed in), `nonce` (a random value
     that the scripts of a page must carry), and `csrf` (a secret value that the forms of a page must send).
@@ -90,7 +90,7 @@ class Guard:
         request.state.nonce = secrets.token_urlsafe(16)
         request.state.role, request.state.wrong_token = None, False
         began, status, sent = self._clock.now(), 0, 0
-        limit = asyncio.timeout(self._settings.request_s)         # until the answer begins: a stream may take any time
+        limit = asyncio.timeout(self._settings.request_s)         # ends when the answer begins: a stream may take long
 
         async def send_safely(message: Message) -> None:
             nonlocal status, sent
@@ -114,7 +114,7 @@ class Guard:
                 status = status or 499
             except Exception as e:
                 e = self._too_slow() if limit.expired() else e
-                if status:                                        # too late for another answer: cut it off
+                if status:                                        # the answer has begun, so it is cut off
                     problem_of(e)
                     raise
                 await respond(request, e)(scope, receive, send_safely)
@@ -127,9 +127,13 @@ class Guard:
 
     # -- before the route ----------------------------------------------------------------------------------------
     def _check(self, request: Request) -> None:
-        """Raise HttpProblem for a request that must not reach its route: the sender has sent too many requests or wrong
-        tokens, the URL or the body is too large, the header Host or Origin is not allowed, or the sender lacks the role
-        that the path or the method demands."""
+        """Raise HttpProblem for a request that must not reach its route, for one of these reasons:
+
+        - the sender has sent too many requests or wrong tokens
+        - the URL or the body is too large
+        - the header Host or Origin is not allowed
+        - the sender lacks the role that the path or the method demands
+        """
         address = self._client(request)
         if not self._requests.take(address):
             raise HttpProblem(429, "Too many requests", f"more than {self._settings.rate:.0f} requests per second",
@@ -175,8 +179,8 @@ class Guard:
                               "open the server under its own address; tokenmill serve --name NAME adds a name")
 
     def _check_origin(self, request: Request) -> None:
-        """Raise HttpProblem for a request that a page of another site has caused. Only following a link to a page of
-        this server is allowed."""
+        """Raise HttpProblem for a request that a page of another site has caused. A user may still follow a link from
+        another site to a page of this server."""
         origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "none")
         if origin is not None:
             place = origin.lower().partition("://")[2]
@@ -260,8 +264,8 @@ async def viewer(request: Request) -> Role:
 
 async def operator(request: Request) -> Role:
     """A dependency of FastAPI routes. It refuses a request unless the sender is an operator, and returns this role. For
-    a write (a request that changes something), it also demands a proof that the user intended the write
-    (`check_intended`), and notes the request in the store's audit log before the route runs."""
+    a write (a request that changes something), it also demands a proof that the user intended it (`check_intended`). It
+    notes the write in the store's audit log before the route runs."""
     await viewer(request)
     require_operator(request)
     if request.method not in READS:
@@ -291,11 +295,13 @@ def _parameters(dependant: Dependant) -> set[str]:
 
 
 async def check_intended(request: Request) -> None:
-    """Raise HttpProblem for a write (a request that changes something) that a page of another site could have caused
-    (CSRF). The browser of a signed-in user sends the session's cookie along with such a request; a server without
-    tokens demands no cookie at all. To be accepted, the write must have a header that a page of another site cannot
-    send (a bearer token or `X-Tokenmill`), or the right value in the hidden form field `csrf`, which such a page cannot
-    read."""
+    """Raise HttpProblem for a write (a request that changes something) that a page of another site could have sent
+    (CSRF). A browser adds the session's cookie to such a request, and a server without tokens demands no cookie, so the
+    cookie proves nothing.
+
+    A write is accepted if it has a header that a page of another site cannot send (a bearer token or `X-Tokenmill`). It
+    is also accepted if the hidden form field `csrf` has the right value, which such a page cannot read.
+    """
     if request.headers.get("authorization", "").lower().startswith("bearer ") or request.headers.get(HEADER):
         return
     sent = (await form_of(request)).get(FIELD, "")

@@ -1,5 +1,5 @@
-"""Remembers answers to queries about a dataset. When the same query comes again, or the next page of its answer is
-asked for, the parts (data files) of the dataset need not be read again.
+"""Remembers answers to queries about a dataset. So the parts (data files) of the dataset need not be read again for the
+same query, or for the next page of its answer.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ MOST_CHARACTERS = 16 << 20
 
 
 class AnswerMemory:
-    """Keeps answers to questions about datasets in the memory of this process. If they are too long in all, the answers
-    that were not used for the longest time are forgotten. The key of an answer is the question and a hash of the list
-    of the dataset's parts (data files). A part never changes, so a remembered answer is never out of date; a dataset
-    that was published anew has another list of parts. Callers must not change an answer."""
+    """Keeps answers to questions about datasets in the memory of this process, up to `most` characters in all. Beyond
+    this, the answers that were used longest ago are forgotten. The key of an answer is the question and a hash of the
+    list of the dataset's parts (data files).
+
+    A remembered answer is never out of date: a part never changes, and a dataset that is published anew has another
+    list of parts. Callers must not change an answer.
+    """
 
     def __init__(self, most: int = MOST_CHARACTERS) -> None:
         self._most, self._characters = most, 0
@@ -35,8 +38,8 @@ class AnswerMemory:
             return self._answers[key][0]
 
     def put(self, parts_hash: bytes, question: tuple[Any, ...], answer: Any) -> None:
-        """Remember an answer to a question about a list of parts (data files) with the hash `parts_hash`. If all
-        answers together are too long, those that were used longest ago are forgotten. An answer that alone would take
+        """Remember an answer to a question about a list of parts (data files) with the hash `parts_hash`. If this makes
+        the answers too long in all, those that were used longest ago are forgotten. An answer that alone would take
         more than a quarter of the memory is not remembered."""
         key, size = _key(parts_hash, question), len(repr(answer))
         if size > self._most // 4:

@@ -48,10 +48,15 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     """Return the web application that serves the stores of `settings`. While the application runs, it starts the runs
     that wait in the queues of the stores.
 
-    The routes share the objects in `app.state`: `settings`; `stores` (name → Store) and `queues` (name → Queue);
-    `sessions` (Sessions), `checks` (CheckRoom), `plans` (Plans), `watch` (RunWatch), `queries` (Queries), `playgrounds`
-    (Playgrounds), `comparisons` (Comparisons), `labels` (Books) and `metrics` (MetricsFiles); `streams`, the number of
-    open event streams; and `children`, the processes of the trainings that this server started."""
+    The routes share the objects in `app.state`:
+
+    - `settings`
+    - `stores` (name → Store) and `queues` (name → Queue)
+    - `sessions` (Sessions), `checks` (CheckRoom), `plans` (Plans), `watch` (RunWatch), `queries` (Queries),
+      `playgrounds` (Playgrounds), `comparisons` (Comparisons), `labels` (Books) and `metrics` (MetricsFiles)
+    - `streams`: the number of open event streams
+    - `children`: the processes of the trainings that this server started
+    """
     sessions = Sessions(settings)
     app = FastAPI(title="Tokenmill", version=version("tokenmill"), openapi_url="/api/v1/openapi.json", docs_url=None,
                   redoc_url=None, default_response_class=SafeJSON, redirect_slashes=False, lifespan=dispatching,

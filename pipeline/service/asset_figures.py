@@ -40,8 +40,8 @@ class Figures(BaseModel):
 
     @model_validator(mode="after")
     def _names_agree(self) -> Figures:
-        """Raise ValueError if a section of the report names a dataset, a node of the plan or a pass (group of steps)
-        for which the report has no figures."""
+        """Raise ValueError if a section of the report names something for which the report has no figures: a dataset, a
+        node of the plan or a pass (group of steps)."""
         nodes = {node.name for node in self.graph.nodes}
         ends = {end for edge in self.graph.edges for end in (edge.from_, edge.to)}
         passes = {node.name for node in self.lineage if node.kind == "pass"}
@@ -90,9 +90,9 @@ def read_figures(at: Store, run: str) -> Figures:
 
 
 def dataset_of(node: Lineage) -> str | None:
-    """Return the name of the dataset to which a node of a run's plan belongs, or None if the node is neither a pass (a
-    group of a dataset's steps) nor a barrier (a deduplication). The names of passes are DATASET, DATASET:NUMBER or
-    DATASET:SOURCE, and those of barriers DATASET/STEP.NUMBER."""
+    """Return the name of the dataset to which a node of a run's plan belongs. Only passes (groups of a dataset's steps)
+    and barriers (deduplications) belong to a dataset; the result for other nodes is None. The names of passes are
+    DATASET, DATASET:NUMBER or DATASET:SOURCE, and those of barriers DATASET/STEP.NUMBER."""
     return re.split("[:/]", node.name, maxsplit=1)[0] if node.kind in ("pass", "barrier") else None
 
 
@@ -152,5 +152,5 @@ def _kept(figures: Figures, node: Lineage) -> int | None:
 
 
 def removed_by(section: DuplicateFigures) -> int:
-    """Return the number of documents that the deduplication with this name removed."""
+    """Return how many documents a deduplication removed from all sources together."""
     return sum(n for by_source in section.removed.values() for n in by_source.values())

@@ -1,6 +1,10 @@
 """Router: shows the assets of a run, as JSON and as a page. An asset is a node of the run's plan (a source, pass,
-deduplication, token stream …) with its results. For each asset, the answer says whether the results are fresh or stale,
-what the run has made and what this cost, what it would cost now, and what the checks of the published documents found.
+deduplication, token stream …) with its results. For each asset, the answer says:
+
+- whether the results are fresh or stale
+- what the run has made, and what this cost
+- what it would cost now
+- what the checks of the published documents found
 """
 
 from __future__ import annotations
@@ -45,10 +49,19 @@ NODE = ("name", "kind", "steps", "tasks")
 @router.get("/{store}/runs/{run}/assets", summary="Show the assets of a run")
 async def show_assets(request: Request, store: str, run: RunOf, at: StoreOf, role: Viewer,
                       queries: QueriesOf) -> dict[str, Any]:
-    """Show the nodes of a run's plan, and which node hands documents to which. `state` says whether the store has the
-    results that the run's recipe would make now: fresh (all), partly, stale (none), waits (known when other nodes are
-    done) or unknown. To find out the states, the recipe must be planned. This is done for operators only; others get
-    the state unknown. `problems` says why a part of the answer is missing."""
+    """Show the nodes of a run's plan, and which node hands documents to which. `problems` says why a part of the answer
+    is missing.
+
+    `state` says whether the store has the results that the run's recipe would make now:
+
+    - fresh: all of them
+    - partly: some of them
+    - stale: none of them
+    - waits: this is known only when other nodes are done
+    - unknown
+
+    To find out the states, the recipe must be planned. This is done for operators only; others get the state unknown.
+    """
     problems: list[dict[str, Any]] = []
     stop = queries.stop()
 
@@ -75,8 +88,10 @@ async def show_assets(request: Request, store: str, run: RunOf, at: StoreOf, rol
 async def _planned(request: Request, store: str, at: Store, run: str, role: Role) -> dict[str, Any]:
     """Plan the recipe that the store keeps for a run, like the route `recipes/plan`, and return the plan. If the recipe
     and the log of finished tasks have not changed, a plan that is less than KEPT_S seconds old is returned instead.
-    Raises HttpProblem when the sender is no operator, when the recipe cannot be planned, or when planning takes more
-    than half of the time limit of a request."""
+
+    Raises HttpProblem when the sender is no operator, when the recipe cannot be planned, or when this takes too long.
+    Planning may take half of the time limit of a request.
+    """
     if role is not Role.operator:
         raise HttpProblem(403, "Operators only",
                           "to find out what is fresh, the recipe is planned, which reads its inputs", "Authorization",
@@ -102,8 +117,8 @@ async def _planned(request: Request, store: str, at: Store, run: str, role: Role
 def _graph(figures: Figures | None, plan: Mapping[str, Any] | None) -> tuple[list[dict[str, Any]],
                                                                             list[dict[str, Any]]]:
     """Return the nodes and edges of a run's graph: first those in the run's report, then those that only the new plan
-    has. As in the report, the pass after a barrier (a deduplication) has an edge from the barrier, not from the passes
-    before the barrier."""
+    has. A pass that follows a barrier (a deduplication) has an edge from the barrier, but none from the passes before
+    the barrier, as in the report."""
     nodes = [node.model_dump(include=set(NODE)) for node in figures.graph.nodes] if figures else []
     edges = [edge.model_dump(by_alias=True, exclude_none=True) for edge in figures.graph.edges] if figures else []
     known, rows = {node["name"] for node in nodes}, plan["nodes"] if plan else []
@@ -119,10 +134,12 @@ def _graph(figures: Figures | None, plan: Mapping[str, Any] | None) -> tuple[lis
 
 
 def _asset(node: Mapping[str, Any], row: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a node of the graph with what the node's row of the plan says added: the state, the numbers of tasks, and
-    what running the node would cost now. The numbers of tasks are None if they are not known yet. The curriculum and
-    the folder of an index have no state, because they have no row in a plan: every run writes the curriculum anew, and
-    no run writes such a folder."""
+    """Return a node of the graph with facts from `row`, its row of the plan. The facts are its state, its numbers of
+    tasks, and what running it would cost now. The numbers of tasks are None if they are not known yet.
+
+    The state of a node without a row is unknown. For the curriculum and the folder of an index, it is None. These never
+    have a row: every run writes the curriculum anew, and no run writes such a folder.
+    """
     if row is None:
         state = None if node["kind"] in ("curriculum", "folder") else UNKNOWN
         return {**node, "state": state, "fresh": None, "stale": None, "pending": None, "cost_now": None}

@@ -23,7 +23,7 @@ from pipeline.service.stores import read_file
 from pipeline.store.fs import Store
 
 FOLDER = "audit"
-LARGEST = 64 << 10       # bytes of an entry; a larger file in its place is not ours
+LARGEST = 64 << 10       # most bytes of an entry; a larger file is not read as one
 
 
 def note_write(store: Store, entry: dict[str, Any], clock: Clock = SYSTEM) -> str:

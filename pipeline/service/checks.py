@@ -114,8 +114,9 @@ def check(request: Mapping[str, Any]) -> dict[str, Any]:
     lie in the request's `roots`. If the request names no store but sets `find_files`, a source without a file is
     reported as a warning.
 
-    If a changed recipe is planned, the request has the recipe `before` the changes. Warnings that this recipe gets,
-    too, are left out, because they have nothing to do with the changes; `as_before` is their number.
+    A recipe that was made by changing another one comes with that other recipe, `before`. When such a recipe is
+    planned, warnings that `before` gets, too, are left out, because they have nothing to do with the changes.
+    `as_before` is their number.
 
     Returns {"problems", "run", "digest", "plan", "causes", "as_before"}. Each problem has severity (error, warning),
     file, line, column, key, message and remedy. `run` is None when the recipe cannot be run. `causes` says why nodes of
@@ -153,9 +154,14 @@ def check(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _planned(recipe: Recipe, request: Mapping[str, Any],
              load: Callable[[str], Recipe]) -> tuple[dict[str, Any], dict[str, Any], set[tuple[str, str]]]:
-    """Plan a recipe in the request's store. Returns the plan, the reasons why nodes of the plan are stale (for as many
-    nodes as the request asks for), and the warnings about the recipe `before` its changes, each as `_gist` identifies
-    it. `load` makes a Recipe from the text of `before`."""
+    """Plan a recipe in the request's store. Returns three things:
+
+    - the plan
+    - why nodes of the plan are stale, for as many nodes as the request asks for
+    - the gists (`_gist`) of the warnings about `before`, the recipe before its changes
+
+    `load` makes a Recipe from the text of `before`.
+    """
     from pipeline.plan.estimate import MEASURED, describe_plan, measured, open_plan
     from pipeline.plan.lint import lint
     from pipeline.plan.survey import survey
@@ -173,8 +179,8 @@ def _planned(recipe: Recipe, request: Mapping[str, Any],
 
 
 def _gist(text: str) -> tuple[str, str]:
-    """Return (key, message) of a warning about a recipe. Without line numbers and numbers of steps, it identifies the
-    same warning about a recipe from which a step was taken out."""
+    """Return (key, message) of a warning about a recipe, without line numbers and numbers of steps. If a step is taken
+    out of the recipe, the same warning still has the same gist."""
     warning = _warning(text)
     return re.sub(r"\[\d+\]", "", warning["key"]), f"{warning['message']}; {warning['remedy']}"
 

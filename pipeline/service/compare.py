@@ -47,11 +47,15 @@ async def show_comparison(request: Request, at: StoreOf, queries: QueriesOf,
                                                          "shown of each kind of change in a dataset")] = EXAMPLES,
                           ) -> Response:
     """Show how the run `after` differs from the run `before`, with the fields of `tokenmill report --compare --json`:
-    keys of the recipe, all figures of the reports side by side, and the documents that one run kept and the other did
-    not, or that have another text, with the reasons. The first examples are the documents whose signals are nearest to
-    the threshold that decided. Documents are read from the files that each run made, even if a later run has published
-    the dataset again. If the documents of a dataset cannot be compared in time, the answer leaves them out, and
-    `problems` says why."""
+
+    - keys of the recipe
+    - all figures of the reports side by side
+    - the documents that only one run kept, or that have another text, with the reasons
+
+    The first examples are the documents whose signals are nearest to the threshold that decided. Documents are read
+    from the files that each run made, even if a later run has published the dataset again. If the documents of a
+    dataset cannot be compared in time, the answer leaves them out, and `problems` says why.
+    """
     return await _compared(request, at, queries, (before, after), examples, SafeJSON)
 
 
@@ -95,8 +99,8 @@ async def compare_page(request: Request, store: str, at: StoreOf, queries: Queri
 
 
 def _proposed(at: Store, runs: list[str], before: str, after: str) -> tuple[str, str]:
-    """Return the names of the two runs with which the form is filled: those in the request, otherwise the latest run
-    and the run before it."""
+    """Return the names of the two runs with which the form is filled. Names in the request come first; otherwise these
+    are the latest run and the run before it."""
     after = after or next((run for run in runs if run != before), "")
     if not before and after and bad_name(after) is None:
         earlier = runs[runs.index(after) + 1:] if after in runs else runs

@@ -1,6 +1,6 @@
 """Compares two finished runs of a store for the service. The code of `tokenmill report --compare`
-(`pipeline.report.compare`) does the work; this module reads the runs' files, which may be damaged or hostile, and sets
-the limits.
+(`pipeline.report.compare`) does the work. This module sets the limits, and reads the runs' files, which may be damaged
+or hostile.
 
 Recipes and figures come from a few files of each run. Only the documents take long. If those of a dataset cannot be
 compared in time, the comparison is answered without them, and says so.
@@ -139,10 +139,12 @@ def _problem(error: Exception, dataset: str, elsewhere: str) -> dict[str, Any]:
 
 # -- the files of a run ----------------------------------------------------------------------------------------------
 def _read_run(store: Store, name: str, key: str, elsewhere: str, get: Callable[[str], Any]) -> ReadRun:
-    """Read the files of a finished run. Raises HttpProblem, which names the parameter `key`, when the run does not
-    exist, has not finished or has no report, or when one of its files is damaged or too large. For a file that is too
-    large, the message says with `elsewhere` how else the runs can be compared. `get` returns the commit record of the
-    task with a given key."""
+    """Read the files of a finished run. `get` returns the commit record of the task with a given key.
+
+    Raises HttpProblem when the run does not exist, has not finished or has no report. Also raises it when one of the
+    files is damaged or too large. The error names the parameter `key`. For a file that is too large, its message says
+    with `elsewhere` how else the runs can be compared.
+    """
     check_run(store, name, key)
     anew, report_anew = "run its recipe again", f"tokenmill report {name} writes it again"
     plan_text, tasks, recipe_text, report_text = (
@@ -180,8 +182,9 @@ def _checked(model: type[Model], data: bytes, run: str, name: str, key: str, rem
 
 
 def _recipe(data: bytes, run: str, key: str, remedy: str) -> dict[str, Any]:
-    """Parse the text of a run's recipe (YAML) and return its content. Raises HttpProblem when the text is no recipe:
-    YAML may hold values that grow without end when they are compared."""
+    """Parse the text of a run's recipe (YAML) and return its content. Raises HttpProblem when the text is no recipe, or
+    exceeds the limits of `parse_yaml`. The limits are needed because YAML with aliases can expand to values too large
+    to compare."""
     try:
         recipe, _ = parse_yaml(data.decode(), "recipe.yaml")
     except (UnicodeDecodeError, RecipeError) as e:

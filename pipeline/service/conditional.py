@@ -1,5 +1,6 @@
-"""Answers conditional HTTP requests: if the client already has the current version of a page, the server answers 304
-and does not send the page again."""
+"""Answers conditional HTTP requests. If the client already has the current version of a page, the server answers 304
+and does not send the page again.
+"""
 
 from __future__ import annotations
 

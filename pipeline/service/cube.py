@@ -5,13 +5,15 @@ The range of the threshold is divided into bins; the limits of the bins are call
 the lowest edge to the highest and everything else stays, a document may change sides (kept, dropped, unknown). The cube
 needs the bin in which this happens, for each document.
 
-A binary search over the edges finds these bins for all documents at once. In each round, the step that has the
-threshold judges every document, with the threshold at the middle of the edges that are left for this document. So the
-code need not know the rule of the step. It only assumes that a document changes sides at most once, and checks this on
-a sample of documents. If the check fails, the threshold has no cube.
+A binary search over the edges finds these bins for all documents at once. In each round, the step with the threshold
+judges every document, at the middle of the edges that are left for this document. So the code need not know the rule of
+the step.
 
-At an edge the counts are exact, unless the playground has only a sample of the run's documents: counts are then scaled
-to all documents. Between two edges the true counts lie between the counts at these edges.
+The search assumes that a document changes sides at most once. This is checked on a sample of documents. If the check
+fails, the threshold has no cube.
+
+At an edge the counts are exact. But if the playground has only a sample of the run's documents, counts are scaled to
+all documents. Between two edges the true counts lie between the counts at these edges.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from pipeline.service.playground import Changes, Playground
 from pipeline.service.replayed import SIDES, OwnThreshold
 from stages.stage import StageConfig, is_accepted
 
-#: BINS: about how many bins a threshold has. CHECKED: of all documents, and of those that change sides, this many to
-#: twice as many each (or all, if there are fewer) are checked to change sides at most once
+#: BINS: about how many bins a threshold has. CHECKED: least size of the two samples, of all documents and of those that
+#: change sides, on which `_once` checks that documents change sides at most once
 BINS, CHECKED = 64, 500
 #: what a cube counts, and on which sides; all documents on neither of these sides are dropped
 WEIGHTS = ("documents", "bytes", "tokens", "tokens low", "tokens high")
@@ -41,15 +43,18 @@ COUNTED = (SIDES.index("kept"), SIDES.index("unknown"))
 
 @dataclass
 class Cube:
-    """Counts of the documents that would be kept, and of those of which this is unknown, as a function of one
-    threshold. The values of the threshold are divided into bins. The array `start`, with the axes (group, side,
-    weight), has the counts at the lowest edge of the bins. The array `deltas`, with the axes (group, bin, side,
-    weight), has what each bin adds to the counts.
+    """How many documents would be kept, and of how many this is unknown, as a function of one threshold. The values of
+    the threshold are divided into bins; `edges` are the limits of the bins.
 
-    A group is all documents of one source and language. The sides (COUNTED) are kept and unknown. The weights (WEIGHTS)
-    are what is counted: documents, bytes and, if the run made shards, tokens (the estimate, and the lower and the upper
-    end of its range). `documents` is the number of all documents. `up_to` is the barrier (such as a deduplication) at
-    which the prediction ends: documents that reach it count as kept. It is "" if the prediction goes through all steps.
+    - The array `start`, with the axes (group, side, weight), has the counts at the lowest edge.
+    - The array `deltas`, with the axes (group, bin, side, weight), has what each bin adds to the counts.
+    - A group is all documents of one source and language.
+    - The sides (COUNTED) are kept and unknown.
+    - The weights (WEIGHTS) are what is counted: documents, bytes and, if the run made shards, tokens (the estimate, and
+      the lower and the upper end of its range).
+    - `documents` is the number of all documents.
+    - `up_to` is the barrier (such as a deduplication) at which the prediction ends: documents that reach it count as
+      kept. It is "" if the prediction goes through all steps.
     """
 
     step: int
@@ -67,9 +72,11 @@ class Cube:
 
     def at(self, value: float) -> dict[str, Any]:
         """Return the numbers of kept and unknown documents, bytes and tokens when the threshold is `value`, each as
-        {estimate, low, high}. `low` and `high` are the smaller and the larger of the counts at the two edges (limits of
-        a bin) around the value, and `estimate` is their mean. Tokens are themselves estimated, so for them `low` and
-        `high` also include the range of that estimate. Raises PlaygroundError for a value outside the edges."""
+        {estimate, low, high}. Raises PlaygroundError for a value outside the edges (limits of the bins).
+
+        `low` and `high` are the smaller and the larger of the two counts at the edges around the value. `estimate` is
+        their mean. Tokens are themselves estimated, so their `low` and `high` also include the range of that estimate.
+        """
         if not self.edges[0] <= value <= self.edges[-1]:
             raise PlaygroundError(f"{value} lies outside the cube, from {self.edges[0]:g} to {self.edges[-1]:g}",
                                   self.key)
@@ -86,8 +93,9 @@ class Cube:
 
     def to_json(self) -> dict[str, Any]:
         """Return the cube (table of counts by threshold) as JSON for a page. `cells` has an entry for each group
-        (source and language): its counts at the lowest edge of the bins and, for each bin in which a count changes,
-        [number of the bin, changes of the counts]. `columns` names these counts, in order."""
+        (source and language). The entry's `start` has the counts at the lowest edge of the bins. Its `bins` have, for
+        each bin in which a count changes, [number of the bin, changes of the counts]. `columns` names the counts, in
+        order."""
         cells = []
         for number, (source, language) in enumerate(self.groups):
             bins = np.flatnonzero(self.deltas[number].any((1, 2)))
@@ -107,11 +115,13 @@ def make_cube(playground: Playground, changes: Changes, step: int, key: str) -> 
 
 
 def edge_distances(playground: Playground, step: int, key: str) -> np.ndarray:
-    """Return, for each document, how far the threshold `key` of a step must move from its value in the run until the
-    document's outcome (kept, dropped, unknown) changes. Distances are counted in bins, the ranges of values into which
-    the threshold's cube (table of counts) is divided: 0.5 if the outcome changes in a bin next to the value, infinity
-    if it never changes. Raises PlaygroundError if the run sets no value for the threshold, or if the threshold can have
-    no cube."""
+    """Return how near each document is to the threshold `key` of a step: how far the threshold must move from its value
+    in the run until the document's outcome (kept, dropped, unknown) changes.
+
+    The distance is counted in bins, the ranges of values into which the threshold's cube (table of counts) is divided.
+    It is 0.5 if the outcome changes in a bin next to the value, and infinity if it never changes. Raises
+    PlaygroundError if the run sets no value for the threshold, or if the threshold can have no cube.
+    """
     builder, value = _builder(playground, Changes(), step, key)
     if value is None:
         raise PlaygroundError("the run has no limit here, so no document is at its edge; choose another threshold", key)
@@ -155,10 +165,9 @@ class _CubeBuilder:
         return self._sum(step, *self.switches(value))
 
     def switches(self, value: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return the edges (limits) of the bins into which the threshold's values are divided, and three arrays with a
-        value for each document: the document's side (kept, dropped or unknown) at the lowest edge, its side at the
-        highest edge, and the number of the first edge at which it has the latter side. Raises PlaygroundError when
-        documents change sides more than once."""
+        """Return the edges (limits) of the bins into which the threshold's values are divided, and the three arrays of
+        `_switches`: on which side each document is at these edges. Raises PlaygroundError when documents change sides
+        more than once."""
         edges = self._edges(value)
         for values in (edges, edges[edges > 0]):                # for many rules, the threshold 0 means "no rule"
             if len(values) < 2:
@@ -175,8 +184,8 @@ class _CubeBuilder:
 
     def _edges(self, value: float | None) -> np.ndarray:
         """Return the edges (limits) of the bins into which the threshold's values are divided. The edges are quantiles
-        of the numbers that the threshold is compared with, one value below and one above these numbers, and the
-        threshold's present value. Values that a recipe would refuse are left out."""
+        of the numbers with which the step compares the threshold. The threshold's present value, one value below all
+        numbers and one above are added. Values that a recipe would refuse are left out."""
         compared: list[np.ndarray] = []
         whole = np.full(len(self.table), 1.0 if value is None else float(value))
         self._sides(whole, np.arange(len(self.table)), compared)
@@ -192,9 +201,13 @@ class _CubeBuilder:
         return edges[[is_accepted(self.config, self.key, edge) for edge in edges.tolist()]]
 
     def _switches(self, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Judge all documents at values of the threshold, `edges`, in rising order. Returns three arrays with a value
-        for each document: its side (an index in SIDES: kept, dropped or unknown) at the lowest edge, its side at the
-        highest edge, and the number of the first edge at which it has the latter side."""
+        """Judge all documents at the values `edges` of the threshold, which are in rising order. Returns three arrays
+        with a value for each document:
+
+        - its side (an index in SIDES: kept, dropped or unknown) at the lowest edge
+        - its side at the highest edge
+        - the number of the first edge at which it has the side of the highest
+        """
         rows = np.arange(len(self.table))
         values = np.full(len(rows), edges[0])
         first = self._sides(values, rows)
@@ -211,7 +224,7 @@ class _CubeBuilder:
     def _once(self, edges: np.ndarray, first: np.ndarray, last: np.ndarray, switch: np.ndarray) -> bool:
         """Return whether documents change sides (kept, dropped, unknown) at most once while the threshold goes through
         the edges of the bins. This is checked for a sample of all documents, and for a sample of those that change
-        sides. Each of these documents is judged at every edge: it must have the side `first` before the edge number
+        sides. Each of these documents is judged at every edge. It must have the side `first` before the edge number
         `switch`, and the side `last` from there on."""
         switching = np.flatnonzero(first != last)
         sample = np.unique(np.concatenate([rows[:: max(1, len(rows) // CHECKED)] for rows in (

@@ -108,8 +108,8 @@ async def allow_unmasked(request: Request, store: Store, unmasked: bool, what: d
 
 
 def may_search(request: Request, filter: Filter) -> None:
-    """Raise HttpProblem when the sender is a viewer and the filter searches in texts. From the number of documents
-    found, or from whether there is a next page, a viewer could find out masked personal data letter by letter."""
+    """Raise HttpProblem when the sender is a viewer and the filter searches in texts. Otherwise a viewer could find out
+    masked personal data letter by letter, from the number of documents found or the existence of a next page."""
     if filter.text and request.state.role is not Role.operator:
         raise HttpProblem(403, "Operators only", "a search in texts could tell which personal data they hold", "text",
                           "leave the filter out, or ask for an operator's token")

@@ -22,10 +22,10 @@ logger = logging.getLogger("tokenmill.service")
 
 
 def driver_options(settings: ServiceSettings) -> DriverOptions:
-    """Return the options with which the drivers (processes that lead a run) of submitted recipes are started. Drivers
-    do not get the service's tokens. With a cluster, web addresses are dropped from the allowed roots (the folders and
-    URLs in which inputs must lie): the cluster's nodes fetch web addresses themselves and would follow a redirect out
-    of a root."""
+    """Return the options for the drivers (processes that lead a run) of submitted recipes. Drivers do not get the
+    service's tokens. Inputs must lie in the allowed roots, which are folders and URLs. If runs use a cluster, web
+    addresses are no allowed roots: the cluster's nodes fetch them themselves and would follow a redirect out of a
+    root."""
     roots = tuple(root if "://" in root else os.path.abspath(root) for root in settings.allowed_roots)
     if settings.address is not None:
         roots = tuple(root for root in roots if not root.startswith(("http://", "https://")))

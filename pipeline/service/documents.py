@@ -36,9 +36,12 @@ class NoDocument(QueryError):
 
 
 def shown(row: dict[str, Any], masked: bool, chars: int, searched: str = "") -> dict[str, Any] | None:
-    """Return a document's row in the form in which the server may send it: its text is cut to `chars` characters, and
-    its personal data is masked if `masked`. Returns None if the text `searched`, by which the client has found the
-    document, occurs only in masked data. Otherwise the client could learn personal data by searching for it."""
+    """Return a document's row in the form in which the server may send it. The text is cut to `chars` characters and,
+    with `masked`, personal data is masked.
+
+    Returns None if the text `searched`, by which the client has found the document, occurs only in masked data.
+    Otherwise the client could learn personal data by searching for it.
+    """
     row = dict(row)
     length, match = row.get("chars"), row.pop("match", None)
     if masked:
@@ -88,7 +91,7 @@ def _parsed(meta: str) -> Any:
 
 def document(queries: Queries, store: Store, dataset: str, id: str, masked: bool, chars: int,
              stop: Stop) -> dict[str, Any]:
-    """Return everything that the service shows about the document whose id is or begins with `id`. Raises QueryError
+    """Return everything that the service shows about the document whose id is `id` or begins with it. Raises QueryError
     when there is no such document, or more than one."""
     if not id:
         raise QueryError("no id", "id", "give the id of a document, or its beginning")
@@ -157,9 +160,10 @@ def _verdict(row: dict[str, Any]) -> dict[str, Any] | None:
 
 def _twin(queries: Queries, store: Store, dataset: str, row: dict[str, Any], id: str, masked: bool,
           stop: Stop) -> dict[str, Any]:
-    """Return the document that was kept in place of a duplicate, and how the first COMPARED characters of the two texts
-    differ. The field `kind` says what became of that document in a later step: kept, dropped, quarantined, or None if
-    no file has the document. If it is quarantined or None, `difference` is None and `document` is left out."""
+    """Return the document that was kept in place of a duplicate, and as `difference` how the first COMPARED characters
+    of the two texts differ. A later step may have removed the kept document. `kind` says what it is now: kept, dropped,
+    quarantined, or None if no file has it. If `kind` is quarantined or None, `difference` is None and `document` is
+    left out."""
     try:
         kind, twin = _find(queries, store, dataset, id, max(COMPARED, len(row["text"] or "")), stop)
     except NoDocument:
@@ -173,10 +177,14 @@ def _twin(queries: Queries, store: Store, dataset: str, row: dict[str, Any], id:
 
 
 def difference(removed: str, kept: str) -> dict[str, Any]:
-    """Return how the text of a removed document differs from the text that was kept, as a list of rows. A row
-    {left_out} is a number of paragraphs that are equal in both texts. A row {removed, kept, pieces} is a paragraph of
-    each text. A piece is [what, from, to, from, to]: `what` is equal, delete, insert or replace, and the numbers are
-    ranges of characters, first in the removed paragraph and then in the kept one."""
+    """Return how the text of a removed document differs from the text that was kept, as a list of rows:
+
+    - {left_out}: a number of paragraphs that are equal in both texts
+    - {removed, kept, pieces}: a paragraph of each text, and how they differ
+
+    A piece is [what, from, to, from, to]. `what` is equal, delete, insert or replace. The numbers are two ranges of
+    characters, first in the removed paragraph and then in the kept one.
+    """
     pairs = rows(removed, kept)
     lost, new = only(pairs)
     return {"only_removed": lost, "only_kept": new, "characters": COMPARED, "rows": [

@@ -30,9 +30,9 @@ Draw = Literal["random", "edge", "runs"]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A document that was selected for people to label: its id, the file that the run wrote it to, the number of its
-    row in this file, whether the run kept or dropped it (`side`), and, if the document was dropped, by which step and
-    why."""
+    """A document that was selected for people to label. Holds its id, the file of the run that has it, and the number
+    of its row in this file. `side` says whether the run kept or dropped it. For a dropped document, the step and the
+    reason are given, too."""
 
     id: str
     info: FileInfo
@@ -44,9 +44,14 @@ class Drawn:
 
 def drawn(game: Playground, draw: Draw, threshold: str, other: Playground | None) -> list[Drawn]:
     """Select documents of a finished run for people to label, and return them in order, at most MOST_DRAWN. `game` is
-    the playground of the run, an object that holds the run's documents. The draw 'random' selects documents at random,
-    and 'edge' those nearest to `threshold` (STEP.KEY). The draw 'runs' selects those that this run kept and the run of
-    the playground `other` dropped, or the reverse. Raises PlaygroundError when the draw is not possible."""
+    the playground of the run, an object that holds the run's documents. `draw` says which are selected:
+
+    - 'random': documents at random
+    - 'edge': those nearest to `threshold` (STEP.KEY)
+    - 'runs': those that one run kept and the other dropped; `other` is the playground of the other run
+
+    Raises PlaygroundError when the draw is not possible.
+    """
     parts = tuple(file.info.sha256 for file in other.files) if draw == "runs" and other else ()
     key = (draw, threshold if draw == "edge" else "", other.run if other and parts else "", hash(parts))
     if key not in game.drawn:
@@ -82,9 +87,9 @@ def _rows(game: Playground, draw: Draw, threshold: str, other: Playground | None
 
 
 def _otherwise(game: Playground, other: Playground) -> tuple[list[int], list[str]]:
-    """Return the documents that one of two runs kept and the other dropped, at most MOST_DRAWN, as a list of rows and a
-    list of ids. `game` and `other` are the playgrounds of the two runs, objects that hold the runs' documents; the rows
-    are those in `game`."""
+    """Return the documents that one of two runs kept and the other dropped, at most MOST_DRAWN. `game` and `other` are
+    the playgrounds of the two runs, objects that hold the runs' documents. The result is a list of their rows in
+    `game`, and a list of their ids."""
     there = {id: kept for id, _, kept in _compared(other)}
     differ = [(id, row) for id, row, kept in _compared(game) if there.get(id, kept) != kept]
     chosen = heapq.nsmallest(MOST_DRAWN, differ, key=lambda pair: _number(pair[0]))

@@ -8,8 +8,10 @@ locked before a query runs. The SQL text comes from this program; every value fr
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +69,8 @@ class QueryLimits:
 
 
 class Stop:
-    """Tells the code that works on a query when to end: when the time of the query is up, or when another thread has
-    called `cancel`."""
+    """Tells the code that works on a query when to end. This is when the time of the query is up, or when another
+    thread has called `cancel`."""
 
     def __init__(self, seconds: float, clock: Clock = SYSTEM) -> None:
         self._clock, self._until, self._seconds = clock, clock.now() + seconds, seconds
@@ -93,16 +95,17 @@ class Stop:
                           remedy="ask for fewer documents: filter by source, reason or language first")
 
     @contextlib.contextmanager
-    def interrupting(self, connection: Any) -> Iterator[None]:
-        """A context manager that interrupts DuckDB's query on `connection` when its time is up or it is cancelled.
-        Raises TooDear or Cancelled if this happens before the query begins."""
+    def interrupting(self, connections: Sequence[Any]) -> Iterator[None]:
+        """A context manager that interrupts DuckDB's queries on `connections` when their time is up or they are
+        cancelled. Raises TooDear or Cancelled if this happens before the queries begin."""
         self.check()
         done = threading.Event()
 
         def watch() -> None:
             self._wake.wait(self.left)
             while not done.wait(AGAIN_S):
-                connection.interrupt()
+                for connection in connections:
+                    connection.interrupt()
 
         watcher = threading.Thread(target=watch, name="query-stop", daemon=True)
         watcher.start()
@@ -124,26 +127,49 @@ class Database:
         import duckdb
 
         self._duckdb, self._stop, self._limits = duckdb, stop, limits
-        self._connection = duckdb.connect(":memory:", config={
+        first = duckdb.connect(":memory:", config={
             "threads": limits.threads, "memory_limit": f"{limits.memory_mb}MiB", "temp_directory": "",
             "autoload_known_extensions": False, "autoinstall_known_extensions": False,
             "allow_community_extensions": False, "allow_persistent_secrets": False,
             "python_enable_replacements": False, "preserve_insertion_order": False})
-        self._connection.execute("SET enable_progress_bar = false")
-        self._connection.execute("SET allowed_paths = ?", [list(files)])
-        self._connection.execute("SET enable_external_access = false")
-        self._connection.execute("SET lock_configuration = true")
+        self._connections = [first, *(first.cursor() for _ in range(1, limits.threads))]
+        for connection in self._connections:
+            connection.execute("SET enable_progress_bar = false")       # of one connection; the others are of all
+        first.execute("SET allowed_paths = ?", [list(files)])
+        first.execute("SET enable_external_access = false")
+        first.execute("SET lock_configuration = true")
 
     def rows(self, sql: str, values: Sequence[Any]) -> list[dict[str, Any]]:
         """Run one SELECT, with `values` bound to its placeholders, and return its rows."""
-        statements = self._connection.extract_statements(sql)
-        if len(statements) != 1 or statements[0].type != self._duckdb.StatementType.SELECT:
-            raise ValueError("a query is one SELECT")
-        try:
-            with self._stop.interrupting(self._connection):
-                cursor = self._connection.execute(sql, list(values))
+        return self.rows_of_each([(sql, values)])[0]
+
+    def rows_of_each(self, selects: Sequence[tuple[str, Sequence[Any]]]) -> list[list[dict[str, Any]]]:
+        """Run several SELECTs, each with the values to bind to its placeholders, and return the rows of each. As many
+        of them run at a time as a query may have threads: DuckDB uses one thread for a SELECT that reads few rows."""
+        for sql in {sql for sql, _ in selects}:
+            statements = self._connections[0].extract_statements(sql)
+            if len(statements) != 1 or statements[0].type != self._duckdb.StatementType.SELECT:
+                raise ValueError("a query is one SELECT")
+        free: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        for connection in self._connections:
+            free.put(connection)
+
+        def run(select: tuple[str, Sequence[Any]]) -> list[dict[str, Any]]:
+            connection = free.get()
+            try:
+                self._stop.check()
+                cursor = connection.execute(select[0], list(select[1]))
                 names = [column[0] for column in cursor.description]
                 return [dict(zip(names, row)) for row in cursor.fetchall()]
+            finally:
+                free.put(connection)
+
+        try:
+            with self._stop.interrupting(self._connections):
+                if len(selects) == 1:
+                    return [run(selects[0])]
+                with ThreadPoolExecutor(len(self._connections)) as pool:
+                    return list(pool.map(run, selects))
         except self._duckdb.InterruptException:
             self._stop.check()
             raise
@@ -155,4 +181,5 @@ class Database:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._connection.close()
+        for connection in self._connections:
+            connection.close()

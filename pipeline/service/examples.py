@@ -31,9 +31,9 @@ def examples(store: Store, moved: ChangedSteps, replayed: Replayed, judge: Judge
     new side. An example has a masked excerpt, the outcomes before and after the change, and the signals of the changed
     steps.
 
-    If exactly one number was changed, `edge` says at which value between the new and the old one the document changes
-    sides, as a fraction: 0 is the new value, 1 the old one. The fraction is a multiple of 1/STEPS. If something else
-    was changed, or the step cannot judge many documents at once, `edge` is None.
+    If exactly one number was changed, `edge` says at which value of it the document changes sides. The value is given
+    as a fraction of the way from the new value (0) to the old one (1), a multiple of 1/STEPS. If something else was
+    changed, or the step cannot judge many documents at once, `edge` is None.
     """
     places = replayed.changed()
     places = places[::max(1, -(-len(places) // CONSIDERED))]
@@ -58,9 +58,9 @@ def examples(store: Store, moved: ChangedSteps, replayed: Replayed, judge: Judge
 
 
 def _edges(judge: Judge, moved: ChangedSteps, replayed: Replayed, places: np.ndarray) -> np.ndarray | None:
-    """Return, for each document, at which value between the new and the old threshold the document changes back to its
-    old side (kept, dropped, unknown), as a fraction: 0 is the new threshold, 1 the old one. Returns None if anything
-    but one number was changed, or if the step cannot judge many documents at once."""
+    """Return at which value of the changed threshold each document gets its old side (kept, dropped, unknown) back. The
+    value is given as a fraction of the way from the new threshold (0) to the old one (1). Returns None if anything but
+    one number was changed, or if the step cannot judge many documents at once."""
     numbers = [(place, name, old, new) for place, stage in moved.now.items() if stage is not None
                for name, new in stage.config.model_dump(mode="json").items()
                if (old := moved.links[place].stage.config.model_dump(mode="json")[name]) != new]

@@ -1,6 +1,6 @@
-"""Fetches the part of a source file that is needed to show one document from object storage to a local file. The module
-runs as a separate process, which can be killed when it takes too long. This process has the credentials of the server,
-but parses nothing that it fetches. `pipeline.service.read_source` parses the data, in a process with neither
+"""Copies a part of a source file from object storage to a local file: the part that is needed to show one document. The
+module runs as a separate process, which can be killed when it takes too long. This process has the credentials of the
+server, but parses nothing that it fetches. `pipeline.service.read_source` parses the data, in a process with neither
 credentials nor a network.
 """
 
@@ -23,10 +23,12 @@ MEMORY, RECORD = 1 << 30, 64 << 20
 
 
 def fetch(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Fetch the object (source file) that a document comes from into the new local file `target`. Only the bytes that
-    are needed for the document are fetched; the rest of the local file is a hole, which takes no disk space. Returns
-    {"refused": true} if the object does not lie below one of the URLs in `roots`, {"failed": why}, or {"size": bytes of
-    the object}. The caller has checked that the source's path patterns lie below `roots`."""
+    """Fetch an object of object storage, the source file of a document, into the new local file `target`. Only the
+    bytes that are needed for the document are fetched. The rest of the local file is a hole, which takes no disk space.
+
+    Returns {"refused": true} if the object does not lie below one of the URLs in `roots`, {"failed": why}, or {"size":
+    bytes of the object}. The caller has checked that the source's path patterns lie below `roots`.
+    """
     url = f"{remote_root(request['patterns'], request['root'])}/{request['locator']['file']}"
     if refusal(url, os.sep, request["roots"]) is not None:
         return {"refused": True}

@@ -1,6 +1,6 @@
-"""Reads from a finished run what is needed to judge its documents under other thresholds: the stages (code of the
-steps) that judged the documents of a dataset, and the files that the dataset's passes (groups of consecutive steps)
-wrote.
+"""Reads from a finished run what is needed to judge the documents of a dataset under other thresholds. This is the
+stages (code of the steps) that judged the documents, and the files that the dataset's passes (groups of consecutive
+steps) wrote.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def run_documents(store: Store, run: str) -> tuple[dict[str, Any], dict[str, Any
 
 
 def links_of(steps: list[Any], passes: list[dict[str, Any]]) -> list[Link]:
-    """Return the steps of a dataset in order, each with the number of the pass that runs the step. A pass is a group of
-    consecutive steps. `passes` comes from plan.json, which lists for each pass the names of its steps, `apply NAME` for
-    a barrier (a step over all documents), and stages that prepare a barrier."""
+    """Return the steps of a dataset in order, each with the number of the pass (group of consecutive steps) that runs
+    the step. `passes` comes from plan.json. There, a pass lists the names of its steps, `apply NAME` for a barrier (a
+    step over all documents), and stages that prepare a barrier. Raises PlaygroundError when a step is missing there."""
     named = [(step, {}) if isinstance(step, str) else next(iter(step.items())) for step in steps]
     labels = iter([(label.removeprefix("apply "), part) for part, node in enumerate(passes) for label in node["steps"]])
     links = []
@@ -86,9 +86,9 @@ def _stage(full: str, config: Mapping[str, Any]) -> tuple[Stage, bool]:
 
 
 def files_of(store: Store, run: str, passes: Sequence[Mapping[str, Any]]) -> list[DocumentFile]:
-    """Return the files of documents that the passes (groups of consecutive steps) of a run wrote: the dropped documents
-    of every pass, and the kept documents of the pass that publishes the dataset. Files without documents are left out.
-    Raises PlaygroundError when the log lacks the record of a task."""
+    """Return the files of documents that the passes (groups of consecutive steps) of a run wrote. These are the dropped
+    documents of every pass, and the kept documents of the pass that publishes the dataset. Files without documents are
+    left out. Raises PlaygroundError when the log lacks the record of a task."""
     log, tasks = Log.read(store), RunTasks(store, run)
     files: list[DocumentFile] = []
     for part, node in enumerate(passes):

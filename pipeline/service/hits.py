@@ -4,13 +4,17 @@ document that matches; it is given by its part (data file of a dataset) and its 
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from pipeline.service.filters import Filter, SortOrder, column, keyset, where
 from pipeline.service.reader import PartReader
 
-#: most parts that a page in stored order reads at a time; it begins with one, then takes twice as many each time
+#: most parts that a page in stored order reads at a time; it begins with one, then takes up to twice as many each time
 AT_A_TIME = 64
+#: times as many hits as a first sorted page needs are asked for, to see which parts can have documents of the page
+SPARE = 2
 
 #: the values in a cursor, which identify the document before a page; () for the first page
 Place: TypeAlias = tuple[str | int | float | None, ...]
@@ -18,11 +22,13 @@ Place: TypeAlias = tuple[str | int | float | None, ...]
 
 class QueryHit(NamedTuple):
     """A document that matches a query: the number of its part (data file of a dataset), its row in the part, and its
-    place in the results (the values in a cursor). The next page continues after the place of the last hit."""
+    place in the results (the values in a cursor). The next page continues after the place of the last hit. `id` is None
+    if the document's id was not read."""
 
     part: int
     row: int
     place: Place
+    id: str | None = None
 
 
 class HitRun(NamedTuple):
@@ -70,6 +76,8 @@ def stored_hits(reader: PartReader, filter: Filter, most: int, first: int, place
         hits += [QueryHit(at + r["file_index"], r["file_row_number"],
                           (parts[at + r["file_index"]].key, r["file_row_number"])) for r in rows]
         at, size = at + len(numbers), min(2 * size, AT_A_TIME)
+        if hits:                                         # so many parts are enough if they have as many hits as these
+            size = min(size, math.ceil((most - len(hits)) * (at - first) / len(hits)) + 1)
     return hits
 
 
@@ -78,22 +86,39 @@ def sorted_hits(reader: PartReader, filter: Filter, order: SortOrder, most: int,
     in the results.
 
     If the documents are not sorted by id, two queries are run. The first one reads only the sorted column, and finds a
-    value that none of the returned documents lies behind. With this bound, the second query decodes the ids of few
-    rows. To decode all ids would take most of the time.
+    bound: no returned document has a value beyond it. Thanks to this bound, the second query decodes the ids of few
+    rows. Decoding all ids would take most of the time. For the first page, the second query also reads only the parts
+    in which the first one has seen values within the bound, if it has seen all of these.
     """
     turn, behind, until = ("DESC", "<", ">=") if order.descending else ("ASC", ">", "<=")
-    conditions, values = where(filter, reader.known)
     sql, bound = keyset(order, place[0], str(place[1])) if place else ("true", [])
-    with reader.source() as (source, files):
-        inner = (f"(SELECT {column(order.by, reader.known)} AS v, id, file_index, file_row_number FROM {source} "
-                 f"{where_clause(conditions)})")
-        if order.by != "id" and place[:1] != (None,):
-            # rows with the value of `place` may lie before it, so they cannot count for a bound
-            after, start = (f"v {behind} ?", place[:1]) if place else ("v IS NOT NULL", ())
-            for row in reader.rows(f"SELECT v FROM {inner} WHERE {after} ORDER BY v {turn} LIMIT 1 OFFSET ?",
-                                   [*files, *values, *start, most - 1]):
-                sql, bound = f"{sql} AND v {until} ?", [*bound, row["v"]]
-        ranked = f"v {turn}" if order.by == "id" else f"v IS NULL, v {turn}, id"
-        rows = reader.rows(f"SELECT v, id, file_index, file_row_number FROM {inner} WHERE {sql} "
-                           f"ORDER BY {ranked} LIMIT ?", [*files, *values, *bound, most])
-    return [QueryHit(r["file_index"], r["file_row_number"], (r["v"], r["id"])) for r in rows]
+    numbers: Sequence[int] = range(len(reader.parts))
+    if order.by != "id" and place[:1] != (None,):
+        # rows with the value of `place` may lie before it, so they cannot count for a bound
+        after, start = (f"v {behind} ?", place[:1]) if place else ("v IS NOT NULL", ())
+        asked = most if place else SPARE * most
+        best = _select(reader, filter, order, numbers, "v, file_index",
+                       f"WHERE {after} ORDER BY v {turn} LIMIT {asked}", start)
+        if len(best) >= most:
+            last = best[most - 1]["v"]
+            sql, bound = f"{sql} AND v {until} ?", [*bound, last]
+            # NaN, which is unequal to itself here and equal to itself in DuckDB, leaves all parts to be read
+            if not place and (len(best) < asked or last == last != best[-1]["v"]):
+                numbers = sorted({row["file_index"] for i, row in enumerate(best) if i < most or row["v"] == last})
+    ranked = f"v {turn}" if order.by == "id" else f"v IS NULL, v {turn}, id"
+    rows = _select(reader, filter, order, numbers, "v, id, file_index, file_row_number",
+                   f"WHERE {sql} ORDER BY {ranked} LIMIT {most}", bound)
+    return [QueryHit(numbers[r["file_index"]], r["file_row_number"], (r["v"], r["id"]), r["id"]) for r in rows]
+
+
+def _select(reader: PartReader, filter: Filter, order: SortOrder, numbers: Sequence[int], columns: str, rest: str,
+            bound: Sequence[Any]) -> list[dict[str, Any]]:
+    """Run a SELECT on the documents that match a filter, in the parts (data files) with these numbers. `columns` are
+    among v (the value by which the documents are sorted), id, file_index and file_row_number. `rest` is the SQL after
+    the FROM clause, and `bound` are the values to bind in it."""
+    known = {name for i in numbers for name in reader.columns[i]}
+    conditions, values = where(filter, known)
+    with reader.source(numbers) as (source, files):
+        return reader.rows(f"SELECT {columns} FROM (SELECT {column(order.by, known)} AS v, id, file_index, "
+                           f"file_row_number FROM {source} {where_clause(conditions)}) {rest}",
+                           [*files, *values, *bound])

@@ -1,5 +1,6 @@
-"""Makes HTML pages from the templates in the folder `templates`. Documents' texts, names and errors may be hostile, so
-everything that a template prints is escaped, and control and bidirectional characters are shown as escape sequences."""
+"""Makes HTML pages from the templates in the folder `templates`. Documents' texts, names and errors may be hostile. So
+everything that a template prints is escaped, and control and bidirectional characters are shown as escape sequences.
+"""
 
 from __future__ import annotations
 

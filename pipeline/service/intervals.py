@@ -1,5 +1,5 @@
-"""Estimates counts and sums over all documents from a random sample of them, with intervals that contain the true value
-for 95 of 100 samples.
+"""Estimates counts and sums over all documents from a random sample of them. The intervals contain the true value for
+95 of 100 samples.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Router: the HTML pages for labelling documents. One page gives an overview of the labels and of people's agreement;
-another shows one document after the other with the buttons good, bad and unsure. The buttons work without JavaScript;
-with it, the keys g, b and u press them."""
+"""Router: the HTML pages for labelling documents. One page gives an overview of the labels and of people's agreement.
+Another shows one document after the other, with the buttons good, bad and unsure. The buttons work without JavaScript;
+with it, the keys g, b and u press them.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ Short = Annotated[str, Query(max_length=200)]
 @router.get("/labels", dependencies=[Depends(tune.turn)])
 def labels_page(request: Request, store: str, dataset: str, at: StoreOf, labels: LabelsOf, role: Viewer,
                 by: Short = "") -> Response:
-    """Show the overview: counts of labels, people and their agreement, documents on which they disagree, links to files
-    for training, and a form that begins labelling."""
+    """Show the overview of the labels: their counts, people and their agreement, and documents on which people
+    disagree. The page also has links to files for training, and a form that begins labelling."""
     runs = list(runs_with(at, dataset))
     problem, thresholds = None, []
     try:

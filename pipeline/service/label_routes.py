@@ -92,9 +92,9 @@ LabelsOf = Annotated[Labels, Depends(labels_of)]
 
 @router.get("", summary="Show labels and agreement")
 def show_labels(labels: LabelsOf) -> dict[str, Any]:
-    """Count the documents by label, count what each person has labelled, tell how far each pair of people agrees, and
-    list documents on which people disagree. Each document counts once; if one person calls it good and another bad, it
-    counts as `disagreed`."""
+    """Count the documents by label, and what each person has labelled. Also tell how far each pair of people agrees,
+    and list documents on which people disagree. Each document counts once; if one person calls it good and another bad,
+    it counts as `disagreed`."""
     return summary(labels.all(), LISTED)
 
 
@@ -105,9 +105,15 @@ def next_document(request: Request, at: StoreOf, dataset: str, labels: LabelsOf,
                   other: Annotated[str, Query(max_length=200, description="the run to compare with")] = "",
                   ) -> dict[str, Any]:
     """Get the first document of a draw (a selection of a run's documents) that the person `by` has not labelled. `draw`
-    says which documents are selected: `random`; `edge`, those nearest to a threshold of the run; or `runs`, those that
-    one of two runs kept and the other dropped. The order is the same for all people. The field `document` of the answer
-    is null when `by` has labelled all documents of the draw."""
+    says which documents are selected:
+
+    - `random`: documents at random
+    - `edge`: those nearest to a threshold of the run
+    - `runs`: those that one of two runs kept and the other dropped
+
+    The order is the same for all people. The field `document` of the answer is null when `by` has labelled all
+    documents of the draw.
+    """
     run = run or latest_with(at, dataset)
     game = _game(request, at, run, dataset)
     compared = _game(request, at, other, dataset) if draw == "runs" and other else None
@@ -130,7 +136,7 @@ def _game(request: Request, at: Store, run: str, dataset: str) -> Any:
 
 
 def to_read(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a document's row in the form in which a person reads it before labelling: personal data is masked, and the
+    """Return a document's row in the form in which a person reads it before labelling. Personal data is masked, and the
     text is cut to READ characters. The field `text_hash`, a hash of the text that the person reads, is added."""
     row = {**row, "text": row.get("text") or ""}
     result = shown({**row, "chars": len(row["text"])}, True, READ) or {}
@@ -158,9 +164,9 @@ async def put_label(labels: LabelsOf, role: Operator, given: LabelRequest) -> di
 async def export(request: Request, at: StoreOf, dataset: str, labels: LabelsOf, queries: QueriesOf,
                  format: Literal["jsonl", "parquet"] = "jsonl", unmasked: Unmasked = False) -> Response:
     """Export the labelled documents as a file of JSON lines or Parquet for `tokenmill classifier train --labelled
-    FILE`. Each row has the `text` of a document and its `label` (good or bad). Documents are left out if people
-    disagree on them or are unsure, if they are no longer published, or if their text is not the one that people read.
-    The header `X-Left-Out` counts these documents."""
+    FILE`. Each row has the `text` of a document and its `label` (good or bad). A document is left out if people
+    disagree on it or are unsure, if it is no longer published, or if its text is not the one that people read. The
+    header `X-Left-Out` counts such documents."""
     await allow_unmasked(request, at, unmasked, {"dataset": dataset, "labels": True})
     stop = queries.stop()
     folder = tempfile.mkdtemp(prefix="tokenmill-labels-")
@@ -205,7 +211,7 @@ def labelled_rows(queries: Queries, store: Store, dataset: str, of: dict[str, di
     for first in range(0, len(wanted), AT_A_TIME):
         batch = dict(wanted[first:first + AT_A_TIME])
         for row in published_rows(queries, store, dataset, list(batch), WRITTEN + MARGIN, stop):
-            if row["id"] not in batch:                             # listed twice, as only in a damaged store
+            if row["id"] not in batch:                             # listed twice: happens only in a damaged store
                 continue
             label = batch.pop(row["id"])
             read = {by_person.text for by_person in of[row["id"]].values() if by_person.label == label}

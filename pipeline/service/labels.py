@@ -4,8 +4,11 @@
 
 Each label is a separate file, created under the first free number and never changed. If a person labels a document
 again, another file is added, and only this person's last label of the document counts. So no label is lost when two
-people label at the same time, and all servers of a store count the same labels. A file holds only a hash of the text
-that was read, so labels keep no copy of a document that is removed from the store."""
+people label at the same time, and all servers of a store count the same labels.
+
+A file holds only a hash of the text that was read. So no copy of a document stays when the document is removed from the
+store.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,8 @@ class DamagedLabel(StoreError):
 @dataclass(frozen=True)
 class Label:
     """The label (good, bad or unsure) that the person `by` gave to a document. `text` is a hash of the text that the
-    person read (`pipeline.service.label_routes.text_hash`), `run` is the run from which the document was drawn, and
-    `at` is the time of the label."""
+    person read (`pipeline.service.label_routes.text_hash`). `run` is the run from which the document was drawn, and
+    `at` the time of the label."""
 
     document: str
     label: Name
@@ -65,8 +68,8 @@ class Labels:
             return list(self._labels)
 
     def put(self, label: Label) -> Label:
-        """Store a label as a new file, and return it with the present time. If this person's last label of the document
-        is the same (good, bad or unsure) and was given to the same text, nothing is written, and that last label is
+        """Store a label as a new file, and return it with the present time. Nothing is written if this person's last
+        label of the document has the same value (good, bad or unsure) and the same text; that label is then
         returned."""
         with self._lock:
             while True:
@@ -123,14 +126,18 @@ def latest(labels: Iterable[Label]) -> dict[str, dict[str, Label]]:
 
 def decided(by_person: Mapping[str, Label]) -> str:
     """Combine the labels that several people gave to one document. Returns `good` or `bad` if at least one person says
-    so and nobody says the opposite, `disagreed` if people say both, and `unsure` if everybody is unsure."""
+    so and nobody says the opposite. Returns `disagreed` if people say both, and `unsure` if everybody is unsure."""
     names = {label.label for label in by_person.values()} - {"unsure"}
     return "unsure" if not names else "disagreed" if len(names) > 1 else names.pop()
 
 
 def summary(labels: Iterable[Label], most: int) -> dict[str, Any]:
-    """Return, as JSON, how many documents have which label, what each person has labelled, how far each pair of people
-    agrees, and the first `most` documents on which people disagree.
+    """Return, as JSON:
+
+    - how many documents have which label
+    - what each person has labelled
+    - how far each pair of people agrees
+    - the first `most` documents on which people disagree
 
     `kappa` is Cohen's kappa (1960) of two people: 1 for full agreement, 0 for as much agreement as chance would bring.
     It is None if chance alone would make them agree on everything. It is computed from the documents that both people

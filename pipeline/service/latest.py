@@ -21,8 +21,8 @@ def made_datasets(at: Store, run: str) -> list[str]:
 
 
 def runs_with(at: Store, dataset: str) -> Iterator[str]:
-    """Yield the names of the finished runs that made a dataset, the latest first. Only the latest finished runs of the
-    store, NEWEST (a number) of them, are searched."""
+    """Yield the names of the finished runs that made a dataset, the latest first. Only the NEWEST latest finished runs
+    of the store are searched."""
     last = latest_run(at)
     # most callers want only this run, and listing the runs of a large store takes long
     if last is not None and _is_finished(at, last) and dataset in made_datasets(at, last):
@@ -33,11 +33,11 @@ def runs_with(at: Store, dataset: str) -> Iterator[str]:
 
 
 def finished_runs(at: Store, known: Mapping[str, str]) -> dict[str, str]:
-    """Return the finished runs of a store, each with the time of its start, in this order: first the run that finished
-    last, then the others, the latest start first. A run counts as finished when the store has its list of tasks.
+    """Return the finished runs of a store as {run: time of its start}. The run that finished last comes first; the
+    others follow, the latest start first. A run counts as finished when the store has its list of tasks.
 
-    `known` is the result of an earlier call. The runs in it are not read again, unless a run has finished since: that
-    run may be one of them, run again under the same name.
+    `known` is the result of an earlier call, whose runs are not read again. All runs are read again if a run has
+    finished since, because it may be one of them, run again under the same name.
     """
     last, names = latest_run(at), run_names(at)
     if last is None or next(iter(known.items()), None) != (last, _begun(at, last)):

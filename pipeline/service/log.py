@@ -16,8 +16,8 @@ from pipeline.store.fs import Store
 
 @dataclass(frozen=True)
 class LogPlace:
-    """A place in the logs of a run: the number of the attempt (one execution of the run), the number of a piece (file)
-    of this attempt's log, and a byte offset in the piece. As text, it is `attempt-piece-offset`."""
+    """A place in the logs of a run. It has the number of the attempt (one execution of the run), the number of a piece
+    (file) of this attempt's log, and a byte offset in the piece. As text, it is `attempt-piece-offset`."""
 
     attempt: int
     piece: int = 1
@@ -50,10 +50,13 @@ class LogStretch:
 
 
 def read_log(store: Store, run: str, place: LogPlace | None) -> LogStretch:
-    """Return the text of a run's log from `place` to the end of a piece (one of the files of the log), or to the end of
-    the log. If `place` is None, the text begins with the log of the latest attempt (one execution of the run). When the
-    log of an earlier attempt is at its end, `next` is the beginning of the following attempt's log. Raises HttpProblem
-    for a run that has no log because it was started in a terminal."""
+    """Return the text of a run's log from `place` to the end of the piece (one of the files of the log). If `place` is
+    None, the text begins with the log of the latest attempt (one execution of the run).
+
+    `next` of the result is where the next call must begin. At the end of an earlier attempt's log, this is the
+    beginning of the following attempt's log. Raises HttpProblem for a run that has no log because it was started in a
+    terminal.
+    """
     current = standing(store, run)
     place = place or LogPlace(max(current.attempt, 1))
     if not store.exists(piece_name(run, place.attempt, 1)) and current.facts.get("how") == "local":

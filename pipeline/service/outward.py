@@ -36,8 +36,8 @@ def run_document(store: Store, current: Standing) -> dict[str, Any]:
 
 
 def cluster_addresses(facts: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the addresses of clusters that this server knows from a run's facts and from its environment, in the form
-    in which messages contain them, sorted by length with the longest first."""
+    """Return the addresses of clusters that this server knows from a run's facts and from its environment. They have
+    the form in which messages contain them, and the longest comes first."""
     known = {facts.get("address"), environment.get(ADDRESS), environment.get("RAY_ADDRESS")} - {None, "", "auto"}
     places = {str(address).partition("://")[2] or str(address) for address in known}
     return sorted({place.rstrip("/") for place in places} - {""}, key=lambda place: (-len(place), place))
@@ -45,7 +45,7 @@ def cluster_addresses(facts: Mapping[str, Any], environment: Mapping[str, str] =
 
 def outward_text(text: str, addresses: list[str]) -> str:
     """Return `text` with secrets, personal data and the given addresses of clusters masked. Any IP address with a port
-    is masked, too, because the real address of a cluster that was given as `auto` is not known here."""
+    is masked, too: if a cluster was given as `auto`, its real address is not known here."""
     if addresses:
         text = re.sub("|".join(map(re.escape, addresses)), MASK, text)
     return scrub_text(redact(_PLACE.sub(MASK, text)))

@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from pipeline.base.errors import TokenmillError
 from pipeline.cluster.attempts import piece_name
 from pipeline.plan.changes import comparable_run, compare_command, run_recipe_of
-from pipeline.report.marks import SEARCHED, passages, pieces, stages_of
+from pipeline.report.marks import SEARCHED, find_marks, pieces, stages_of
 from pipeline.service import datasets, runs
 from pipeline.service.access import Viewer, viewer
 from pipeline.service.asset_figures import kept_sizes
@@ -122,8 +122,9 @@ async def run_page(request: Request, store: str, run: str, at: StoreOf, role: Vi
 
 
 def _results(at: Store, run: str) -> dict[str, Any]:
-    """Return what the page of a finished run shows of its datasets: their sizes and, if an earlier run can be compared
-    with this one, the name of that run, the sizes of its datasets and the command that compares the two runs."""
+    """Return what the page of a finished run shows of its datasets. These are their sizes and, if an earlier run can be
+    compared with this one, three facts more: that run's name, the sizes of its datasets, and the command that compares
+    the two runs."""
     results: dict[str, Any] = {"sizes": kept_sizes(at, run), "before": None, "compare": None, "sizes_before": {}}
     if (before := comparable_run(at, run)) is not None:
         results |= {"before": before, "compare": compare_command(at, before, run),
@@ -205,21 +206,22 @@ async def document_page(request: Request, store: str, at: StoreOf, dataset: str,
     facts = await datasets.show_document(request, at, dataset, id, queries, chars, False)
     row = facts["document"] or {}
     total = row.get("chars")
-    text = await run_in_threadpool(_marked, at, dataset, row, facts["verdict"])
+    text, url, unmarked = await run_in_threadpool(_marked, at, dataset, row, facts["verdict"])
     longer = next((n for n in LENGTHS if n > chars), None) if total is not None and total > chars else None
     return page(request, "document.html.j2", store=store, dataset=dataset, facts=facts, row=row, text=text,
-                marked=any(is_passage for is_passage, _ in text), chars=chars, total=total, longer=longer,
-                linkable=linkable, sources=bool(request.app.state.settings.allowed_roots))
+                url=url, marked=any(is_passage for is_passage, _ in text), unmarked=unmarked, chars=chars,
+                total=total, longer=longer, linkable=linkable, sources=bool(request.app.state.settings.allowed_roots))
 
 
 def _marked(at: Store, dataset: str, row: Mapping[str, Any],
-            verdict: Mapping[str, Any] | None) -> list[tuple[bool, str]]:
-    """Return the text of a document in pieces, each with whether it is a passage for which a step dropped the document.
-    The settings of the step are those in the latest run. If the recipe names a file for it, nothing is marked
-    (`stages_of`)."""
-    text = row.get("text") or ""
-    run = next(runs_with(at, dataset), None) if text and verdict and not verdict["kept"] else None
-    stage = stages_of(run_recipe_of(at, run), dataset).get(verdict["stage"]) if run and verdict else None
-    if stage is None or verdict is None:
-        return [(False, text)]
-    return pieces(text, passages(stage, verdict["reason"], text[:SEARCHED], row.get("language") or ""))
+            verdict: Mapping[str, Any] | None) -> tuple[list[tuple[bool, str]], list[tuple[bool, str]], str]:
+    """Return the text and the URL of a document in pieces, each with whether it is a passage for which a step dropped
+    the document, and why no step was made to mark them ("" if one was, or never does). The settings of the step are
+    those in the latest run. If the recipe names a file for it, nothing is marked (`stages_of`)."""
+    text, url = row.get("text") or "", row.get("url") or ""
+    run = next(runs_with(at, dataset), None) if verdict and not verdict["kept"] else None
+    if run is None or verdict is None:
+        return [(False, text)], [(False, url)], ""
+    stage = stages_of(run_recipe_of(at, run), dataset).get(verdict["stage"])
+    marks = find_marks(stage, verdict["reason"], text[:SEARCHED], row.get("language") or "", url)
+    return pieces(text, marks.text), pieces(url, marks.url), stage if isinstance(stage, str) else ""

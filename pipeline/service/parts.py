@@ -2,10 +2,11 @@
 reads it.
 
 DuckDB 2.0 ignores the checksums of Parquet pages: from a file with one flipped bit it returns wrong rows without an
-error. So the bytes of a part are compared with the sha256 in the dataset's manifest before DuckDB opens it, as
-`Store.checked` does for other readers. A hash is remembered for as long as the file's size and times stay the same, so
-a server hashes each part once (2 GB/s on one core). A query in stored order reads, and hence hashes, only the parts
-that it needs.
+error. So the bytes of a part are compared with the sha256 in the dataset's manifest before DuckDB opens it. (For other
+readers, `Store.checked` does this.)
+
+A hash is remembered for as long as the file's size and times stay the same. So a server hashes each part once, at 2
+GB/s on one core. A query in stored order reads, and hence hashes, only the parts that it needs.
 """
 
 from __future__ import annotations
@@ -132,8 +133,8 @@ class Checked:
         order of the parts. Raises DamagedFile when the bytes of a file do not match its hash. When the context ends, it
         raises Changed if a part was replaced in between.
 
-        The paths go through a link to the folder of the parts, because DuckDB would treat wildcard characters in a
-        store's path as a pattern.
+        DuckDB would treat wildcard characters in a store's path as a pattern. So the paths go through a link to the
+        folder of the parts.
         """
         with self.folder() as folder:
             if store.local is None:

@@ -1,5 +1,6 @@
-"""Shows the plan of a recipe before the recipe is submitted: which nodes of the plan (passes, barriers …) are stale and
-would run, what the run would cost, and which errors the recipe has."""
+"""Shows the plan of a recipe before the recipe is submitted. The page says which nodes of the plan (passes, barriers …)
+are stale and would run, what the run would cost, and which errors the recipe has.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ async def planned(request: Request, submission: Submission, at: Store, before: s
 def plan_page(request: Request, store: str, submission: Submission, result: Mapping[str, Any], *, action: str,
               fields: Mapping[str, str], back: tuple[str, str], changed_run: str = "") -> HTMLResponse:
     """Return the HTML page that shows the plan of a submitted recipe. The button of the page sends `fields` to the URL
-    `action`; `back` is the text and the URL of the link that leads back. If the recipe was made by changing that of the
-    run `changed_run`, the page says so and asks for a name of the new run."""
+    `action`; `back` is the text and the URL of the link that leads back. If the recipe is a changed recipe of the run
+    `changed_run`, the page says so and asks for a name of the new run."""
     return page(request, "plan.html.j2", 200 if result["run"] else 422, store=store, name=submission.name,
                 plan=result["plan"], run=result["run"], problems=result["problems"], as_before=result["as_before"],
                 fields={**fields, "request": submission.request}, action=action, back=back, changed_run=changed_run)

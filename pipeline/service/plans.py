@@ -18,8 +18,8 @@ Key = tuple[str, str, str]
 
 
 def plan_key(store: Store, submission: Submission) -> Key:
-    """Return a key under which a plan can be remembered: the store, a hash of the store's log of finished tasks, and a
-    hash of the submitted recipe. The recipe's input files are not part of the key."""
+    """Return a key under which a plan can be remembered. It consists of the store, a hash of the store's log of
+    finished tasks, and a hash of the submitted recipe. The recipe's input files are not part of the key."""
     log = hashlib.blake2b(digest_size=16)
     for entry in store.entries("log"):
         log.update(f"{entry.path} {entry.size}\n".encode("utf-8", "surrogateescape"))

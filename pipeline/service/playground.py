@@ -1,8 +1,8 @@
 """Answers which documents a dataset of a finished run would have if a threshold had another value or a filter were left
 out.
 
-No document is processed again. The stages (the code of the steps) judge the signals that the run stored, see
-`pipeline.passes.outcomes`; a signal is a number computed for each document. A fixed random sample is judged first,
+No document is processed again. The run has stored signals, which are numbers computed for each document. The stages
+(the code of the steps) judge these signals anew (`pipeline.passes.outcomes`). A fixed random sample is judged first,
 which gives counts with intervals, and then all documents. `pipeline.service.signal_table` holds the signals in columns.
 While a user drags one threshold, the page reads counts from the table that `pipeline.service.cube` makes.
 
@@ -44,7 +44,7 @@ LARGEST = 1e300
 @dataclass(frozen=True)
 class Changes:
     """Changes to the steps of a dataset that a user tries. `thresholds` maps the number of a step in the recipe to
-    {decision key: new value}; a decision key is a setting that affects only which documents are kept. `off` holds the
+    {decision key: new value}. A decision key is a setting that affects only which documents are kept. `off` holds the
     numbers of steps that are left out."""
 
     thresholds: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
@@ -66,6 +66,9 @@ class Playground:
             raise PlaygroundError(f"the run '{run}' has no dataset '{dataset}'; it has "
                                   f"{', '.join(recipe.get('datasets', {}))}", "dataset")
         passes = [node for node in plan["nodes"] if node["kind"] == "pass" and node["dataset"] == dataset]
+        #: the datasets of whose documents the run has made shards
+        inputs = [shards["from"] for shards in recipe.get("shards", {}).values()]
+        self.sharded = sorted({name for names in inputs for name in ([names] if isinstance(names, str) else names)})
         self.until_drop = recipe.get("run", {}).get("signals", "until-drop") == "until-drop"
         self.links = links_of(recipe["datasets"][dataset].get("steps") or [], passes)
         # documents that became too short by a barrier's cuts count as dropped by the barrier
@@ -109,10 +112,14 @@ class Playground:
     # -- questions -----------------------------------------------------------------------------------------------
     def steps(self) -> list[dict[str, Any]]:
         """Return the steps of the dataset as JSON, each with the keys (settings) that a user may change. A key has its
-        name, value, description and bounds. `type` is the type of its value: number, integer, boolean, or json for
-        anything else. `number` says whether the present value is a number, and `optional` whether null is valid.
-        `drops` says on which side of the value documents are dropped: `less` (below it), `more` (above it), or "" if
-        this is not known."""
+        name, value, description and bounds, and:
+
+        - `type`: the type of its value: number, integer, boolean, or json for anything else
+        - `number`: whether the present value is a number
+        - `optional`: whether null is valid
+        - `drops`: on which side of the value documents are dropped: `less` (below it), `more` (above it), or "" if this
+          is not known
+        """
         steps: list[dict[str, Any]] = []
         for link in self.links:
             config = type(link.stage.config)
@@ -225,16 +232,17 @@ def _number(value: Any) -> int | float | None:
 
 
 def _dropped_side(extra: Any) -> str:
-    """Return on which side of a threshold (a setting of a step) documents are dropped: "less" if those with a smaller
-    signal (number computed for each document) are dropped, "more" if those with a larger one are. Returns "" if the
-    setting does not say, or names both sides. `extra` is what the setting declares (`stages.stage.decision`)."""
+    """Return on which side of a threshold (a setting of a step) documents are dropped. The result is "less" if
+    documents with a smaller signal (number computed for each document) are dropped, and "more" for a larger one.
+    Returns "" if the setting does not say, or names both sides. `extra` is what the setting declares
+    (`stages.stage.decision`)."""
     low, high = (bool(extra.get(name)) if isinstance(extra, dict) else False for name in ("at_least", "at_most"))
     return "" if low == high else "less" if low else "more"
 
 
 def _key(config: type[StageConfig], name: str, value: Any) -> dict[str, Any]:
-    """Return a setting of a step that a user may change as JSON: its name, value, description, type and bounds, in the
-    form in which `Playground.steps` lists it."""
+    """Return a setting of a step as `Playground.steps` lists it: its name, value, description, type and bounds, as
+    JSON."""
     field = config.model_fields[name]
     types = {field.annotation} if get_origin(field.annotation) not in (Union, UnionType) else {
         *get_args(field.annotation)}

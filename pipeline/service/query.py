@@ -1,14 +1,15 @@
 """Answers questions about the published documents of a dataset with DuckDB: pages of documents, counts, histograms.
 
 A dataset is stored in parts (Parquet files), and every query reads the list of parts anew. A page of documents comes
-with a cursor, `next`, from which the next page continues. The cursor is a position and not a number of documents to
-skip, so documents that are published between two pages do not shift others onto a page that was already read.
+with a cursor, `next`, from which the next page continues. The cursor is a position, not a number of documents to skip.
+So documents that are published between two pages do not shift others onto a page that was already read.
 
-There are two kinds of order. In *stored* order (that of the parts and of the rows in them), a page reads only the parts
-that it needs. Its cursor is a part and a row; if this part is not published any more, the client must start again at
-the first page. If documents are sorted by id or by another column, a page reads this column of all parts. Its cursor is
-a value of the column and an id. A document that stays published while a client reads all pages is then seen exactly
-once.
+There are two kinds of order:
+
+- *stored* order, that of the parts and of the rows in them. A page reads only the parts that it needs. Its cursor is a
+  part and a row. If this part is not published any more, the client must start again at the first page
+- sorted by id or by another column. A page reads this column of all parts. Its cursor is a value of the column and an
+  id. A document that stays published while a client reads all pages is seen exactly once
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Queries:
     def page(self, of: DocumentKind, filter: Filter, order: SortOrder, limit: int, stop: Stop, after: str = "",
              show: Sequence[str] = ("id",), chars: int = 0) -> ResultPage:
         """Return one page of documents. If `show` contains 'text', each row has the first `chars` characters of the
-        document's text and, under the key `chars`, the length of the whole text. If the filter searches in texts, each
+        document's text. Its key `chars` then has the length of the whole text. If the filter searches in texts, each
         row has `match`, an excerpt around the first occurrence of what was searched for."""
         if not 1 <= limit <= PAGE_ROWS:
             raise QueryError(f"a page has 1 to {PAGE_ROWS} documents", "limit", "give a number in this range")
@@ -200,21 +201,22 @@ class Queries:
         """Read the documents of `hits`, and return them in the same order. A hit is the part (data file) and the row of
         a document. A returned row has `id` and those of the columns `show` that the part has. The document's text is
         cut to `chars` characters. If `text` (what was searched for) is not empty, `match` is an excerpt around its
-        first occurrence."""
+        first occurrence. If the hits have ids, the ids are not read again."""
         by_part: dict[int, list[int]] = {}
         for hit in hits:
             by_part.setdefault(hit.part, []).append(hit.row)
-        rows: dict[tuple[int, int], dict[str, Any]] = {}
         if not hits:
             return []
+        names = ("id", *show) if any(hit.id is None for hit in hits) else [name for name in show if name != "id"]
+        selects: list[tuple[str, list[Any]]] = []
         with reader.files(list(by_part)) as files:
             for file, (i, wanted) in zip(files, by_part.items()):
-                items, values = _shown(show, reader.columns[i], text, chars)
-                for row in reader.rows(
-                        f"SELECT file_row_number AS \"#\", {', '.join(items)} FROM read_parquet(?) "
-                        f"WHERE file_row_number IN ({', '.join('?' * len(wanted))})", [*values, file, *wanted]):
-                    rows[i, row.pop("#")] = row
-        return [rows[hit.part, hit.row] for hit in hits]
+                items, values = _shown(names, reader.columns[i], text, chars)
+                columns = ", ".join(['file_row_number AS "#"', *items])
+                selects.append((f"SELECT {columns} FROM read_parquet(?) "
+                                f"WHERE file_row_number IN ({', '.join('?' * len(wanted))})", [*values, file, *wanted]))
+            rows = {(i, row.pop("#")): row for i, part in zip(by_part, reader.rows_of_each(selects)) for row in part}
+        return [{**({} if hit.id is None else {"id": hit.id}), **rows[hit.part, hit.row]} for hit in hits]
 
     def by_ids(self, of: DocumentKind, ids: Sequence[str], stop: Stop, show: Sequence[str], chars: int
                ) -> list[dict[str, Any]]:
@@ -264,8 +266,10 @@ class Queries:
                   least: float | None = None, most: float | None = None) -> dict[str, Any]:
         """Count the documents by their value of a signal (a number computed for each document), in `bins` bins of equal
         width from `least` to `most` (default: the smallest and the largest value). The last bin includes its upper end.
-        `missing` counts documents for which the signal was not computed, `odd` those with infinity or NaN, `below` and
-        `above` those with a value outside the bins."""
+
+        Four more counts are returned. `missing` counts documents for which the signal was not computed, and `odd` those
+        with infinity or NaN. `below` and `above` count those with a value outside the bins.
+        """
         if not 1 <= bins <= BINS:
             raise QueryError(f"a histogram has 1 to {BINS} bins", "bins", "give a number in this range")
         for key, value in (("least", least), ("most", most)):
@@ -351,13 +355,13 @@ class Queries:
             raise AssertionError("the last try returns or raises")
 
 
-def _shown(show: Sequence[str], columns: Collection[str], text: str, chars: int) -> tuple[list[str], list[Any]]:
-    """Return the SQL expressions of the columns `show`, and the values to bind in them. The text of a document is cut
+def _shown(names: Sequence[str], columns: Collection[str], text: str, chars: int) -> tuple[list[str], list[Any]]:
+    """Return the SQL expressions of the columns `names`, and the values to bind in them. The text of a document is cut
     to `chars` characters. If `text` (what was searched for) is not empty, one expression is an excerpt around its first
     occurrence."""
     items: list[str] = []
     values: list[Any] = []
-    for name in dict.fromkeys(("id", *show)):
+    for name in dict.fromkeys(names):
         if name == "text" and "text" in columns:
             items.append("substring(text, 1, ?::BIGINT) AS text, length(text) AS chars")
             values.append(chars)

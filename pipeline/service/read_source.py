@@ -1,5 +1,5 @@
-"""Reads the bytes from which a reader once made a document again, from the document's source file. The module runs as a
-separate process, confined like a worker, because it parses what strangers have written.
+"""Reads from a source file the bytes from which a document was made. The module runs as a separate process, confined
+like a worker, because it parses what strangers have written.
 """
 
 from __future__ import annotations
@@ -37,10 +37,16 @@ def kind_of_place(request: Mapping[str, Any]) -> str:
 
 def read(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the source of a document as {what, bytes, text, charset, binary}. The request has the local file `path`
-    and the document's place in it, `locator`. `what` is `file` (the whole file), `line` (a line of the file), `record`
-    (the bytes that the reader cut out of the file) or `read` (the text that the reader made, if no bytes of the file
-    belong to this document alone). `bytes` is the size of the source, and `text` is its decoded beginning. Returns {}
-    when the file does not have the record any more."""
+    and the document's place in it, `locator`. `bytes` is the size of the source, and `text` is its decoded beginning.
+    `what` says what the source is:
+
+    - `file`: the whole file
+    - `line`: a line of the file
+    - `record`: the bytes that the reader cut out of the file
+    - `read`: the text that the reader made, if no bytes of the file belong to this document alone
+
+    Returns {} when the file does not have the record any more.
+    """
     locator, name = request["locator"], request["reader"]
     reader = reader_class(name)(request["config"])
     path, sub, way = request["path"], locator.get("sub") or "", kind_of_place(request)

@@ -35,9 +35,9 @@ class OwnThreshold:
 
 @dataclass(frozen=True)
 class UnderChanges:
-    """A function that tells what would become of a document if thresholds of its steps were changed or steps left out:
-    kept, dropped (where and why) or unknown. In the run, the document was dropped by the step with index `end`, for
-    `reason`, or was kept."""
+    """A function that tells what would become of a document if thresholds of its steps were changed or steps left out.
+    The outcome is kept, dropped (where and why) or unknown. In the run, the document was dropped by the step with index
+    `end`, for `reason`, or was kept."""
 
     moved: ChangedSteps
     end: int
@@ -59,8 +59,8 @@ class UnderChanges:
 @dataclass
 class Replayed:
     """The outcomes (kept, dropped or unknown, and why) of documents before and after a change of thresholds. `rows` are
-    the rows of the judged documents in `table`. For each of these rows, `before` is the index (in `outcomes`) of the
-    outcome in the run, and `after` is the index of the outcome under the changes."""
+    the rows of the judged documents in `table`. `before` and `after` have an index into `outcomes` for each of these
+    rows: that of the outcome in the run, and that of the outcome under the changes."""
 
     table: DocumentTable
     rows: np.ndarray
@@ -70,8 +70,8 @@ class Replayed:
 
     @cached_property
     def sides(self) -> tuple[np.ndarray, np.ndarray]:
-        """Two arrays with the side of each judged document, as an index in SIDES (kept, dropped, unknown): first the
-        sides in the run, then the sides under the changes."""
+        """Two arrays with the side of each judged document: first its side in the run, then its side under the changes.
+        A side is an index in SIDES (kept, dropped, unknown)."""
         numbers = np.array([SIDES.index(outcome.side) for outcome in self.outcomes] or [0], np.int8)
         return numbers[self.before], numbers[self.after]
 
@@ -82,7 +82,7 @@ class Replayed:
 
     def documents(self) -> Iterator[tuple[str, Outcome, Outcome]]:
         """Yield (id, outcome in the run, outcome under the changes) of each document whose side (kept, dropped or
-        unknown) changes or becomes unknown, in a random order that is always the same."""
+        unknown) changes. The order is random, but always the same."""
         places = self.changed()
         ids = self.table.ids(self.rows[places])
         for id, place in sorted(zip(ids, places.tolist()), key=lambda pair: (prf(SEED, PURPOSE, pair[0]), pair[0])):
@@ -91,8 +91,8 @@ class Replayed:
 
 def summary(replayed: Replayed, total: int) -> dict[str, Any]:
     """Count the judged documents, before and after the changes of thresholds, and return the counts as JSON. Each count
-    is {documents, bytes}. If the run made shards, a count also has `tokens`, and `tokens_of`, the number of documents
-    in shards, whose tokens are counted and not estimated.
+    is {documents, bytes}. If the run made shards, a count also has `tokens` and `tokens_of`. The latter is the number
+    of documents in shards, whose tokens are counted and not estimated.
 
     The values are numbers. If the judged documents are a sample of `total`, or if tokens are estimated, the values are
     {estimate, low, high} instead.
@@ -124,7 +124,7 @@ class _Counts:
 
     def __init__(self, table: DocumentTable, rows: np.ndarray, total: int) -> None:
         self._sampled, self._total = len(rows), total
-        #: the values that are summed up: estimate, low and high of each document, which are often the same
+        #: (estimate, low, high) of what is summed up, with a value for each document; for bytes, all three are the same
         self._sums = {"bytes": (table.bytes[rows],) * 3}
         self._of = {"documents": np.ones(len(rows), bool)}
         if table.tokens is not None:
@@ -175,8 +175,8 @@ def _both(counts: _Counts, group: np.ndarray, groups: int, was: np.ndarray, now:
 
 
 def _groups(replayed: Replayed, counts: _Counts) -> list[dict[str, Any]]:
-    """Return, as JSON, how many documents of each source and language were kept and dropped in the run, and how many
-    would be under the changes."""
+    """Return, as JSON, the counts of each source and language: what was kept and dropped in the run, and what would be
+    under the changes."""
     group, names = replayed.table.groups_shown
     both = _both(counts, group[replayed.rows], len(names), *replayed.sides)
     return [{"source": source, "language": language, **figures} for (source, language), figures in zip(names, both)]

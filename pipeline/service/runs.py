@@ -34,7 +34,8 @@ REPORT, RECIPE = 32 << 20, 1 << 20
 REPORT_POLICY = ("default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
                  "frame-ancestors 'none'; sandbox")
 #: the fields of each run in a list of runs
-LISTED = ("run", "state", "attempt", "begun", "how", "parts", "done", "docs", "seconds", "eta_s", "error", "report")
+LISTED = ("run", "state", "attempt", "begun", "how", "parts", "done", "docs_read", "docs", "seconds", "eta_s",
+          "error", "report")
 
 #: how OpenAPI describes a stream of events
 STREAM: dict[int | str, dict[str, Any]] = {
@@ -137,8 +138,8 @@ def show_log(run: RunOf, at: StoreOf,
 @router.get("/{store}/runs/{run}/log/events", summary="Follow the driver's log", response_class=Response,
             responses=STREAM)
 async def log_events(request: Request, store: str, run: RunOf, at: StoreOf, last: LastEvent = None) -> Response:
-    """Stream the log of a run's driver (the process that leads the run) as events `log`, each with a piece of `text`,
-    and at the end of the run an event `end`. A client that was cut off sends the id of its last event, and the stream
+    """Stream the log of a run's driver (the process that leads the run) as events `log`, each with a piece of `text`.
+    An event `end` follows when the run ends. A client that was cut off sends the id of its last event, and the stream
     continues after that piece. The answer is 204 if nothing follows."""
     place = LogPlace.parse(last or "", "Last-Event-ID")
     first = await run_in_threadpool(read_log, at, run, place)

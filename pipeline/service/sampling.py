@@ -2,7 +2,8 @@
 thresholds) estimates counts.
 
 Whether a document is in the sample depends on its id and a seed alone, so the same question always has the same answer.
-No stored file depends on this sample, unlike on the sample that `pipeline.base.prf.below` draws in runs.
+Runs draw their own samples with `pipeline.base.prf.below`, on which stored files depend. No stored file depends on the
+sample here, so its rule may change.
 """
 
 from __future__ import annotations

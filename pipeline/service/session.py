@@ -52,9 +52,9 @@ class Sessions:
         return result
 
     def role_of(self, request: Request) -> Role | None:
-        """Return the role of a request's sender: the role of its bearer token or else of its cookie, or None if the
-        request has no valid one. With a wrong bearer token, a valid cookie does not count. If the service has no
-        tokens, everybody is an operator."""
+        """Return the role of a request's sender, or None if the sender has none. A bearer token decides if there is
+        one, otherwise the cookie. With a wrong token, or an Authorization header of another kind, even a valid cookie
+        does not count. If the service has no tokens, everybody is an operator."""
         if self._open:
             return Role.operator
         kind, _, token = request.headers.get("authorization", "").partition(" ")
@@ -72,8 +72,8 @@ class Sessions:
         return self._set_cookie("", 0)
 
     def form_token(self, request: Request) -> str:
-        """Return the value of the hidden field `csrf` in the forms that are sent to the session of this request.
-        Another site cannot know this value, so a form that contains it comes from a page of the service."""
+        """Return the value of the hidden field `csrf` for the forms that the session of this request is shown. Another
+        site cannot know this value, so a form that contains it comes from a page of the service."""
         subject = self._cookie_of(request)
         key = b"".join(self._key(role) for role in Role) if not self._open else self._own_key
         return hmac.new(key, f"form.{subject}".encode(), "sha256").hexdigest()

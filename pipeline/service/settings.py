@@ -27,11 +27,12 @@ class ServiceSettings:
     """Settings of the service. `stores` maps names to folders or URLs of stores. Without tokens, everybody who reaches
     the port is an operator, so `host` must then be a loopback address.
 
-    `names` are host names under which browsers may reach the service, in addition to loopback names and `host`. The
-    inputs of submitted recipes must lie in `allowed_roots` (folders and URLs). `allow_code` says whether submitted
-    recipes may name code. `backend`, `workers`, `address` and `insecure_local` are options with which submitted runs
-    are started, as for `tokenmill run`. `trainings` maps names of stores to folders of trainings, in addition to those
-    in the runs of the stores.
+    - `names`: host names under which browsers may reach the service, in addition to loopback names and `host`
+    - `allowed_roots`: folders and URLs in which the inputs of submitted recipes must lie
+    - `allow_code`: whether submitted recipes may name code
+    - `backend`, `workers`, `address` and `insecure_local`: the options of `tokenmill run` with which submitted runs are
+      started
+    - `trainings`: name of a store → folders with further trainings, in addition to those in the store's runs
     """
 
     stores: Mapping[str, str]
@@ -108,8 +109,8 @@ class ServiceSettings:
 
 def read_token(variable: str, path: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
     """Read a token from the file `path` or, if `path` is None, from the environment variable `variable`. Returns None
-    when neither is given. Raises BadSettings when the token is not one word of ASCII characters or is too short to be
-    safe; the message does not quote it."""
+    when neither is given. Raises BadSettings when the token is not one word of ASCII characters, or is too short to be
+    safe. The message does not quote the token."""
     where = path or variable
     text = environment.get(variable, "")
     if path is not None:

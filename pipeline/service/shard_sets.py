@@ -130,8 +130,8 @@ def facts(store: Store, name: SetName) -> dict[str, Any]:
 
 
 def curriculum_of(store: Store, run: str = "") -> tuple[str, Curriculum] | None:
-    """Return (name of a run, its curriculum). If `run` is empty, it is the latest run; the result is None when that run
-    has made no curriculum. Raises NoShards when `run` is given and has made no curriculum."""
+    """Return (name of a run, its curriculum) for `run` or, if `run` is empty, for the latest run. If the run has made
+    no curriculum, the result is None for the latest run, and NoShards is raised for a given one."""
     name = run or latest_run(store)
     path = f"runs/{name}/curriculum.json"
     try:
@@ -149,11 +149,15 @@ def curriculum_of(store: Store, run: str = "") -> tuple[str, Curriculum] | None:
 def find(queries: Queries, store: Store, id: str, stop: Stop, exact: bool = False, stream: str = "", split: str = "",
          run: str = "") -> dict[str, Any]:
     """Find documents by the beginning of their ids (with `exact`: by the whole id), and return the places in the shards
-    where they are. A place is the range of a document's tokens in one stream.
+    where they are. A place is the range of a document's tokens in one stream. It has, too:
 
-    For each sequence length in the run's curriculum, a place also has the first and the last window (training sample)
-    with one of these tokens, and the steps that read these windows. For a stream that is packed into rows, it has the
-    numbers of the packed rows with one of these tokens instead, as `rows`. `more` is true if some places were left out.
+    - `windows`: the first and the last window (training sample) with one of these tokens, for each sequence length in
+      the run's curriculum
+    - `rows` in place of windows, for a stream that is packed into rows: the numbers of the packed rows with one of
+      these tokens
+    - the steps that read these windows or rows, if the curriculum reads the shards
+
+    `more` is true if some places were left out.
     """
     planned = curriculum_of(store, run)
     lengths = sorted({phase.sequence for phase in planned[1].phases}) if planned else []
@@ -195,10 +199,12 @@ def _places(shards: CheckedSet, id: str) -> Iterator[dict[str, Any]]:
 
 
 def _windows(start: int, stop: int, tokens: int, lengths: list[int]) -> dict[str, list[int]]:
-    """Return the windows (training samples) that contain one of the tokens `start` to `stop` - 1 of a stream, as
-    {length: [first, last]} for each sequence length. The keys are strings; `first` and `last` are numbers of windows.
-    The stream has `tokens` tokens. Window w of length L has the tokens wL to wL + L, both included. A length without
-    such a window is left out: no window has the tokens after the last whole one."""
+    """Return which windows (training samples) of a stream contain one of its tokens `start` to `stop` - 1. The result
+    is {length: [first, last]}: the numbers of the first and the last such window for each sequence length (as a
+    string). The stream has `tokens` tokens, and window w of length L has the tokens wL to wL + L, both included.
+
+    A length without such a window is left out: the tokens after the last whole window are in none.
+    """
     result: dict[str, list[int]] = {}
     for length in lengths:
         last_window = max(0, tokens - 1) // length - 1
@@ -235,9 +241,11 @@ def _read_by(curriculum: Curriculum, stream: str, place: dict[str, Any]) -> dict
 def add_documents(queries: Queries, store: Store, curriculum: Curriculum, rows: list[dict[str, Any]], detailed: bool,
                   masked: bool, stop: Stop) -> str | None:
     """Add to each row of a training step's batch the documents in it, those with the most tokens first. `rows` come
-    from `rows_of`; each is one window (training sample). The documents have their URLs and other columns of the
-    published datasets and, with `detailed`, also signals, metadata and an excerpt. In a row, `more` is the number of
-    documents that are left out. Returns a message when documents are not in the datasets any more, otherwise None."""
+    from `rows_of`; each is one window (training sample). In a row, `more` is the number of documents that are left out.
+
+    A document gets its URL and other columns of the published datasets and, with `detailed`, also signals, metadata and
+    an excerpt. Returns a message when documents are not in the datasets any more, otherwise None.
+    """
     folders = {s.name: s for s in curriculum.streams}
     with queries.checked.folder() as scratch:
         sets: dict[str, CheckedSet] = {}

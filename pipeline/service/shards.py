@@ -124,7 +124,7 @@ async def show_set(request: Request, at: StoreOf, queries: QueriesOf, stream: st
 async def show_window(request: Request, at: StoreOf, queries: QueriesOf, stream: str, split: Split, number: Number,
                       length: Length, details: Details = False, unmasked: Unmasked = False) -> dict[str, Any]:
     """Show the documents in a window (training sample) of `length` tokens. `number` is the window's number in the
-    stream, from 0."""
+    stream, from 0. If the documents of the stream are packed into rows, it is the number of a packed row."""
     await allow_unmasked(request, at, unmasked, {"stream": stream[:100], "window": number})
     stop = queries.stop()
 

@@ -1,10 +1,11 @@
-"""Reads the documents of a finished run's dataset as columns: the step that dropped each document, its source, language
-and bytes, and its signals (numbers that the steps computed).
+"""Reads the documents of a finished run's dataset as columns. The columns are the step that dropped each document, its
+source, language and bytes, and its signals (numbers that the steps computed).
 
 A pass is a group of consecutive steps that run together. Each pass has written the documents that it dropped, and the
-last pass also those that it kept, so every document is in one file. Texts are not read. The column of a signal is read
-when a step needs it to judge documents again, and the most recently used columns stay in memory. Memory: about 40 bytes
-a document, and 8 bytes more for each signal in memory.
+last pass also those that it kept. So every document is in one file.
+
+Texts are not read. The column of a signal is read when a step needs it to judge documents again. The most recently used
+columns stay in memory. A document takes about 40 bytes of memory, and 8 bytes more for each signal in memory.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ class DocumentTable:
     a random sample. A hash of a document's id decides whether the document is in the sample, with probability `share`.
     With `only_sample`, the table has only the documents of the sample.
 
-    The column `end` has, for each document, the place of the step that dropped it in the list of steps; for a kept
-    document it is `kept_end`. `place(stage, part)` returns this place for a step's name and the number of the step's
-    pass (group of steps). The column `row` has the number of the document's row in its file.
+    The column `end` says which step dropped each document, by the step's place in the list of steps; `kept_end` stands
+    for kept documents. `place(stage, part)` must return this place for a step's name and the number of the step's pass
+    (group of steps). The column `row` has the number of the document's row in its file.
     """
 
     def __init__(self, store: Store, files: Sequence[DocumentFile], place: Callable[[str, int], int], kept_end: int,
@@ -71,9 +72,12 @@ class DocumentTable:
         sampled = []
 
         def read(file: DocumentFile) -> tuple[pa.Table, np.ndarray, np.ndarray | None]:
-            """Read a file of documents. Returns the columns of the documents, a bool array that says which of all
-            documents in the file are in the sample, and the number of tokens of each returned document (None without
-            token counts). With `only_sample`, only the columns of documents in the sample are returned."""
+            """Read a file of documents. Returns three things:
+
+            - the columns of the documents; with `only_sample`, only of those in the sample
+            - a bool array that says which of all documents in the file are in the sample
+            - the number of tokens of each returned document (None without token counts)
+            """
             table = self._read(file, ["id", "source", "language", "signals.bytes",
                                       *(("stage", "reason") if file.dropped else ())])
             ids = table["id"].to_pylist()
@@ -179,9 +183,9 @@ class DocumentTable:
     @cached_property
     def groups_shown(self) -> tuple[np.ndarray, list[tuple[str, str]]]:
         """Group the documents by source and language. Returns the group number of each document, and the (source,
-        language) of each group, the biggest group first. All groups beyond MOST_GROUPS are merged into one, ("…", "…").
-        A string that does not look like a language is replaced, as in a report, because the input may hold any string
-        in this column."""
+        language) of each group, the biggest group first. All groups beyond MOST_GROUPS are merged into one, ("…",
+        "…"). The input may hold any string as a language. A string that does not look like one is replaced, as in a
+        report."""
         labels = _Names()
         label = np.array([labels.number(language_label(name)) for name in self.columns.languages] or [0], np.int32)
         count = max(len(labels.names), 1)

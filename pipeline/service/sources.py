@@ -63,8 +63,13 @@ async def show_source(
         unmasked: Unmasked = False) -> dict[str, Any]:
     """Return the bytes from which a document's text was made, decoded as text. They must lie in the store, or below a
     folder or bucket that the server allows (`--allow-root`). The source file is read as it is at present, and may have
-    changed since the run. `what` says what is returned: `file` (a whole file), `line` (a line of a file), `record` (a
-    record of a WARC file or archive), or `read` (the text that the reader passed to the first step)."""
+    changed since the run. `what` says what is returned:
+
+    - `file`: a whole file
+    - `line`: a line of a file
+    - `record`: a record of a WARC file or archive
+    - `read`: the text that the reader passed to the first step
+    """
     await allow_unmasked(request, at, unmasked, {"dataset": dataset, "id": id[:100], "source": True})
     stop, roots = queries.stop(), request.app.state.settings.allowed_roots
 
@@ -131,8 +136,8 @@ def _source(store: Store, run: str, row: dict[str, Any]) -> dict[str, Any]:
 
 def _confine(source: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
     """Raise HttpProblem unless the file of a source lies below one of the `allowed` folders or URLs, with all links
-    resolved. For a source in object storage, all addresses in the recipe must lie there; the URL of the object itself
-    is not known yet and is checked when it is fetched. Raises NoSource when a local file does not exist."""
+    resolved. For a source in object storage, all addresses in the recipe must lie there. The URL of the object itself
+    is not known yet; it is checked when the object is fetched. Raises NoSource when a local file does not exist."""
     remote = "path" not in source
     places = [*source["patterns"], *filter(None, [source["root"]])] if remote else [source["path"]]
     if any(refusal(str(place), os.sep, allowed) is not None for place in places):
@@ -147,9 +152,9 @@ def _not_allowed() -> HttpProblem:
 
 
 def _fetched(source: dict[str, Any], folder: str, stop: Stop) -> dict[str, Any]:
-    """Fetch the part of a document's source file that is needed from object storage to a local file in `folder`.
-    Returns the description of the source with the `path` of this local file added. Raises HttpProblem unless the object
-    lies below one of the allowed URLs."""
+    """Fetch a document's source file, or the part of it that is needed, from object storage into a local file in
+    `folder`. Returns the description of the source with the `path` of this local file added. Raises HttpProblem unless
+    the object lies below one of the allowed URLs."""
     path = os.path.join(folder, "source")
     environment = {k: v for k, v in os.environ.items() if k not in (OPERATOR_TOKEN, VIEWER_TOKEN)} | {DIRECT: "1"}
     result = _run_module("fetch_source", {**source, "target": path}, environment, stop,

@@ -73,8 +73,8 @@ def inside(store: Store, path: str, key: str = "run") -> None:
 def read_file(store: Store, path: str, most: int, key: str = "run",
               remedy: str = "read it from the store itself") -> bytes:
     """Return the bytes of a file of the store. Raises FileNotFoundError when there is no such file. Raises HttpProblem
-    when a link leads out of the store, or when the file is larger than `most` bytes; `remedy` is the advice in the
-    latter error."""
+    when a link leads out of the store, or when the file is larger than `most` bytes. `remedy` is the advice in the
+    error about the size."""
     inside(store, path, key)
     size = store.size(path)
     if size is None:

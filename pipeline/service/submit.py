@@ -93,8 +93,9 @@ async def show_entry(request: Request, store: str, at: StoreOf, number: Number) 
 @router.post("/queue", summary="Submit a recipe", status_code=202)
 async def submit(request: Request, store: str, at: StoreOf, role: Operator, given: RecipeRequest,
                  key: RequestId = None) -> dict[str, Any]:
-    """Check a recipe and put it into the queue. A client should send a header `Idempotency-Key`: if the answer is lost,
-    a second request with the same key returns the existing entry of the queue and starts no second run."""
+    """Check a recipe and put it into the queue. A client should send a header `Idempotency-Key`. If the answer is lost,
+    the client repeats the request with the same key: this returns the existing entry of the queue and starts no second
+    run."""
     return await enqueue(request, store, at, submission_of(request, given, key, str(role)))
 
 
@@ -156,12 +157,12 @@ async def enqueue(request: Request, store: str, at: Store, submission: Submissio
     HttpProblem when the recipe has errors or the name of the run is taken."""
     entries = await run_in_threadpool(queue_of(request, store).entries)
     known = next((e for e in entries if e.request == submission.request), None)
-    if known is not None:                                         # its inputs may be gone by now, so it is not checked
+    if known is not None:                    # a repeated request is not checked: its inputs may be gone by now
         return {**await put_submission(request, store, submission, submission.run or known.run), "problems": []}
     await _refuse_taken(at, submission.run, entries)
     result = await check_submission(request, submission, None)
     refuse_errors(result)
-    entries = await run_in_threadpool(queue_of(request, store).entries)             # others came during the check
+    entries = await run_in_threadpool(queue_of(request, store).entries)       # the check took time, so read again
     if all(e.request != submission.request for e in entries):
         await _refuse_taken(at, submission.run, entries)
     entry = await put_submission(request, store, submission, result["run"])
@@ -200,8 +201,8 @@ def base_of(request: Request) -> str:
 def kept_submission(request: Request, at: Store, run: str, by: str, entries: list[QueueEntry],
                     key: str | None = None) -> Submission:
     """Return the submission (recipe with its options) that resumes a run. `entries` are the entries of the queue. If
-    this run was submitted through the queue, its latest submission is used; otherwise it is recipe.yaml in the run's
-    folder. Raises HttpProblem when the run keeps no recipe."""
+    this run was submitted through the queue, its latest submission is used. Otherwise the submission is made from
+    recipe.yaml in the run's folder. Raises HttpProblem when the run keeps no recipe."""
     earlier = next((e for e in reversed(entries) if e.run == run), None)
     key = request_id(key)
     if earlier is not None:
@@ -220,10 +221,15 @@ def kept_submission(request: Request, at: Store, run: str, by: str, entries: lis
 
 async def check_submission(request: Request, submission: Submission, plan_in: Store | None,
                            causes: int = 0, find_files: bool = False, before: str = "") -> dict[str, Any]:
-    """Check a submission (a recipe to run) in a separate process. With `plan_in`, also plan the recipe in that store,
-    and say why up to `causes` nodes of the plan are stale. If the planned recipe was made by changing another one,
-    `before` is the text of that other recipe, and warnings that it gets, too, are left out. With `find_files`, also
-    check whether the sources of the recipe have files. Returns the result of `pipeline.service.checks.check`."""
+    """Check a submission (a recipe to run) in a separate process. Returns the result of
+    `pipeline.service.checks.check`.
+
+    - `plan_in`: also plan the recipe in this store
+    - `causes`: say why up to this many nodes of the plan are stale
+    - `find_files`: also check whether the sources of the recipe have files
+    - `before`: the text of another recipe, if the planned recipe was made by changing that one; warnings that both get
+      are left out
+    """
     options = driver_options(request.app.state.settings)
     result: dict[str, Any] = await request.app.state.checks.check(request, {
         "text": submission.text, "name": submission.name, "base": submission.base, "run": submission.run,
@@ -243,8 +249,9 @@ def refuse_errors(result: dict[str, Any]) -> None:
 
 
 async def _refuse_taken(at: Store, run: str, entries: list[QueueEntry]) -> None:
-    """Raise HttpProblem when a run with the name `run`, which a client has chosen, exists in the store or has an entry
-    in the queue that has not ended. An empty `run` means that the client has chosen none."""
+    """Raise HttpProblem when the name `run`, which a client has chosen, is taken. It is taken if the store has a run of
+    this name, or the queue has an entry of this name that has not ended. An empty `run` means that the client has
+    chosen none."""
     if not run:
         return
     there: bool = await run_in_threadpool(has_run, at, run)

@@ -36,11 +36,15 @@ def with_estimates(tokens: np.ndarray, sizes: np.ndarray, sources: np.ndarray) -
     """Estimate the numbers of tokens of the documents that are in no shard. For each document, `tokens` has the number
     of tokens (NaN: not known), `sizes` the number of bytes, and `sources` the number that stands for its source.
 
-    The estimate for a document is its bytes times the tokens per byte of the documents of its source that are in
-    shards. `low` and `high` are its bytes times the lowest and highest tokens per byte of these documents, without the
-    2.5 % most extreme documents at each end; for a source with fewer than FEW documents in shards, the range of all
-    sources is used. This range covers the differences between single documents, not only the error of a mean: dropped
-    documents are no random sample, so their mean may differ, too.
+    The estimate for a document is its bytes times a rate, the tokens per byte of all documents of its source that are
+    in shards. `low` and `high` are its bytes times the lowest and the highest rate of a single document, without the
+    2.5 % most extreme documents at each end.
+
+    If a source has fewer than FEW documents in shards, the range of all sources is used. If it has none, the rate of
+    all sources is used, too.
+
+    The range covers the differences between single documents, not only the error of a mean. Dropped documents are no
+    random sample, so their mean may differ, too.
     """
     counted = ~np.isnan(tokens)
     sizes = np.nan_to_num(sizes)
@@ -59,8 +63,9 @@ def with_estimates(tokens: np.ndarray, sizes: np.ndarray, sources: np.ndarray) -
 
 
 def _rates(tokens: np.ndarray, sizes: np.ndarray) -> tuple[float, float, float]:
-    """Return three numbers of tokens per byte: that of all given documents together, and the lower and the upper end of
-    the range in which single documents lie (RANGE). `tokens` and `sizes` (bytes) have a value for each document."""
+    """Return three numbers of tokens per byte. The first is that of all given documents together. The others are the
+    ends of the range in which single documents lie (RANGE). `tokens` and `sizes` (bytes) have a value for each
+    document."""
     rate = float(tokens.sum() / sizes.sum())
     low, high = np.quantile(tokens / sizes, RANGE).tolist()
     return rate, min(low, rate), max(high, rate)

@@ -59,7 +59,7 @@ async def start_training(request: Request, store: str, at: StoreOf, role: Operat
         if not sign or "\0" in assignment:
             raise HttpProblem(422, "Not valid", "an override is KEY=VALUE", "overrides", "such as optimizer.lr=0.001")
         key = key.strip().removeprefix("train.")      # the trainer takes both forms
-        # also a setting inside one of these, or a section that holds one
+        # refuses a name of OUTWARD, a setting below it, and a section that contains it
         if any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in OUTWARD):
             raise HttpProblem(422, "Not valid", f"{key} cannot be set here: it may name files or other services",
                               "overrides", "set it in the run's recipe")

@@ -1,9 +1,9 @@
 """Reads the folders that `tokenmill train` writes: which trainings exist, their states, losses and spikes. Needs no
 torch.
 
-A metrics.jsonl may have gigabytes. Its lines are read once; later calls read only the lines that were added. The memory
-for it is bounded. If the first reading takes longer than a query may, the request is refused, and the next request
-continues the reading.
+A metrics.jsonl may have gigabytes. Its lines are read once; later calls read only the lines that were added. What is
+kept of them in memory is bounded. If the first reading takes longer than a query may, the request is refused, and the
+next request continues the reading.
 """
 
 from __future__ import annotations
@@ -316,16 +316,19 @@ class MetricsFile:
     @property
     def plot(self) -> str:
         """An id that changes when the plot of the losses would look different. In a long file only some steps are
-        plotted, so most new lines do not change the plot. The id is a hash of the numbers of the plotted steps. The
-        same step may be written again, with another loss, if the training starts again, resumes or rewinds, or if the
-        file is replaced. So the numbers of such events are hashed, too."""
+        plotted, so most new lines do not change the plot or the id.
+
+        The id is a hash of the numbers of the plotted steps. A step may be written again with another loss when the
+        training starts again, resumes or rewinds, or when the file is replaced. So the hash also covers how often this
+        has happened.
+        """
         shown = json.dumps([self._inode, self._readings, self._turns, self.starts, self.losses.numbers()])
         return hashlib.blake2b(shown.encode(), digest_size=8).hexdigest()
 
     @property
     def phases(self) -> list[dict[str, Any]]:
-        """The phases of the training, as named when it was last started, each with the number of tokens at which the
-        phase begins and ends."""
+        """The phases of the training, each with the numbers of tokens at which the phase begins and ends. The names are
+        those of the training's last start."""
         given = self.starts[-1].get("phases") if self.starts else None
         result, at = [], 0
         for phase in given if isinstance(given, list) else ():

@@ -55,7 +55,7 @@ async def training_page(request: Request, store: str, at: StoreOf, training: str
 @router.get("/stores/{store}/trainings/{training}/step")
 async def spike_page(request: Request, store: str, at: StoreOf, training: str, queries: QueriesOf,
                      step: Annotated[int, Query(ge=1, le=1 << 40)], run: shards.Run = "") -> HTMLResponse:
-    """Show the loss of a training step beside the losses of the steps around it, and the documents in those rows of the
-    step's batch that have the highest loss."""
+    """Show the loss of a training step beside the losses of the steps around it. Also show the documents in those rows
+    of the step's batch that have the highest loss."""
     shown = await trainings.explain_step(request, store, at, training, step, queries, run, None, trainings.ROWS, False)
     return page(request, "spike.html.j2", store=store, shown=shown, training=training)

@@ -6,8 +6,10 @@
 
 The files are created by put-if-absent. If two servers start a training at the same time, one creates the file of the
 next start, and the other is refused. A training runs as a process in a separate session, so it continues when the
-server ends. On SIGTERM it writes a checkpoint and ends, like a training that was started by a command. If a server dies
-after it has written the first file and before the second, the start counts as lost once the server is known to be dead.
+server ends. On SIGTERM it writes a checkpoint and ends, like a training that was started by a command.
+
+A server may die after it has written the first file and before the second. The start then counts as lost once the
+server is known to be dead.
 """
 
 from __future__ import annotations
@@ -68,8 +70,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Start:
-    """The latest start of a training by a server: its number (0: no server has ever started the training), its record,
-    the record of its process (None: no process yet), and whether somebody has asked the training to stop."""
+    """The latest start of a training by a server: its number, its record, the record of its process, and whether
+    somebody has asked the training to stop. The number is 0 if no server has ever started the training. The record of
+    the process is None if there is no process yet."""
 
     number: int
     record: dict[str, Any]
@@ -136,15 +139,15 @@ def _recorded(store: Store, folders: tuple[str, ...], name: str, latest: Start) 
 
 
 def all_trainings(store: Store, folders: tuple[str, ...]) -> list[tuple[Training, Start]]:
-    """Return all trainings of a store, each with its latest start by a server: those that have a folder, and those that
-    a server has started."""
+    """Return all trainings of a store, each with its latest start by a server. These are the trainings that have a
+    folder, and those that a server has started."""
     on_disk = {training.name: training for training in find_trainings(store, folders)}
     numbers = {name: n for name, n in _numbers(store, "trainings").items() if bad_name(name) is None}
     result = []
     for name in sorted(on_disk.keys() | numbers.keys())[:MOST]:
         latest = _start(store, name, numbers.get(name, 0))
         training = _recorded(store, folders, name, latest) or on_disk.get(name)
-        if training is not None:                      # else its record cannot be used
+        if training is not None:                      # None: its record names a folder that must not be used
             result.append((training, latest))
     return result
 
@@ -170,10 +173,10 @@ def state_of(start: Start, folder: Path, clock: Clock = SYSTEM) -> str:
     if not start.number:
         return ""
     if start.process is not None:
-        if "error" in start.process:                  # there was never a process
+        if "error" in start.process:                  # the process could not be started
             return "ended"
         living = alive(start.process.get("holder") or {})
-        if living is None:                            # another machine: it runs as long as its metrics grow
+        if living is None:                            # on another machine: counts as running while its metrics grow
             path = folder / METRICS
             changed = path.stat().st_mtime if path.is_file() else _wall(start.record.get("at"))
             living = clock.wall() - changed < QUIET_S
@@ -194,8 +197,8 @@ def _wall(at: Any) -> float:
 def start(store: Store, training: Training, options: Options, by: str,
           clock: Clock = SYSTEM) -> subprocess.Popen[bytes]:
     """Start a training from its latest checkpoint, or from its beginning if it has none. Raises HttpProblem when the
-    training already runs, when another server starts it, when this machine has no torch, or when a file in the
-    training's folder is a link."""
+    training already runs, or when another server starts it. Also raises it when this machine has no torch, or when a
+    file in the training's folder is a link."""
     if importlib.util.find_spec("torch") is None:
         raise HttpProblem(409,
                           "Cannot train here",

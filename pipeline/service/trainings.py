@@ -1,5 +1,5 @@
-"""Router: shows the trainings on the shards of a store: their states, their losses by phase and source, and the
-documents behind a spike (a step with a high loss).
+"""Router: shows the trainings on the shards of a store. It shows their states, their losses by phase and source, and
+the documents behind a spike (a step with a high loss).
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ def list_trainings(request: Request, store: str, at: StoreOf) -> dict[str, Any]:
 @router.get("/{training}", summary="Show a training")
 async def show_training(request: Request, store: str, at: StoreOf, training: str,
                         queries: QueriesOf) -> dict[str, Any]:
-    """Show a training: its state, its losses over tokens by source, held-out losses, phases, spikes and returns to a
-    checkpoint, the scores of its last scored checkpoint on each benchmark task, and its summary when it has ended. Each
-    curve has at most some hundred points, evenly spread. `plot` changes when `losses.svg` changes."""
+    """Show a training: its state, its phases, its spikes, its returns to a checkpoint, and its summary when it has
+    ended. `curves` has the losses over tokens by source, and held-out losses; each curve has at most some hundred
+    points, evenly spread. `tasks` has the scores of the last scored checkpoint on each benchmark task. `plot` changes
+    when `losses.svg` changes."""
     stop = queries.stop()
 
     def call() -> dict[str, Any]:
@@ -128,9 +129,9 @@ async def explain_step(
         run: Run = "", row: Annotated[int | None, Query(ge=1, le=1 << 30, description="only this row")] = None,
         worst: Annotated[int, Query(ge=1, le=20, description="rows with the highest loss")] = ROWS,
         unmasked: Unmasked = False) -> dict[str, Any]:
-    """Return the loss of a training step beside the losses of the steps around it, and the documents in those rows of
-    its batch that have the highest loss, as `tokenmill train explain` does. `run` names the run that made the shards;
-    it is needed only if the folder of the training is not inside the folder of that run."""
+    """Return the loss of a training step beside the losses of the steps around it, as `tokenmill train explain` does.
+    Also return the documents in those rows of its batch that have the highest loss. `run` names the run that made the
+    shards. It is needed only if the folder of the training is not inside that run's folder."""
     await allow_unmasked(request, at, unmasked, {"training": training[:100], "step": step})
     stop = queries.stop()
 

@@ -61,7 +61,7 @@ router = APIRouter(prefix="/api/v1/stores/{store}/runs/{run}/datasets/{dataset}/
 
 class RequestedChanges(BaseModel):
     """Changes to the steps of a dataset that a client wants to try. `thresholds` maps the number of a step to {decision
-    key: new value}; a decision key is a setting that affects only which documents are kept. `off` lists the numbers of
+    key: new value}. A decision key is a setting that affects only which documents are kept. `off` lists the numbers of
     steps that are left out."""
 
     model_config = ConfigDict(extra="forbid")
@@ -178,9 +178,14 @@ def show_steps(game: GameOf) -> dict[str, Any]:
 def answer(game: GameOf, changes: ChangesOf,
            exact: Annotated[bool, Query(description="from all documents, not from a sample")] = False,
            ) -> dict[str, Any]:
-    """Return which documents the dataset would have under the changes: documents and bytes kept, dropped and unknown,
-    by source and language; how many documents change from which outcome to which; and examples. If only a sample was
-    judged, each count has an interval, which contains the true count in about 95 of 100 samples."""
+    """Return which documents the dataset would have under the changes:
+
+    - documents and bytes kept, dropped and unknown, by source and language
+    - how many documents change from which outcome to which
+    - example documents
+
+    If only a sample was judged, each count has an interval, which contains the true count in about 95 of 100 samples.
+    """
     with as_problem():
         return game.answer(changes, exact)
 
@@ -205,8 +210,8 @@ def cube(request: Request, game: GameOf, changes: ChangesOf,
          step: Annotated[int, Query(ge=0, description="number of the step")],
          key: Annotated[str, Query(max_length=100)]) -> dict[str, Any]:
     """Return a table that counts the documents of a dataset by source, language and bin (range of values) of one
-    threshold, while the other changes stay in force. The counts for any value of the threshold are sums of cells. At a
-    value between two edges of bins, the true counts lie between those at the edges."""
+    threshold. The other changes stay in force. The counts for any value of the threshold are sums of cells. At a value
+    between two edges of bins, the true counts lie between those at the edges."""
     games: Playgrounds = request.app.state.playgrounds
     with as_problem():
         return games.cube(game, changes, step, key).to_json()
@@ -214,9 +219,11 @@ def cube(request: Request, game: GameOf, changes: ChangesOf,
 
 @router.get("/recipe.yaml", summary="Save as a recipe", response_class=Response)
 def save(game: GameOf, at: StoreOf, run: RunOf, changes: ChangesOf) -> Response:
-    """Return the text of the run's recipe, as its author wrote it, with the changes put into it. If settings or inputs
-    were overridden when the run was started, or if the author's text cannot be changed in place, the result is the
-    recipe as the run used it: with all defaults filled in, and without comments. Secrets and personal data are masked.
+    """Return the text of the run's recipe, as its author wrote it, with the changes put into it. Secrets and personal
+    data are masked.
+
+    In two cases, the changes are put into the recipe as the run used it, with all defaults and without comments:
+    settings or inputs were overridden when the run was started, or the author's text cannot be changed in place.
     """
     # The text may be missing, or written in a way that cannot be changed in place (for example, a step is an alias).
     with contextlib.suppress(HttpProblem, FileNotFoundError):

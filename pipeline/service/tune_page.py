@@ -4,9 +4,12 @@ holds all changes."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -15,7 +18,7 @@ from starlette.datastructures import QueryParams
 from starlette.responses import RedirectResponse, Response
 
 from pipeline.base.visible import visible
-from pipeline.cluster.attempts import bad_name, facts_of
+from pipeline.cluster.attempts import bad_name, facts_of, has_run
 from pipeline.cluster.queue import Submission
 from pipeline.service import tune
 from pipeline.service.access import Operator, Viewer, form_of, viewer
@@ -28,7 +31,7 @@ from pipeline.service.problems import HttpProblem
 from pipeline.service.runs import RECIPE, run_file
 from pipeline.service.session import Role
 from pipeline.service.stores import RunOf, StoreOf
-from pipeline.service.submit import base_of, enqueue, request_id
+from pipeline.service.submit import base_of, enqueue, queue_of, request_id
 from pipeline.store.fs import Store
 
 PLACE = "/stores/{store}/runs/{run}/datasets/{dataset}/tune"
@@ -40,6 +43,8 @@ latest_router = APIRouter(include_in_schema=False, dependencies=[Depends(viewer)
 
 #: the field that marks a form as sent, and the prefix of the names of the fields for keys
 SENT, KEYS = "form", "t."
+#: about the most characters of a run's name that is made from its changes
+NAME = 60
 #: values of a cube that the table of moves shows; groups and moves that an answer shows
 MOVES, GROUPS, PAIRS = 16, 30, 30
 #: the setting by which a run computes the signals of dropped documents, too
@@ -82,6 +87,9 @@ def tune_page(request: Request, store: str, run: RunOf, dataset: str, game: tune
 async def plan(request: Request, store: str, at: StoreOf, run: RunOf, dataset: str, role: Operator) -> Response:
     """Show the plan of the run's recipe with the user's changes (thresholds, steps left out) put into it."""
     asked, submission = await _submission(request, at, run, dataset, role)
+    if not submission.run:
+        submission = replace(submission, run=await run_in_threadpool(
+            _free_name, request, store, at, tune.game_of(request, at, run, dataset), asked))
     way = path("stores", store, "runs", run, "datasets", dataset, "tune", "run")
     before = await run_in_threadpool(lambda: run_file(at, run, "recipe.yaml", RECIPE).decode("utf-8", "replace"))
     return plan_page(request, store, submission, await planned(request, submission, at, before), action=way,
@@ -147,8 +155,8 @@ def _whole(text: str) -> bool:
 
 def address(store: str, run: str, dataset: str, asked: tune.RequestedChanges, exact: bool = False,
             move: str = "") -> str:
-    """Return the path and query of the URL of the page for trying other thresholds for a dataset. The form of this page
-    contains the changes `asked`."""
+    """Return the path and query of the URL of the playground (the page for trying other thresholds) of a dataset, with
+    the changes `asked` filled in."""
     query = {"changes": _written(asked)} if asked.thresholds or asked.off else {}
     query |= {"exact": "true"} if exact else {}
     return path("stores", store, "runs", run, "datasets", dataset, "tune", **query, **({"move": move} if move else {}))
@@ -160,8 +168,8 @@ def _written(asked: tune.RequestedChanges) -> str:
 
 def _shown(step: Mapping[str, Any], asked: tune.RequestedChanges, typed: Mapping[str, str],
            move: str) -> dict[str, Any]:
-    """Return the values from which the template shows a step: for each of its settings the text of the form's field,
-    and whether it differs from the run's value. `open` says that the page shows the step's settings unfolded."""
+    """Return the values from which the template shows a step. For each setting, they have the text of the form's field,
+    and whether this text differs from the run's value. `open` says that the page shows the step's settings unfolded."""
     keys = []
     for key in step["keys"]:
         name = f"{KEYS}{step['step']}.{key['key']}"
@@ -169,9 +177,16 @@ def _shown(step: Mapping[str, Any], asked: tune.RequestedChanges, typed: Mapping
         value = own.get(key["key"], key["value"])
         text = typed.get(name, "" if value is None else value if isinstance(value, str) else json.dumps(value))
         keys.append({**key, "name": name, "text": text, "changed": name in typed or key["key"] in own,
-                     "was": "none" if key["value"] is None else json.dumps(key["value"])})
+                     "help": _help(key), "was": "empty" if key["value"] is None else json.dumps(key["value"])})
     return {**step, "keys": keys, "left_out": step["step"] in asked.off,
             "open": any(key["changed"] or key["name"] == KEYS + move for key in keys)}
+
+
+def _help(key: Mapping[str, Any]) -> str:
+    """Return the help text of a setting for a reader of the page, where an empty field stands for the recipe's
+    `null`."""
+    text = re.sub(r"\bnull\b", "empty", str(key["help"]))
+    return text if not key["optional"] or "empty" in text else f"{text}; empty: no limit" if text else "empty: no limit"
 
 
 # -- the moves of one threshold --------------------------------------------------------------------------------------
@@ -205,12 +220,34 @@ def _natural(key: Mapping[str, Any], value: float) -> int | float:
     return int(value) if float(value).is_integer() and key["type"] != "json" else value
 
 
+# -- the name of the run ---------------------------------------------------------------------------------------------
+def _free_name(request: Request, store: str, at: Store, game: Playground, asked: tune.RequestedChanges) -> str:
+    """Return a name for a run with the changes `asked` which no run of the store has, and no run in its queue."""
+    name = name_of(asked, {link.number: link.name for link in game.links})
+    queued = {entry.run for entry in queue_of(request, store).entries()}
+    names = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
+    return next(free for free in names if free not in queued and not has_run(at, free))
+
+
+def name_of(asked: tune.RequestedChanges, steps: Mapping[int, str]) -> str:
+    """Return a name for a run that says what is changed, such as `min_doc_words-150`. Changes for which the name has no
+    room are counted at its end. `steps` are the names of the steps by their numbers."""
+    words = [f"{key}-{'null' if value is None else value if isinstance(value, str) else json.dumps(value)}"
+             for _, keys in sorted(asked.thresholds.items()) for key, value in keys.items()]
+    words += [f"without-{steps.get(number, number)}" for number in sorted(asked.off)]
+    words = [re.sub(r"[^\w.]+", "-", word, flags=re.ASCII).strip("-.")[:NAME] for word in words]
+    name, *more = words or ["unchanged"]
+    while more and len(name) + len(more[0]) < NAME:
+        name = f"{name}-{more.pop(0)}"
+    return f"{name}-and-{len(more)}-more" if more else name
+
+
 # -- running it ------------------------------------------------------------------------------------------------------
 async def _submission(request: Request, at: Store, run: str, dataset: str,
                       role: Role) -> tuple[tune.RequestedChanges, Submission]:
-    """Return the changes (thresholds, steps left out) that the request's form contains, and a submission: the run's
-    recipe, with these changes put into it, to be run. If the form asks for it, this run computes all signals (numbers
-    stored beside a text), also of dropped documents."""
+    """Return the changes (thresholds, steps left out) that the request's form contains, and a submission of the run's
+    recipe with these changes. If the form asks for it, the submitted run computes all signals (numbers stored beside a
+    text), also of dropped documents."""
     form = await form_of(request)
     asked = tune.parse_changes(form.get("changes", "{}")[:4000])
 

@@ -1,5 +1,5 @@
-"""Reads the states of runs for many clients at once: however many clients follow a run, its files are read at most once
-a second.
+"""Reads the states of runs for many clients at once. A run's files are read at most once a second, however many clients
+follow the run.
 
 Only the latest reading is kept. A restarted server reads the files anew, and its events have the same ids as before.
 """
@@ -45,8 +45,8 @@ class RunState:
 @dataclass
 class _Reading:
     result: Any = None
-    at: float | None = None                       # when it was read; None before
-    task: asyncio.Task[Any] | None = None         # that reads it anew
+    at: float | None = None                       # when `result` was read; None: not yet
+    task: asyncio.Task[Any] | None = None         # the task that reads it anew at the moment
 
 
 class RunWatch:
@@ -87,7 +87,8 @@ class RunWatch:
             self._readings.popitem(last=False)
         if entry.task is None and (entry.at is None or self._clock.now() - entry.at >= self._fresh_s):
             entry.task = asyncio.create_task(self._read(entry, read))
-            entry.task.add_done_callback(lambda task: task.cancelled() or task.exception())    # if nobody waits for it
+            # if no request waits for the task any more, asyncio would log its exception as never retrieved
+            entry.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         if (task := entry.task) is not None:
             await asyncio.wait((task,), timeout=None if entry.at is None else PATIENCE_S)
             if task.done():

@@ -1,5 +1,5 @@
-"""Reads an object of remote storage from front to back, and requests the next bytes in advance, while the reader uses
-the present ones."""
+"""Reads a remote object from front to back. The next bytes are requested while the reader still uses the current ones.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ PIECE, AHEAD, KEPT = 4 << 20, 4, 20
 
 
 class AheadFile(RemoteFile):
-    """A read-only file over a remote object of `size` bytes, which is read in pieces of PIECE bytes. While the caller
-    reads forward, the AHEAD pieces that follow are requested in advance, so that the next piece is there or on its way
-    when it is needed. `fetch(start, stop)` must return a range of the object's bytes; it is called from several
-    threads. Up to KEPT pieces (80 MiB) are held in memory, and nothing on the disk."""
+    """A read-only file over a remote object of `size` bytes. It reads the object in pieces of PIECE bytes. While the
+    caller reads forward, the next AHEAD pieces are requested in advance, so that the caller seldom waits. Memory holds
+    up to KEPT pieces (80 MiB), and the disk none.
+
+    `fetch(start, stop)` must return a range of the object's bytes. Several threads call it.
+    """
 
     def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
         super().__init__(size, fetch)
-        self._pieces: OrderedDict[int, Future[bytes]] = OrderedDict()          # the one that was read last is last
+        self._pieces: OrderedDict[int, Future[bytes]] = OrderedDict()          # least recently read first
         self._pool = ThreadPoolExecutor(1 + AHEAD, thread_name_prefix="ahead")
 
     def read_at(self, start: int, size: int) -> bytes:
@@ -41,9 +43,9 @@ class AheadFile(RemoteFile):
             self._pieces.pop(number, None)
 
     def _piece(self, number: int) -> bytes:
-        """Return the piece with this number, and wait for it if necessary. If it is the first piece, or the piece
-        before it was read lately, the AHEAD pieces that follow are requested in advance. Raises OSError when the object
-        has become shorter."""
+        """Return the piece with this number, and wait for it if necessary. If the caller reads from the beginning or
+        reads forward (this piece or the one before it was already requested), the next AHEAD pieces are requested, too.
+        Raises OSError when the object has become shorter."""
         goes_on = not number or number in self._pieces or number - 1 in self._pieces
         for wanted in range(number, min(number + 1 + AHEAD * goes_on, -(-self.size // PIECE))):
             if wanted not in self._pieces:

@@ -1,13 +1,16 @@
-"""Lets a confined child process use object storage. The child, which runs tasks, has neither credentials nor sockets; a
-separate process, the broker, has both and sends the child's requests to the storage.
+"""Lets a confined child process use object storage. The child runs tasks and has neither credentials nor sockets. A
+separate process, the broker, has both, and sends the child's requests to the storage.
 
-The child gets one end of a socket pair at its start. The supervisor, which started the child, starts the broker when
-the child first writes to that socket, so a child that works on local files has no broker. Each thread of the child
-makes a socket pair of its own and passes one end to the broker. This second pair carries the requests and replies; each
-is a length, then JSON, then bytes. To upload a file, the child passes an open file descriptor.
+The child gets one end of a socket pair from the supervisor, which starts it. When the child first writes to this
+socket, the supervisor starts the broker; a child that works on local files therefore has no broker.
 
-Even a compromised child can ask only for what its task needs: it may read files of the store and of the sources of its
-run, and write and remove files below `objects/` of the store. The broker downloads to a folder that the child can read.
+Each thread of the child makes a further socket pair and passes one end to the broker. The thread's requests and the
+replies go through this pair. A message is a length, then JSON, then bytes. To upload a file, the child passes an open
+file descriptor.
+
+Even a compromised child can ask only for what its task needs. It may read files of the store and of the sources of its
+run. It may write and remove files below `objects/` of the store. The broker downloads to a folder that the child can
+read.
 """
 
 from __future__ import annotations
@@ -71,8 +74,11 @@ def _exactly(source: socket.socket, size: int) -> bytes:
 def _receive(source: socket.socket, *, request: bool = False) -> tuple[dict[str, Any], bytes, list[int]]:
     """Receive a message over a socket between a confined child and its broker (the process that uses object storage for
     the child). Returns the JSON of the message, the bytes that follow, and the open file descriptors sent with it.
-    Raises EOFError when the other side has closed the socket. `request` says that a child sent the message. EOFError is
-    then also raised when the message is larger than allowed, so that a child cannot fill the broker's memory."""
+    Raises EOFError when the other side has closed the socket.
+
+    `request` says that a child sent the message. EOFError is then also raised when the message is larger than allowed,
+    so that a child cannot fill the broker's memory.
+    """
     head, files, _, _ = socket.recv_fds(source, _LENGTH.size, 1)
     if not head:
         raise EOFError
@@ -302,9 +308,9 @@ class Server:
 
 def _refuse_unreadable(file: int) -> None:
     """Raise PermissionError if `file`, a descriptor that a child sent for an upload, is not a regular file or was not
-    opened for reading. The broker opens the file again with its own rights, and a process can open a file with O_PATH
-    even if it may not read the file. Without this check, a child could therefore upload the broker's environment
-    (/proc/PID/environ), which holds credentials."""
+    opened for reading. The check prevents a child from uploading the broker's environment (/proc/PID/environ), which
+    holds credentials. A process can open a file with O_PATH even if it may not read the file, and the broker opens the
+    file again with its own rights."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY or not stat.S_ISREG(os.fstat(file).st_mode):
         raise PermissionError(errno.EPERM, "upload: not a file that was opened for reading")

@@ -5,11 +5,12 @@
     FOLDER/.total           bytes the cache takes, or slightly more; guarded by .lock
 
 A key identifies one version of a file (root, path, size, etag, ranges), so no entry is ever outdated. A task that uses
-a file has a hard link to it in its own scratch folder, so the task keeps the file even if the cache evicts it. A file
-is in use if it has more than one link. The link of a killed task vanishes, too, because a scratch folder whose owner is
-dead is removed (`pipeline.base.scratch`). When the cache would grow beyond its cap, files not in use are evicted, least
-recently used first. A file that does not fit is downloaded only for the task that needs it. The disk therefore holds at
-most the cap plus the files in use.
+a file has a hard link to it in its own scratch folder. So the task keeps the file even if the cache evicts it. The link
+of a killed task vanishes, too, because a scratch folder whose owner is dead is removed (`pipeline.base.scratch`).
+
+When the cache would grow beyond its cap, files not in use (those with a single link) are evicted, least recently used
+first. A file that does not fit is downloaded only for the task that needs it. The disk therefore holds at most the cap
+plus the files in use.
 
 FOLDER is `TOKENMILL_CACHE`, by default `tokenmill-UID/cache` below the system's folder for temporary files. The cap is
 `TOKENMILL_CACHE_SIZE` (e.g. `20GB`; 0 for no cache), by default a fifth of the disk that holds FOLDER. Each key
@@ -49,8 +50,11 @@ _KEY = re.compile(r"[0-9a-f]{32}")
 def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: str | None, needs: Needs | None) -> str:
     """Return the path, in the folder `scratch`, of a local copy of a remote file. The copy comes from this machine's
     cache or is downloaded. If the function `needs` is given, only the byte ranges that it chooses are sure to be
-    present. Raises ChangedFile when a downloaded file is shorter than `size` or, if `version` is given, has another
-    size or version, and FileNotFoundError when the file does not exist."""
+    present.
+
+    Raises FileNotFoundError when the file does not exist. Raises ChangedFile when a downloaded file is shorter than
+    `size`. If `version` is given, a downloaded file must have exactly this size and version.
+    """
     if size is None:
         entry = remote.head(path)
         if entry is None:
@@ -92,8 +96,8 @@ def fetch(remote: Remote, path: str, scratch: str, size: int | None, version: st
 
 
 def forget(remote: Remote, path: str, scratch: str, size: int | None) -> None:
-    """Remove this machine's copies of a remote file: the one in the folder `scratch`, and the one in the cache. It
-    finds only copies of the whole file that `fetch` made without `version`."""
+    """Remove this machine's copies of a remote file: the one in the folder `scratch`, and the one in the cache. Copies
+    of byte ranges, and copies that `fetch` made with a `version`, are not found."""
     if size is None and (entry := remote.head(path)) is not None:
         size = entry.size
     key = _key(remote, path, size or 0, None, None)
@@ -135,8 +139,8 @@ def joined(ranges: Sequence[Range] | None, size: int) -> list[Range] | None:
 
 def cache_for(remote: Remote, scratch: str) -> Cache | None:
     """Return this machine's cache of remote files, for tasks whose scratch folder is `scratch`. Returns None when the
-    cache is switched off, when it is on another disk than `scratch` (so that hard links are impossible), or when the
-    remote files are in the memory of this process anyway."""
+    cache is switched off, or when the remote files are in the memory of this process anyway. Also returns None when the
+    cache is on another disk than `scratch`, which makes hard links impossible."""
     if remote.root.startswith("memory://"):
         return None
     settings = os.environ.get("TOKENMILL_CACHE", ""), os.environ.get("TOKENMILL_CACHE_SIZE", "")
@@ -195,9 +199,10 @@ class Cache:
         return True
 
     def put(self, key: str, size: int, target: str, make: Callable[[str], None]) -> None:
-        """Provide at the path `target` the file that the cache holds, or will hold, under `key`, and that takes `size`
-        bytes of disk. If the cache does not hold the file, `make(path)` downloads it. When several tasks need the file
-        at the same time, one task downloads it and the others wait."""
+        """Make `target` a hard link to the file that the cache holds under `key`. If the cache lacks the file,
+        `make(path)` downloads it into the cache first; `size` is the disk space that this takes. When several tasks
+        need the file at the same time, one task downloads it and the others wait. A file that does not fit into the
+        cache is downloaded to `target` alone."""
         part = self.folder / f"{key}.{size}.part"
         full = False
         while not self.take(key, target):

@@ -30,9 +30,8 @@ _SPECIAL = frozenset({"$ref", "$file", "$list"})
 
 def task_key(task: str, args: Any) -> str:
     """Return the key of a task with these arguments: a hash under which the result of the task is found. `task` is the
-    import path of the task, 'module:Class'. For a task from outside OWN_PACKAGES, the key also covers the name of its
-    class and the source code of its module, because such a task may inherit its name and version from one of our
-    classes."""
+    import path of the task, 'module:Class'. A task from outside OWN_PACKAGES may inherit its name and version from one
+    of our classes. So its key also covers the name of its class and the source code of its module."""
     cls = load(task)
     module = task.partition(":")[0]
     if module.partition(".")[0] in OWN_PACKAGES:
@@ -86,8 +85,8 @@ def content_key(name: str, version: int, args: Any) -> str:
 
 
 def ref_contents(args: Any) -> list[str]:
-    """Return the content hashes of all files and lists that the arguments of a task refer to (`$ref` and `$list`), in
-    the order in which the arguments name them."""
+    """Return the content hashes of all files and lists to which the arguments of a task refer (`$ref` and `$list`).
+    They come in the order of the arguments."""
     if isinstance(args, dict):
         if "$ref" in args or "$list" in args:
             return [args["content"]]

@@ -29,8 +29,7 @@ class Copy:
     host: str                     # the machine that has the path; "" for a URL
 
     def remedy(self, store: Store) -> str:
-        """Return what the user must do so that this copy loses the documents that a takedown has removed from `store`.
-        """
+        """Return the advice for the user: how to remove from this copy what a takedown has removed from `store`."""
         if self.kind == "index":
             return f"give `{shlex.join(['tokenmill', 'dedup', 'forget', self.place, '--store', store.root])}`"
         return "remove it, and export it again if it is still needed"

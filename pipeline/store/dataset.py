@@ -7,21 +7,24 @@
 
 A part is a hard link to a file that a task wrote, or, on object storage, a copy of that file. The manifest is Parquet,
 too, with one row per part. Its name begins with a dot and has no suffix. Pandas, pyarrow, Hugging Face datasets and
-Spark skip such a name, and a glob over `*.parquet` never matches it, so all of them find only parts in the folder.
+Spark skip such a name, and a glob over `*.parquet` never matches it. So all of them find only parts in the folder.
 
-On a local disk the new folder is built elsewhere and exchanged for the old one in one step (where the file system
-cannot do this, the folder is missing for a moment). At any moment, even after a crash, the parts that match
-`datasets/NAME/part-*.parquet` are therefore those that the manifest beside them lists. On object storage new parts are
-written first, then the manifest, and then old parts are removed. On object storage a reader that follows the manifest
-is always right. A reader that uses the glob is right unless a publication is in progress or was interrupted; the next
-run completes an interrupted one.
+On a local disk the new folder is built elsewhere and exchanged for the old one in one step. (Where the file system
+cannot do this, the folder is missing for a moment.) So at any moment, even after a crash, the parts that match
+`datasets/NAME/part-*.parquet` are those that the manifest beside them lists.
 
-The commit log refuses the commits of a driver (the process that schedules a run) that has lost the store to another
-driver, but nothing refuses its publications. So a driver checks again and again that it still has the lease (the right
-to use the store). On a disk, it checks before it begins to publish, before it exchanges the folders, and after the
-exchange. If it has lost the lease by the last check, it undoes the exchange. Each publication is built in a folder of
-its own, so two drivers never mix their files. On object storage, it checks before it begins, after every VERIFY_PARTS
-parts, and before it writes the manifest.
+On object storage new parts are written first, then the manifest, and then old parts are removed. So a reader that
+follows the manifest is always right. A reader that uses the glob is right unless a publication is in progress or was
+interrupted; the next run completes an interrupted one.
+
+A driver (the process that schedules a run) may lose the store to another driver. The commit log then refuses its
+commits, but nothing refuses its publications. So a driver checks several times that it still has the lease (the right
+to use the store):
+
+- on a disk, before it begins to publish, before it exchanges the folders, and after the exchange. If it has lost the
+  lease by the last check, it undoes the exchange. Each publication is built in a folder of its own, so two drivers
+  never mix their files
+- on object storage, before it begins, after every VERIFY_PARTS parts, and before it writes the manifest
 """
 
 from __future__ import annotations
@@ -69,8 +72,7 @@ VERIFY_PARTS = 1000
 
 class PartToPublish(NamedTuple):
     """A part (a Parquet file of documents) to publish: its file in `objects/`, and its columns in the manifest (the
-    table of the folder's parts). Its file name in the published folder is not here, because it depends on the parts
-    before it."""
+    table of the folder's parts). `ManifestWriter.add` chooses the name that the part gets in the published folder."""
 
     path: str
     key: str
@@ -84,11 +86,13 @@ class PartToPublish(NamedTuple):
 
 
 class PassParts:
-    """The parts (files of documents) that a dataset publishes from the tasks of one pass (a group of steps that run
-    together). These are all `dropped.parquet` and `quarantine.parquet` and, if the pass is the `last` of its dataset,
-    all `kept.parquet`. The list of the parts is kept on disk, in the order in which the commit records of the tasks
-    were added. A driver adds each record while it adds up the counters of all records, so that millions of records are
-    decoded only once."""
+    """The parts (files of documents) that a dataset gets from one of its passes (groups of steps that run together).
+    These are the files `dropped.parquet` and `quarantine.parquet` of all tasks of the pass. If the pass is the `last`
+    of the dataset, the files `kept.parquet` are parts, too.
+
+    The list of the parts is on disk, in the order in which the records of the tasks were added. A driver calls `add`
+    while it sums up the counters of the records, so that each of millions of records is decoded only once.
+    """
 
     def __init__(self, records: Iterable[PartRecord] = (), last: bool = True) -> None:
         files = (QUARANTINE, "dropped.parquet", *(("kept.parquet",) if last else ()))
@@ -106,14 +110,15 @@ class PassParts:
 
 def publish(store: Store, name: str, passes: Sequence[PassParts],
             check_lease: Callable[[], None] = lambda: None, state: Sequence[str] = ()) -> None:
-    """Publish a dataset and replace an earlier publication of that name. `passes` holds the parts of each of its
-    passes (groups of steps that run together).
+    """Publish a dataset and replace an earlier publication of that name. `passes` holds the parts of each of its passes
+    (groups of steps that run together).
 
     The published files are `kept.parquet` of the last pass, and `dropped.parquet` and `quarantine.parquet` of all
-    passes. Only the process that holds the lease of the commit log (the right to append) may call this. If the process
-    has lost the lease, `check_lease` (`Log.check_lease`) raises, and the folder being published keeps its old list of
-    parts. `state` identifies the records of all passes. It is stored, so that `is_published` can tell later whether the
-    records have changed.
+    passes. `state` identifies the records of all passes. It is stored, so that `is_published` can tell later whether
+    the records have changed.
+
+    Only the process that holds the lease of the commit log (the right to append) may call this. If it has lost the
+    lease, `check_lease` (`Log.check_lease`) raises, and the folder being published keeps its old list of parts.
     """
     folders = {f"quarantine/{name}": [parts.files[QUARANTINE] for parts in passes],
                f"dropped/{name}": [parts.files["dropped.parquet"] for parts in passes],
@@ -144,9 +149,9 @@ def _published(name: str) -> str:
 
 
 def _sums_of(store: Store, folder: str) -> list[str]:
-    """Compute two checksums of a published folder as it is now: the hash of its manifest (the list of its parts), and a
-    sum over the names and sizes of the parts. If the folder is unchanged, they equal the values that `_publish`
-    returned."""
+    """Compute two checksums of a published folder as it is now. The first is the hash of its manifest (the list of its
+    parts), the second a sum over the names and sizes of the parts. If the folder is unchanged, they equal the values
+    that `_publish` returned."""
     total = 0
     if store.local is None:
         for entry in store.entries(folder):
@@ -225,8 +230,8 @@ def part_name(order: int, key: str) -> str:
 
 
 def _replace(store: Store, folder: str, parts: Iterable[PartToPublish], check_lease: Callable[[], None]) -> list[str]:
-    """Publish a folder on a local disk: build it below `.publish/`, where no glob over datasets finds it, and then
-    exchange it for the old folder.
+    """Publish a folder on a local disk. The folder is built below `.publish/`, where no glob over datasets finds it,
+    and then exchanged for the old folder.
 
     The old folder is kept below `.publish/` until the next publication. A reader that is listing it at the moment of
     the exchange would otherwise see files vanish. The old folder takes no disk space, since its files are hard links to
@@ -283,9 +288,9 @@ def _put_in_place(aside: Path, target: Path, check_lease: Callable[[], None]) ->
 
 
 def _update(store: Store, folder: str, parts: Iterable[PartToPublish], check_lease: Callable[[], None]) -> list[str]:
-    """Publish a folder on object storage: let the server copy the missing parts, many at a time, then write the
-    manifest, then remove parts that the manifest does not list. Memory holds the names and sizes of the parts that the
-    folder had before."""
+    """Publish a folder on object storage. First the server copies the missing parts, many at a time. Then the manifest
+    is written, and then parts that the manifest does not list are removed. Memory holds the names and sizes of the
+    parts that the folder had before."""
     present = {entry.path.removeprefix(f"{folder}/"): entry.size for entry in store.entries(folder)}
     with Scratch() as scratch:
         local = Path(scratch.path, MANIFEST)

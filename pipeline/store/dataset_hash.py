@@ -23,9 +23,9 @@ def dataset_hash(store: Store, name: str, scratch: str | None = None, *, max_row
     """Return a hash of a dataset: sha256 over the digests (hashes) of all its rows, sorted by id.
 
     The hash does not depend on how rows are spread over parts (files). Memory holds 64 bytes for each of up to
-    `max_rows` rows; the digests of more rows are written to temporary files in the folder `scratch` (default: the
-    system's). Raises DuplicateId when two rows have the same id, also when they are in different parts, and ValueError
-    for an id that does not have 32 characters.
+    `max_rows` rows. The digests of further rows are written to temporary files in the folder `scratch` (default: the
+    system's). Raises DuplicateId when two rows of the dataset have the same id. Raises ValueError for an id that does
+    not have 32 characters.
     """
     digest = hashlib.sha256()
     with tempfile.TemporaryDirectory(dir=scratch) as folder:

@@ -44,7 +44,8 @@ def put_absent(target: Path, data: bytes) -> bool:
 
 
 def replace(target: Path, data: bytes, durable: bool = False) -> None:
-    """Create or replace a file in one step, so that readers see the old file or the new one."""
+    """Create or replace a file in one step, so that readers see the old file or the new one. With `durable`, the new
+    file survives a power cut."""
     _replace(target, lambda part: part.write_bytes(data), durable)
 
 
@@ -98,11 +99,13 @@ def files_below(top: Path) -> Iterator[tuple[str, int]]:
 
 
 def leftovers(top: Path, clock: Path) -> list[str]:
-    """Return the relative paths of files that dead processes left in the store `top`: unfinished files, and witness
-    files (by which a driver lets workers check that they see its store). Only files are returned that are more than an
-    hour older than the file `clock`. The caller has just written `clock` to the same file system, so that both times
-    come from one clock. The folders objects, datasets, dropped and quarantine of the store, which may have millions of
-    entries, are not searched."""
+    """Return the relative paths of files that dead processes left in the store `top`. These are unfinished files, and
+    witness files, by which a driver lets workers check that they see its store.
+
+    A file counts as left when it is more than an hour older than the file `clock`. The caller has just written `clock`
+    to the same file system, so that both times come from one clock. The folders objects, datasets, dropped and
+    quarantine are not searched, because they may have millions of entries.
+    """
     now, paths = clock.stat().st_mtime, []
 
     def search(folder: Path) -> None:

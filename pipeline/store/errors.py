@@ -30,9 +30,9 @@ class StoreError(TokenmillError):
 
 
 class EnvironmentFailure(StoreError):
-    """Raised for a temporary fault of the machine or of the storage service, such as a full disk or an endpoint that
-    does not answer. A task that meets the fault is not to blame: it runs again, and the attempt does not count against
-    the scheduler's `max_attempts`."""
+    """Raised for a temporary fault of the machine or of the storage service. Examples are a full disk and an endpoint
+    that does not answer. A task that meets the fault is not to blame: it runs again, and the attempt does not count
+    against the scheduler's `max_attempts`."""
 
 
 class DamagedFile(StoreError):
@@ -51,10 +51,11 @@ class DamagedFile(StoreError):
 def remedy_of(paths: Iterable[str]) -> str:
     """Return the advice that ends an error message about damaged files: which commands repair them.
 
-    It is enough to run the recipe again when all files are in objects/, runs/ or log/ or are manifests (lists of the
-    files of a folder). A run checks the bytes of the objects it reads, and writes its manifests again. For copies of
-    objects in published datasets and shards, a run checks only the sizes. If such a copy is damaged, `tokenmill store
-    verify --repair` must come first.
+    For files in objects/, runs/ and log/ and for manifests (lists of the files of a folder), it is enough to run the
+    recipe again. A run checks the bytes of the objects it reads, and writes its manifests again.
+
+    A run checks only the sizes of the copies of objects in published datasets and shards. If such a copy is damaged,
+    `tokenmill store verify --repair` must come first.
     """
     if all(path.startswith(("objects/", "runs/", "log/")) or path.rpartition("/")[2] in (".manifest", "shards.json")
            for path in paths):

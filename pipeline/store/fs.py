@@ -1,8 +1,8 @@
 """Access to the files of a store or of a source, on a local disk or on object storage (through fsspec).
 
 Commits rest on one operation, `put_absent`: it creates a file with given bytes, atomically, and only if the file does
-not exist. No commit is made by renaming a file. On a local disk `put_absent` and `upload` sync the file, and every
-folder that got a new entry, before they return, because a commit may depend on the file.
+not exist. No commit is made by renaming a file. A commit may depend on a file, so on a local disk `put_absent` and
+`upload` make it durable: before they return, they sync the file and every folder that got a new entry.
 """
 
 from __future__ import annotations
@@ -145,13 +145,15 @@ class Store:
     def fetch(self, path: str, scratch: str, *, size: int | None = None, version: str | None = None,
               needs: Needs | None = None) -> str:
         """Return the path, on local disk, of a file with the content of `path`. For a local file this is its own path.
-        A remote file is downloaded, through this machine's cache, to a file in the folder `scratch`, which the caller
-        must not write to. If the function `needs` is given, only the byte ranges that it chooses are sure to be
-        present, and other ranges may be holes.
+        A remote file is downloaded, through this machine's cache, to the folder `scratch`. The caller must not write to
+        the returned file.
+
+        If the function `needs` is given, only the byte ranges that it chooses are sure to be present, and other ranges
+        may be holes.
 
         `size` and `version` (from `entries`) are those that the file is expected to have. Raises ChangedFile when a
-        downloaded file is shorter than `size` or, if `version` is given, has another size or version. A file that is
-        never overwritten needs no `version`.
+        downloaded file is shorter than `size`. If `version` is given, a downloaded file must have exactly this size and
+        version. A file that is never overwritten needs no `version`.
         """
         if self.local is not None:
             return self.at(path)
@@ -174,7 +176,7 @@ class Store:
         `fetch`.
 
         A process hashes a local file only once, as long as its size and times do not change. If the local copy of a
-        remote file is damaged, the copy is removed, also from this machine's cache, and the file is downloaded again.
+        remote file is damaged, it is removed, also from this machine's cache. The file is then downloaded again, and
         DamagedFile is raised only if the second copy is damaged, too.
         """
         for last in (False, True):
@@ -206,10 +208,11 @@ class Store:
         """Create `path` with `data` if and only if it does not exist. Returns True when this call created the file. The
         file is durable on return.
 
-        On object storage, the result True only means that the file holds exactly `data`: a client library may repeat a
-        request that has taken effect, and the storage then refuses the repetition. So `data` should contain a nonce (a
-        random id), which no other call writes. Raises StoreError when the store cannot be written or its file system
-        has no hard links.
+        On object storage, the result True means no more than that the file holds exactly `data`. The reason is that a
+        client library may repeat a request that has taken effect, and the storage refuses the repetition. So `data`
+        should contain a nonce (a random id), which no other call writes.
+
+        Raises StoreError when the store cannot be written or its file system has no hard links.
         """
         if self.local is None:
             return self.remote.put_absent(path, data)
@@ -256,9 +259,11 @@ class Store:
 
     def link(self, path: str, to: str, *, anew: bool = False) -> bool:
         """Give the file `path` a second name `to`: a hard link, or on object storage a copy that the server makes.
-        Returns False when `to` exists already. With `anew`, an existing `to` that is another file is replaced in one
-        step; on object storage, `to` counts as another file when its size differs. The new name is durable only after
-        the folder of `to` is synced."""
+        Returns whether this was done; it is not done when `to` exists already.
+
+        With `anew`, an existing `to` is replaced in one step unless it is the same file. On object storage, a file of
+        the same size counts as the same. The new name is durable only after the folder of `to` is synced.
+        """
         if self.local is None:
             if self.exists(to) and not (anew and self.size(to) != self.size(path)):
                 return False
@@ -274,15 +279,15 @@ class Store:
         return True
 
     def relative(self, full: str) -> str:
-        """Turn a full path, which `at` has returned or an error names, into a path relative to the root. A path outside
-        the root is returned unchanged."""
+        """Return a full path, such as `at` returns, as a path relative to the root. A path outside the root is returned
+        unchanged."""
         root = str(self.local) if self.local is not None else self.remote.at("").rstrip("/")
         return full.removeprefix(root).lstrip("/") if full == root or full.startswith(f"{root}/") else full
 
     def copy_all(self, pairs: Iterable[tuple[str, str]]) -> int:
-        """Let the server of an object storage copy files, many at a time, from `path` to `to` for each pair (path, to).
-        Existing files are replaced. `pairs` is read lazily. Returns the number of copies. Raises FileNotFoundError,
-        with the file's URL, for a missing file, after the copies that have begun are finished."""
+        """Copy files of an object storage, many at a time: for each pair (path, to), the server copies `path` to `to`.
+        Existing files are replaced. `pairs` is read lazily. Returns the number of copies. If a file is missing,
+        FileNotFoundError names its URL; copies that have begun are finished first."""
         return sum(1 for _ in in_parallel(lambda pair: self.remote.copy(*pair), pairs, REQUESTS))
 
     def remove(self, path: str) -> None:
@@ -297,14 +302,14 @@ class Store:
         return sum(1 for _ in self.map(self.remove, paths))
 
     def map(self, call: Callable[[S], T], items: Iterable[S], most: int = REQUESTS) -> Iterator[T]:
-        """Yield `call(item)` for each item, in order. On a disk the calls run one after the other; on object storage,
+        """Yield `call(item)` for each item, in order. On a disk the calls run one after the other. On object storage,
         where each call waits for a request, up to `most` calls run at a time."""
         return map(call, items) if self.local is not None else in_parallel(call, items, most)
 
     def check_conditional_put(self) -> None:
         """Raise StoreError if this storage has no conditional writes, that is, cannot refuse to create a file that
-        exists. On such storage two processes could both believe that they have committed. Does nothing on a local disk,
-        where creating a file this way needs hard links: the first commit shows whether they work."""
+        exists. On such storage two processes could both believe that they have committed. Does nothing on a local disk:
+        there, `put_absent` raises StoreError at the first commit if it cannot work."""
         if self.local is not None:
             return
         if self.root.startswith("hf://"):

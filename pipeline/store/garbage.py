@@ -1,11 +1,15 @@
-"""Garbage collection in a store. It removes three things: files that no commit record (the log entry of a finished
-task) names, commit records that no run names, and segments (files) of the commit log that a snapshot (a compacted copy)
-holds.
+"""Garbage collection in a store. It removes three things:
+
+- files that no commit record (the log entry of a finished task) names
+- commit records that no run names
+- segments (files) of the commit log that are also in a snapshot (a compacted copy)
 
 A record that no run names comes from a recipe that was changed or from a run that was deleted. A finished run names its
 tasks in `runs/RUN/tasks.parquet`. If a run has not finished, or has no such file, all records that its drivers
-committed are kept. A record is retired (withdrawn in the log) before its files are removed, so that a later run that
-needs the result computes it again. Published folders are not affected, because their parts are hard links or copies.
+committed are kept.
+
+A record is retired (withdrawn in the log) before its files are removed, so that a later run that needs the result
+computes it again. Published folders are not affected, because their parts are hard links or copies.
 """
 
 from __future__ import annotations
@@ -39,8 +43,8 @@ VERIFY_EVERY = 1000      # files removed between two checks of the lease
 
 # -- files that no record names ---------------------------------------------------------------------------------------
 class Swept(NamedTuple):
-    """Result of `collect_garbage`: the number of removed files (without heartbeats), the number of removed empty
-    folders, and the recorded files that are missing or have the wrong size (path → description of the damage)."""
+    """Result of `collect_garbage`: the numbers of removed files (heartbeats not counted) and of removed empty folders.
+    Also the recorded files that are missing or have the wrong size (path → description of the damage)."""
 
     files: int
     folders: int
@@ -49,15 +53,18 @@ class Swept(NamedTuple):
 
 def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
     """Remove garbage from the store, and retire (withdraw) records whose files are missing or have another size than
-    recorded. Garbage is: files that no record names and that attempts of older epochs wrote, argument lists of tasks
-    (`pipeline.store.lists`; written again when needed), heartbeats of older epochs, and temporary files whose writers
-    are dead. An epoch is the term of one driver, the process that schedules tasks. Call this before tasks run, because
-    it may remove an empty folder that a task is about to upload into.
+    recorded. Call this before tasks run, because it may remove an empty folder that a task is about to upload into.
 
-    If an attempt of an older epoch is not in the log, its files can be removed safely: the driver that made the attempt
-    has lost the log to this driver, so the attempt can no longer be committed. Files that attempts of this epoch or a
-    later one wrote are not touched. A driver that has itself lost the log stops, at the latest after `verify_every`
-    further files. Memory grows with the number of files to remove, not with the number that exist.
+    An epoch is the term of one driver, the process that schedules tasks. Garbage is:
+
+    - files that attempts of earlier epochs wrote and that no record names. Such an attempt can no longer be committed,
+      because its driver has lost the log to this driver
+    - argument lists of tasks (`pipeline.store.lists`), which are written again when needed
+    - heartbeats of earlier epochs
+    - temporary files whose writers are dead
+
+    If this driver has itself lost the log, it stops after at most `verify_every` further files. Memory grows with the
+    number of files to remove, not with the number that exist.
     """
     store = log.store
     log.flush()
@@ -100,8 +107,8 @@ def collect_garbage(log: Log, verify_every: int = VERIFY_EVERY) -> Swept:
 
 def _while_lease_holds(log: Log, names: Iterable[str], verify_every: int) -> Iterator[str]:
     """Yield the names of files and folders to remove, as long as this process holds the lease of the log (the right to
-    change the store). The lease is checked before the first name and then every `verify_every` names, because another
-    process that has taken over the store may use these files."""
+    change the store). Another process that has taken over the store may use these files. So the lease is checked before
+    the first name and then every `verify_every` names."""
     for n, name in enumerate(names):
         if n % verify_every == 0:
             log.check_lease()
@@ -136,11 +143,12 @@ def _differing(named: Mapping[str, int], existing: Mapping[str, int]) -> dict[st
 
 # -- segments that a snapshot holds -----------------------------------------------------------------------------------
 def packed_segments(store: Store, before: int) -> list[str]:
-    """Return the names of the segments (files of the log) that may be removed. The number of such a segment is below
-    `before`, and a pack (a file of compacted segments) contains it. Each pack is read and verified first.
+    """Return the names of the segments (files of the log) that may be removed: those with a number below `before` that
+    an undamaged pack (a file of compacted segments) holds. Each pack is read and verified first.
 
-    The first segment of each epoch (the time in which one driver owns the log) is kept. If another driver takes the log
-    over, the earlier driver finds that segment at its next append, and so learns that it no longer owns the log."""
+    The first segment of each epoch (the term of one driver) is kept. By finding this segment, a driver notices at its
+    next append that another driver has taken the log over.
+    """
     there = set(store.list("log"))
     names: dict[str, None] = {}
     for pack in snapshot.listed(store):
@@ -217,8 +225,8 @@ def remove_unnamed(store: Store, log: Log) -> Unnamed:
 
 
 def _done(store: Store, run: str) -> bool:
-    """Whether a run had finished when it last reported progress. The task list of an unfinished run may come from an
-    earlier start with another recipe, and may lack tasks that have been committed since."""
+    """Whether a run had finished when it last reported progress. The task list of an unfinished run cannot be used. It
+    may come from an earlier start with another recipe, and may lack tasks that have been committed since."""
     try:
         return bool(json.loads(store.read(f"runs/{run}/progress.json"))["state"] == "done")
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,12 +1,13 @@
 """Indexes of deduplications in folders of their own, outside a store (`tokenmill dedup index`).
 
-    FOLDER/STEP/index.json     the sha256 of the rest, and the `DedupIndex` of one step, whose files are
+    FOLDER/STEP/index.json     describes the index of one step. The first line is the sha256 of the rest of the file;
+                               the rest is a `DedupIndex` as JSON, which refers to each other file by
                                {"$file": path below FOLDER, "size", "etag": "sha256:…", "bytes", "content", "rows"}
-    FOLDER/STEP/NUMBER.NAME    its files
+    FOLDER/STEP/NUMBER.NAME    the other files of the index
 
 The file index.json is written last, so a folder without it holds no index. The other files are never changed. When
-documents are cut out of an index (`tokenmill dedup forget`), files with new numbers take the place of those with the
-documents. A task that reads a file checks the bytes that it reads.
+documents are cut out of an index (`tokenmill dedup forget`), the files that hold them are replaced by files with new
+numbers. A task verifies the bytes of these files that it reads.
 """
 
 from __future__ import annotations

@@ -42,9 +42,11 @@ class Holder(TypedDict):
 
 def identity(run: str, pid: int | None = None) -> Holder:
     """Describe this process (or its child `pid`) as the holder of the lease of a store (the right to append to its
-    commit log), so that another process on the same machine can check whether it is alive. The process id alone is not
-    enough. A process id is unique only within one boot and one pid namespace (containers share the boot id of their
-    host). It may also be reused: two processes with the same id differ in their start time."""
+    commit log). From this description, another process on the same machine can tell whether the holder is alive.
+
+    The process id alone is not enough. It is unique only within one boot and one pid namespace (containers share the
+    boot id of their host). It may also be reused: two processes with the same id differ in their start time.
+    """
     pid = os.getpid() if pid is None else pid
     return {"host": socket.gethostname(), "boot": _read("/proc/sys/kernel/random/boot_id"), "space": _pid_space(),
             "pid": pid, "started": _started(pid), "run": run}
@@ -73,8 +75,8 @@ def _started(pid: int) -> str:
 
 
 def alive(holder: Mapping[str, object]) -> bool | None:
-    """Whether the process that `holder` describes is alive. None when this process cannot check, because the holder ran
-    on another machine, in another boot or in another pid namespace, or because this machine tells no boot id."""
+    """Whether the process that `holder` describes is alive. None when this process cannot tell. That is the case if the
+    holder ran on another machine, in another boot or in another pid namespace, or if this machine has no boot id."""
     here = identity("")
     there = (holder.get("host"), holder.get("boot"), holder.get("space"))
     if not here["boot"] or there != (here["host"], here["boot"], here["space"]):
@@ -98,11 +100,13 @@ def heartbeat(store: Store, epoch: int) -> dict[str, Any]:
 
 
 def wait_until_free(store: Store, holder: Holder, epoch: int, clock: Clock) -> None:
-    """Return once the driver (process that schedules a run) whose term in the log is `epoch` has closed the log or is
-    dead. Raises LeaseHeld when that driver is alive. If this process cannot check that driver, which may run on another
-    machine or in another container, it watches the driver's heartbeat for up to PATIENCE_S seconds. If the heartbeat
-    does not change in this time, the driver is considered dead. If it changes, other than by closing the log,
-    LeaseHeld is raised at once."""
+    """Wait until the lease is free: until the driver (process that schedules a run) whose term in the log is `epoch`
+    has closed the log or is dead. Raises LeaseHeld when that driver is alive.
+
+    A driver on another machine or in another container cannot be checked. In this case its heartbeat is watched for up
+    to PATIENCE_S seconds. If the heartbeat stays the same, the driver counts as dead. If it says that the log is
+    closed, the lease is free. If it changes in another way, the driver is alive.
+    """
     first = heartbeat(store, epoch)
     if first.get("closed") or alive(holder) is False:
         return

@@ -11,8 +11,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RemoteObject:
-    """An object of remote storage: its path relative to the root, its size in bytes, and a version, a string that
-    changes whenever the object's content does ("" if the storage tells none)."""
+    """An object of remote storage: its path relative to the root, its size in bytes, and its version. The version is a
+    string that changes whenever the object's content does; "" if the storage has none."""
 
     path: str
     size: int
@@ -21,8 +21,8 @@ class RemoteObject:
 
 def version_of(info: dict[str, Any]) -> str:
     """Return a string that identifies the content of an object: the hash that the Hugging Face hub gives, an etag, or a
-    time. The version id of S3 is not used, because listings lack it: an object must have the same version whether it
-    was found by a listing or by a request for this object."""
+    time. An object must have the same version whether it was found by a listing or by a request for this object. So the
+    version id of S3 is not used, because listings lack it."""
     lfs = info.get("lfs")
     hub = lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
     for candidate in (hub, info.get("blob_id"), info.get("ETag"), info.get("etag"), info.get("generation"),
@@ -33,10 +33,9 @@ def version_of(info: dict[str, Any]) -> str:
 
 
 def start_of(begin: str, deep: bool, after: str, top: str) -> str | None:
-    """Return the key from which a listing of the objects below `begin` must start so that it contains all objects that
-    come after the path `after`. Returns None if it must start at its beginning. A listing with `deep` False names
-    folders in place of the objects in them. The key is then the name of the folder that holds `after`. `top` is put
-    before the key."""
+    """Return the key from which to list the objects below `begin`, so that no object after the path `after` is missed.
+    The key is `top` and `after` joined. A listing with `deep` False names folders in place of the objects in them; the
+    key then ends with the folder that holds `after`. Returns None if the listing must start at its beginning."""
     if not after or after < begin:
         return None
     folder = -1 if deep or not after.startswith(begin) else after.find("/", len(begin))

@@ -1,15 +1,16 @@
 """Writes long lists in a task's arguments to files of the store, and puts the name of the file in place of the list.
 
-In a shuffle, every reduce task reads a file of every map task. If each reduce task listed these files in its own
-arguments, the number of file names would be the product of both numbers of tasks. So `ListFiles.fold` writes a list
-once and replaces it in the arguments by
+In a shuffle, every reduce task reads a file of every map task. With M map tasks and R reduce tasks, the arguments of
+the reduce tasks would hold M × R file names. So `ListFiles.fold` writes a list once and replaces it in the arguments by
 
     {"$list": "objects/lists/SHA256.json", "content": hash of its items, "items": n}
 
 `unfold` reads the list back when the task starts. Only `content` enters the key of the task, as for `$ref`
-(`pipeline.store.content_keys`). It is a hash of the items without their locations, so the key depends on the same
-things as if the arguments held the list itself. Whether a list becomes a file depends only on its length. The file is
-named by the hash of its bytes, so every process that writes the list writes the same file.
+(`pipeline.store.content_keys`). It is a hash of the items without their locations. So the key changes exactly when it
+would change with the list itself in the arguments.
+
+Whether a list becomes a file depends only on its length. The file is named by the hash of its bytes, so every process
+that writes the list writes the same file.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class ListFiles:
 
     def fold(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of the arguments in which references to files replace long lists. The caller must not change a
-        list afterwards, because further arguments that hold the same list object get the reference that was made
-        first."""
+        list afterwards: the reference to a list object is made once, and used wherever the same object occurs in later
+        arguments."""
         return {k: v if k == "$volatile" else self._value(v) for k, v in args.items()}
 
     def _value(self, value: Any) -> Any:

@@ -37,27 +37,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from pipeline.base.clock import SYSTEM, Clock
-from pipeline.store import lease, snapshot
+from pipeline.store import lease, segment, snapshot
 from pipeline.store.fs import Store, StoreError
 from pipeline.store.lease import Holder, identity
 from pipeline.store.records import PartRecord
-from pipeline.store.segment import (
-    FORMAT,
-    CorruptLog,
-    Facts,
-    decode_segment,
-    dumps,
-    encode_record,
-    encode_segment,
-    segment_name,
-)
+from pipeline.store.segment import FORMAT, Facts, decode_segment, dumps, encode_record, segment_name
 from pipeline.store.snapshot import PACK_BYTES, PACK_SEGMENTS
 from pipeline.store.view import LogView
 
 SEGMENT_RECORDS = 1000       # docs/contracts.md: Store
 SEGMENT_S = 1.0              # age of the oldest waiting record, in seconds, at which a segment is written
 HEARTBEAT_S = 5.0
-RETRIES = 8                  # repetitions of a put whose outcome is unknown (object store time-outs)
 
 T = TypeVar("T")
 log = logging.getLogger("tokenmill")
@@ -164,7 +154,7 @@ class Log(LogView):
             body = {"format": FORMAT, "kind": "epoch", "epoch": self.epoch + 1, "nonce": self._clock.new_id(),
                     "holder": holder}
             number = self.segments + 1
-            if self._put(number, body) is None:
+            if segment.create(self.store, number, body, self._clock) is None:
                 next_epoch = self.epoch + 1
                 if not self.store.exists(epoch_mark(next_epoch)):
                     self._replay(number, body)
@@ -352,7 +342,7 @@ class Log(LogView):
                     self._sending, self._waiting, self._quarantined = (number, body), [], []
                     self._released, self._retired = [], []
                 try:
-                    other = self._put(*self._sending)
+                    other = segment.create(self.store, *self._sending, self._clock)
                     if other is not None:
                         raise self._fenced(other)
                 except Exception as e:
@@ -381,41 +371,6 @@ class Log(LogView):
     def _check(self) -> None:
         if self._failed is not None:
             raise self._failed
-
-    def _put(self, number: int, body: dict[str, Any]) -> dict[str, Any] | None:
-        """Create segment (file of the log) `number` with this body, if the number is free. Returns None when this
-        process created the segment. Returns the body of the existing segment when another process created it.
-
-        A nonce (random id) in the body shows which process created the segment. The storage's reply does not always
-        show this: a request may take effect and yet time out, and a client library may repeat a request that took
-        effect and then report that the repetition was refused.
-        """
-        data, name = encode_segment(body), segment_name(number)
-        for attempt in range(RETRIES + 1):
-            try:
-                if self.store.put_absent(name, data):
-                    return None
-            except StoreError:
-                raise
-            except Exception as e:                            # object storage libraries raise their own exceptions
-                if attempt == RETRIES:
-                    raise StoreError(f"cannot commit to {self.store.at(name)} after {RETRIES} repetitions: {e}; see "
-                                     f"that the store can be reached and run again, what was committed is kept") from e
-            try:
-                existing = decode_segment(self.store.read(name), self.store.at(name))
-            except FileNotFoundError:                         # the put had no effect
-                self._clock.sleep(min(8.0, 0.1 * 2 ** attempt))
-                continue
-            except CorruptLog:
-                raise
-            except Exception:
-                if attempt == RETRIES:
-                    raise
-                self._clock.sleep(min(8.0, 0.1 * 2 ** attempt))
-                continue
-            return None if existing["nonce"] == body["nonce"] else existing
-        raise StoreError(f"{self.store.at(name)} was refused but is not there; see that the store can be written and "
-                         f"run again, what was committed is kept")
 
     def close(self) -> None:
         """Commit all entries added to the log and give up its lease (the right to append). If an entry cannot be

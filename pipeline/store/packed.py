@@ -24,16 +24,15 @@ CACHED_BLOCKS = 64
 
 
 class PackedRecords:
-    """Records of tasks from packs (files that compact the commit log), which can be looked up by number or by key. A
-    record's number is its position in the order of commits. At most one record of a key is valid; a record that was
-    withdrawn is not.
+    """Holds the records of tasks that come from packs (files that compact the commit log), and finds them by number or
+    by key. A record's number is its position in the order of commits.
 
-    Call `add` for each pack, and then `settle`, after which records can be found. The log is then replayed segment by
-    segment, so that withdrawals take effect. The caller sets `limit` to the number of records in the segments replayed
-    so far; later records are not found.
+    To fill the object, call `add` for each pack, and then `settle`. To make withdrawals take effect, replay the log
+    segment by segment. Before each segment, set `limit` to the number of records in the segments replayed so far.
+    Records with numbers of `limit` or more are not found.
 
-    At first, the first record of each key is valid. `drop` withdraws a valid record. The next record that is committed
-    for the key then becomes valid, that is, the first with a number of at least `limit`. Records of the key with lower
+    At most one record of a key is valid: the first, until `drop` withdraws it. Then the next record that is committed
+    for the key becomes valid, that is, the first with a number of at least `limit`. Records of the key with lower
     numbers never become valid, because another record was valid when they were committed.
     """
 

@@ -13,15 +13,21 @@ Columns:
   when the whole text counts
 - `reason`, `stage`: only for dropped documents
 
-The *row digest* is the sha256 of an encoding of a row in which every column has a fixed place. The encoding begins with
-a hash of the names of the columns and signals. Then come the lengths of all strings (-1: null), integers, floats by
-their exact bits, the number of loss spans (-1: null), the null flags of the integers and floats, the strings themselves
-(the text last), and finally the loss spans. The `content` of a part is the sha256 of its row digests, sorted by the ids
-of the rows. The hash does not depend on row order, row groups, compression or library versions, and changes when any
-field changes.
+The *row digest* is the sha256 of an encoding of a row. The encoding has, in this order:
 
-The same documents in the same order give the same bytes, as long as the library versions are the same: writer options
-are fixed, row groups depend only on the sizes of the rows, and no time is written to the file.
+- a hash of the names of the columns and signals
+- the lengths of all strings (-1: null)
+- the integers, and the floats by their exact bits
+- the number of loss spans (-1: null)
+- the null flags of the integers and floats
+- the strings, the text last
+- the loss spans
+
+The `content` of a part is the sha256 of its row digests, sorted by the ids of the rows. It does not depend on row
+order, row groups, compression or library versions. It changes when any field changes.
+
+With the same library versions, the same documents in the same order give the same bytes. Writer options are fixed, row
+groups depend only on the sizes of the rows, and no time is written to the file.
 """
 
 from __future__ import annotations
@@ -300,7 +306,8 @@ def read_documents(path: str, columns: Iterable[str] | None = None, batch_rows: 
 
 
 def batch_documents(batch: pa.RecordBatch) -> Iterator[Document]:
-    """Yield the rows of an Arrow batch as documents. Fields of columns that the batch lacks get defaults."""
+    """Yield the rows of an Arrow batch as documents. If the batch lacks a column, the document's field gets its
+    default."""
     n, names = batch.num_rows, set(batch.schema.names)
 
     def column(name: str, default: Any) -> Iterable[Any]:
@@ -383,8 +390,8 @@ def _floats(values: Any) -> pa.Array:
 
 
 def _offsets(array: pa.Array) -> np.ndarray:
-    """Return the offsets at which the n strings of a large_string array begin and end in the buffer that `_data`
-    returns: n + 1 numbers of type int64."""
+    """Return where the n strings of a large_string array begin and end in the buffer that `_data` returns, as n + 1
+    offsets of type int64."""
     return np.frombuffer(array.buffers()[1], "<i8")[array.offset:array.offset + len(array) + 1]
 
 

@@ -2,9 +2,10 @@
 
 orjson can neither read nor write lone surrogates, which file names may hold. It cannot write integers of more than 64
 bits, and reads them as floats. Values with such strings or integers are left to the standard library. So `loads`
-returns the same value as `json.loads`, and restores every value that `dumps` wrote. `dumps` does not sort keys, and its
-spacing depends on which of the two libraries wrote. Values that are hashed into a key are therefore never encoded with
-this module.
+returns the same value as `json.loads`, and restores every value that `dumps` wrote.
+
+`dumps` does not sort keys, and its spacing depends on which of the two libraries wrote. Values that are hashed into a
+key are therefore never encoded with this module.
 """
 
 from __future__ import annotations

@@ -67,10 +67,10 @@ class PartRecord:
 
 
 def merge_counters(into: Counters, other: Mapping[str, Any], maxima: bool = True) -> Counters:
-    """Merge the counters `other` into `into`, which is changed and returned. Numbers are added, dicts are merged, and
-    for outermost keys that begin with `max_` the larger number is kept (unless `maxima` is false). Keys of nested dicts
-    are names of sources or languages, one of which may begin with `max_` (`max_Latn`), so nested numbers are always
-    added."""
+    """Merge the counters `other` into `into`, which is changed and returned. Numbers are added, and dicts are merged.
+    With `maxima`, the larger number is kept for outermost keys that begin with `max_`. Nested numbers are always added,
+    because the keys of nested dicts are names of sources or languages, and such a name may begin with `max_`, too
+    (`max_Latn`)."""
     for k, v in other.items():
         if isinstance(v, dict):
             merge_counters(into.setdefault(k, {}), v, False)

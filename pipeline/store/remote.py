@@ -1,10 +1,11 @@
 """Access to object storage below one URL, through fsspec: S3, Google Cloud Storage, the Hugging Face hub, or any other
 storage that fsspec supports.
 
-Every request goes through `retry.patiently`, which repeats it after a temporary error. Large objects are downloaded in
-parallel pieces, each of which is retried on its own. The size and number of pieces follow from two measurements: a
-request takes some 30 ms until its first byte, and a connection then transfers some 60 MB/s. A request for 8 MiB
-therefore spends four fifths of its time transferring data, and eight pieces at a time fill a link of 3 Gb/s.
+Every request goes through `retry.patiently`, which repeats it after a temporary error.
+
+Large objects are downloaded in parallel pieces, each of which is retried on its own. A measured request takes some 30
+ms until its first byte, and a connection then transfers some 60 MB/s. So a piece of 8 MiB spends four fifths of its
+time on the transfer, and eight pieces at a time fill a link of 3 Gb/s.
 """
 
 from __future__ import annotations
@@ -156,9 +157,9 @@ class Remote:
         return self._ask("read", path, get)
 
     def scan(self, begin: str, *, deep: bool = True, after: str = "") -> Iterator[RemoteObject | str]:
-        """Yield the objects whose paths begin with `begin`, in the order of their paths. With `deep` False, the objects
-        in a folder are not yielded one by one; instead the folder is yielded, as a path that ends with a slash. Objects
-        and folders that come before the path `after` are left out, except a folder that holds `after`."""
+        """Yield the objects whose paths begin with `begin`, in the order of their paths. With `deep` False, a folder is
+        yielded in place of the objects in it, as a path that ends with a slash. Objects and folders that come before
+        the path `after` are left out; the folder that holds `after` is yielded."""
         raise NotImplementedError
 
     def list(self, prefix: str, after: str = "") -> Iterator[RemoteObject]:
@@ -232,9 +233,9 @@ class Remote:
     # -- writing -------------------------------------------------------------------------------------------------
     def put_absent(self, path: str, data: bytes) -> bool:
         """Create an object if it does not exist (a conditional PUT). Returns True when the object then holds exactly
-        `data`, which should contain a nonce (a random id). If the storage refuses a request because the object exists,
-        this request may still have created it: when a connection breaks, client libraries repeat the request, and the
-        first try may have succeeded."""
+        `data`, which should contain a nonce (a random id). The content is compared, because a refusal does not prove
+        that another process created the object. After a broken connection, a client library repeats its request; the
+        storage refuses the repetition if the first try has succeeded."""
         def create() -> None:
             try:
                 self._create(path, data)
@@ -320,8 +321,7 @@ _through: Callable[[str], Remote] | None = None
 
 def connect_through(make: Callable[[str], Remote]) -> None:
     """From now on, let `connect` return the result of `make`. A confined child process, which has neither credentials
-    nor sockets, uses this to reach object storage through its broker, a process that has both
-    (`pipeline.store.broker`)."""
+    nor sockets, uses this to reach object storage through its broker (`pipeline.store.broker`)."""
     global _through
     _through = make
 

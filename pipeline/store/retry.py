@@ -1,13 +1,18 @@
 """Retries requests to object storage that may succeed later, and turns the last error into one that names the cause and
 the remedy.
 
-A request is retried after a time-out, a broken connection, data that was garbled in transit, most statuses 5xx
-(`_AGAIN_STATUS`), throttling (429, SlowDown and similar), and a conflict of two conditional writes, which S3 reports as
-409. It is not retried after a refusal (401, 403), for a missing object (404), or when the request is invalid. The waits
+A request is retried after:
+
+- a time-out, a broken connection, or data that was garbled in transit
+- most statuses 5xx (`_AGAIN_STATUS`)
+- throttling (429, SlowDown and similar)
+- a conflict of two conditional writes, which S3 reports as 409
+
+It is not retried after a refusal (401, 403), for a missing object (404), or when the request is invalid. The waits
 between tries double from 0.2 s to 20 s. Each wait is shortened at random by up to a half, so that a thousand workers do
 not retry at the same moment. These random numbers need no seed, because they cannot change any result.
 
-Exceptions of client libraries are recognised by their names and HTTP statuses, so that none of botocore, aiohttp,
+Exceptions of client libraries are recognised by their names and HTTP statuses. So none of botocore, aiohttp,
 google-auth and httpx needs to be installed.
 """
 
@@ -101,7 +106,7 @@ def answer(error: BaseException) -> tuple[int | None, str]:
     """Return (HTTP status, error code) of the server's response that caused an exception; (None, "") when the server
     sent no response."""
     for e in _chain(error):
-        if _broken(e):  # the cause of a broken connection is no HTTP response, though aiohttp gives its errors a code
+        if _broken(e):  # aiohttp gives a code to such errors, too, but the server has sent no response
             break
         response = getattr(e, "response", None)
         if isinstance(response, dict):                                          # botocore
@@ -157,8 +162,8 @@ def error_text(error: BaseException) -> str:
 
 # -- messages ---------------------------------------------------------------------------------------------------------
 class _LastWarning:
-    """Counters for the warnings about retries: when the last warning was logged, in seconds of the clock, and how many
-    requests have failed since then."""
+    """When the last warning about a retry was logged, in seconds of the clock, and how many requests have failed since
+    then."""
 
     lock = threading.Lock()
     time = -QUIET_S

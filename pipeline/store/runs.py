@@ -24,8 +24,8 @@ ROWS = 1 << 14
 
 def write_tasks(store: Store, run: str, nodes: Iterable[tuple[str, Iterable[str]]]) -> None:
     """Write the list of tasks of a run to runs/RUN/tasks.parquet. `nodes` yields, in the order of the plan, (name of a
-    plan node, keys of its tasks). A plan node is a group of tasks, such as a pass over a dataset. The list is first
-    written to a temporary file, which takes 16 bytes per task, so memory does not grow with the number of tasks."""
+    plan node, keys of its tasks). A plan node is a group of tasks, such as a pass over a dataset. Memory does not grow
+    with the number of tasks, because the list is first written to a temporary file of 16 bytes per task."""
     with Scratch() as scratch:
         local = os.path.join(scratch.path, "tasks.parquet")
         with parquet_writer(local, SCHEMA) as writer:

@@ -1,9 +1,13 @@
-"""Encodes and decodes segments, the files of the commit log (docs/contracts.md: Store).
+"""Encodes, decodes and creates segments, the files of the commit log (docs/contracts.md: Store).
 
 A segment is JSON: ``{"sha256": …, "body": {…}}``. The records of finished tasks come last in the body, each on a line
-of its own. The line begins with three fields: the task's key (a hash of what determines its result), its replay key
-(such a hash without thresholds), and the documents that the task quarantined. Replaying the log reads these fields
-without parsing the line; it parses only records that quarantine documents.
+of its own. The line begins with three fields:
+
+- the task's key, a hash of what determines its result
+- its replay key, such a hash without thresholds
+- the documents that the task quarantined
+
+Replaying the log reads these fields without parsing the line; it parses only records that quarantine documents.
 
 A record is encoded once. Segments, snapshots of the log and the `LogView` of a driver all hold the same bytes of it.
 """
@@ -15,12 +19,15 @@ import json
 import re
 from typing import Any, NamedTuple
 
+from pipeline.base.clock import Clock
 from pipeline.store import quick_json
 from pipeline.store.errors import StoreError
+from pipeline.store.fs import Store
 from pipeline.store.quick_json import loads
 from pipeline.store.records import PartRecord
 
 FORMAT = 2
+RETRIES = 8                  # repetitions of a put whose outcome is unknown (object store time-outs)
 SEGMENT = re.compile(r"log/(\d{8})\.json")
 #: the bytes before and after the lines of the records
 RECORDS, _AFTER = b',"records":[\n', b"\n]}"
@@ -96,3 +103,39 @@ def decode_segment(data: bytes, where: str) -> dict[str, Any]:
         lines = lines.removesuffix(_AFTER)
         decoded["records"] = lines.split(b",\n") if lines else []
     return decoded
+
+
+def create(store: Store, number: int, body: dict[str, Any], clock: Clock) -> dict[str, Any] | None:
+    """Create segment (file of the commit log) `number` with this body, if the number is free. Returns None when this
+    process created the segment. Returns the body of the existing segment when another process created it.
+
+    A nonce (random id) in the body shows which process created the segment. The storage's reply does not always show
+    this: a request may take effect and yet time out, and a client library may repeat a request that took effect and
+    then report that the repetition was refused.
+    """
+    data, name = encode_segment(body), segment_name(number)
+    for attempt in range(RETRIES + 1):
+        try:
+            if store.put_absent(name, data):
+                return None
+        except StoreError:
+            raise
+        except Exception as e:                            # object storage libraries raise their own exceptions
+            if attempt == RETRIES:
+                raise StoreError(f"cannot commit to {store.at(name)} after {RETRIES} repetitions: {e}; see that the "
+                                 f"store can be reached and run again, what was committed is kept") from e
+        try:
+            existing = decode_segment(store.read(name), store.at(name))
+        except FileNotFoundError:                         # the put had no effect
+            clock.sleep(min(8.0, 0.1 * 2 ** attempt))
+            continue
+        except CorruptLog:
+            raise
+        except Exception:
+            if attempt == RETRIES:
+                raise
+            clock.sleep(min(8.0, 0.1 * 2 ** attempt))
+            continue
+        return None if existing["nonce"] == body["nonce"] else existing
+    raise StoreError(f"{store.at(name)} was refused but is not there; see that the store can be written and run again, "
+                     f"what was committed is kept")

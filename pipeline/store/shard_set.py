@@ -32,9 +32,9 @@ class NoSet(ShardError):
 
 class StoredSet(ShardIndex):
     """The shard set (token files of one stream and split) that `manifest` describes, in the folder `folder` of a store.
-    Without `packing`, its training samples are windows of consecutive tokens. `packing` is the sha256 of packed rows
-    (samples made of whole documents) of the set; the samples are then these rows. Raises NoSet when the store does not
-    have the rows.
+
+    `packing` says what the training samples are: None for windows of consecutive tokens, or the sha256 of packed rows
+    (samples made of whole documents). Raises NoSet when the store does not have these rows.
 
     All files are opened by `read`, `numbers` and `table`, which a subclass may override.
     """

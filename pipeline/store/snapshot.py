@@ -1,27 +1,32 @@
-"""Makes and reads snapshots of the commit log, so that a driver (the process that schedules a run) starts quickly. A
+r"""Makes and reads snapshots of the commit log, so that a driver (the process that schedules a run) starts quickly. A
 snapshot consists of packs, and each pack compacts a range of segments (the files of the log) into one file.
 
-A pack is named `log/packs/FIRST-LAST.pack`. It holds the segments FIRST to LAST, byte for byte, compressed in blocks,
-together with an index of their records and a hash of the whole pack. So a pack can be replayed without parsing its
-records, a single record can be read from it, and a damaged segment can be restored from it. Packs are written by
-put-if-absent (created only if the name is free). Only a damaged pack is replaced; otherwise a snapshot only adds packs.
+A pack is named `log/packs/FIRST-LAST.pack`. It holds the segments FIRST to LAST, byte for byte and compressed in
+blocks, an index of their records, and a hash of the whole pack. So a pack can be replayed without parsing its records.
+A single record can be read from it, and a damaged segment can be restored from it.
+
+Packs are written by put-if-absent (created only if the name is free). Only a damaged pack is replaced; otherwise a
+snapshot only adds packs.
 
 Segments are committed before they are packed, and never change. So every sound pack (one whose hash matches) is
-correct, even if two drivers wrote it at once, or a driver wrote it that had lost the log to another driver. Packs may
-overlap. For the next segment, a reader takes the sound pack that holds the segment and reaches furthest. Where no sound
-pack holds the segment, the reader takes the segment itself. After the last pack it reads the segments that follow. A
-damaged or missing pack therefore costs only time, as long as its segments exist. `store gc` removes the segments that a
-pack holds after it has read and verified the pack (`pipeline.store.garbage`). These segments can then be read only from
-packs. If the name of a pack covers segments that can be read neither from a pack nor from a segment file, readers raise
-CorruptLog, so that the gap is not mistaken for the end of the log.
+correct. It may even have been written by two drivers at once, or by a driver that had lost the log.
 
-The layout resembles a checkpoint in Delta Lake or the manifests of Iceberg, with one difference: a pack keeps the
-history, including retired (withdrawn) records, and not only the state at its end. So no pack depends on later segments.
-Since retired records are few, keeping them costs little space.
+Packs may overlap. For the next segment, a reader takes the sound pack that holds the segment and reaches furthest.
+Where no sound pack holds the segment, the reader takes the segment itself. After the last pack it reads the segments
+that follow. A damaged or missing pack therefore costs only time, as long as its segments exist.
+
+`store gc` removes the segments that a pack holds after it has read and verified the pack (`pipeline.store.garbage`).
+These segments can then be read only from packs. Readers raise CorruptLog for a gap: segments that the name of a pack
+covers, but that can be read neither from a pack nor from a segment file. Otherwise the gap would be mistaken for the
+end of the log.
+
+The layout resembles a checkpoint in Delta Lake or the manifests of Iceberg. But these hold only the state at their end,
+and a pack keeps the history, including retired (withdrawn) records. So no pack depends on later segments. Retired
+records are few, so they cost little space.
 
 A pack consists of:
 
-1. ``{"sha256":"…"}\\n``, the hash of all that follows
+1. ``{"sha256":"…"}\n``, the hash of all that follows
 2. one line of JSON: `format` (FORMAT), `first`, `last`, `raw` (bytes of all segments), `blocks` (compressed bytes of
    each block), `index` (bytes of the index before and after compression)
 3. the compressed blocks
@@ -156,9 +161,9 @@ class _PackBuilder:
 def build(first: int, segments: Iterable[bytes], store: Store, most: int = PACK_SEGMENTS,
           full: bool = False) -> Iterator[tuple[Pack, bytes]]:
     """Compact consecutive segments (files) of the commit log into packs, and yield (pack, bytes of the pack) for each.
-    `first` is the number of the first segment. A pack holds at most `most` segments. With `full`, the last segments are
-    left out if they do not fill a pack. Raises CorruptLog, with the segment's path in `store`, for a damaged
-    segment."""
+    `first` is the number of the first segment. A pack is full when it holds `most` segments or PACK_BYTES. With `full`,
+    the last segments are left out if they do not fill a pack. Raises CorruptLog, with the segment's path in `store`,
+    for a damaged segment."""
     builder = _PackBuilder(first)
     for data in segments:
         builder.add(data, store.at(segment_name(builder.last + 1)))
@@ -171,11 +176,13 @@ def build(first: int, segments: Iterable[bytes], store: Store, most: int = PACK_
 
 def take(store: Store, first: int, last: int, damaged: Collection[Pack] = (), most: int = PACK_SEGMENTS,
          full: bool = False, stopped: Callable[[], bool] = lambda: False) -> Iterator[Pack]:
-    """Compact the committed log segments (files) `first` to `last` into packs, files of the store that each hold at
-    most `most` segments. Each pack is yielded once it is written. With `full`, the last segments are left out if they
-    do not fill a pack. An existing pack of the same name is kept, unless it is in `damaged`; then it is replaced. Once
-    `stopped` returns True, no further segments are read. Raises CorruptLog for a damaged segment, and FileNotFoundError
-    for a segment that `store gc` has removed."""
+    """Compact the committed log segments (files) `first` to `last` into packs, files of the store, as `build` does.
+    Each pack is yielded once it is written. An existing pack of the same name is kept, unless it is in `damaged`; then
+    it is replaced.
+
+    Once `stopped` returns True, no further segments are read. Raises CorruptLog for a damaged segment, and
+    FileNotFoundError for a segment that `store gc` has removed.
+    """
     names = itertools.takewhile(lambda name: not stopped(), map(segment_name, range(first, last + 1)))
     for pack, data in build(first, store.map(store.read, names, READ_AHEAD), store, most, full):
         if pack in damaged:                # in one step: another driver may have written a sound pack, and rely on it
@@ -253,7 +260,7 @@ def read(store: Store, pack: Pack) -> PackData:
     except FileNotFoundError as e:
         raise CorruptLog(f"{store.at(pack.path)} is gone") from e
     except OSError as e:
-        if e.errno != errno.EIO:                              # a bad sector is damage
+        if e.errno != errno.EIO:                              # EIO (a bad sector) counts as damage
             raise
         raise CorruptLog(f"{store.at(pack.path)} cannot be read ({e.strerror})") from e
 
@@ -284,10 +291,15 @@ def damage(store: Store) -> dict[str, str]:
 
 
 def restore(store: Store, path: str) -> bool:
-    """Repair the damaged log file at `path`. A segment is written again from an undamaged pack (file of compacted
-    segments) that holds it, and a pack from the files of its segments. A pack that cannot be written again is removed
-    when other undamaged packs hold all its segments. Returns False when none of this is possible. The damaged file is
-    then kept, since an intact copy of it may be found elsewhere."""
+    """Repair the damaged log file at `path`:
+
+    - a segment is written again from an undamaged pack (file of compacted segments) that holds it
+    - a pack is written again from the files of its segments
+    - a pack that cannot be written again is removed, if other undamaged packs hold all its segments
+
+    Returns False when none of this is possible. The damaged file is then kept, since an intact copy of it may be found
+    elsewhere.
+    """
     pack = pack_at(path)
     if pack is not None:
         with contextlib.suppress(CorruptLog, FileNotFoundError):

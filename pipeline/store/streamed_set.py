@@ -25,9 +25,12 @@ from tokenizer.shards.sums import BLOCK
 
 class StreamedSet(RequestedSet):
     """A shard set (token files of one stream and split) in the folder `store` of object storage, for reading from front
-    to back. Tokens and loss masks are read ahead in memory, and compared with the checksums of their blocks. The other
-    files, a few hundredths of the set, are copied to the folder `scratch` of this machine when they are needed.
-    `scratch` holds those of at most three neighbouring shards. Raises ShardError when there is no shard set."""
+    to back. Raises ShardError when there is no shard set.
+
+    Tokens and loss masks are read ahead in memory, and compared with the checksums of their blocks. The other files, a
+    few hundredths of the set, are copied to the folder `scratch` of this machine when they are needed. `scratch` holds
+    those of at most three neighbouring shards.
+    """
 
     def __init__(self, store: Store, scratch: Path) -> None:
         try:
@@ -56,7 +59,7 @@ class StreamedSet(RequestedSet):
         return packing
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Do nothing: what follows the tokens that are read is requested meanwhile."""
+        """Do nothing: `AheadFile` requests the next bytes by itself."""
 
     def request(self, wanted: BlockRange, again: bool) -> bytes:
         key, start, stop = wanted[:2], wanted.first * BLOCK, wanted.stop * BLOCK
@@ -110,10 +113,13 @@ class StreamedSet(RequestedSet):
 
 
 class StreamedRows(RowSet):
-    """The materialised rows (training samples written as files) in the folder `store` of object storage. The files that
-    hold one range of rows are copied to the folder `scratch` of this machine, one range at a time. Whole files are
-    copied because a recorded sha256 covers a whole file; it is compared before a row is used. Raises ShardError when
-    there are no rows."""
+    """The materialised rows (training samples written as files) in the folder `store` of object storage. The rows are
+    read range by range. The files that hold a range are copied to the folder `scratch` of this machine, and removed
+    when the next range is read. Whole files are copied, because a recorded sha256 covers a whole file, and is compared
+    before a row is used.
+
+    Raises ShardError when there are no rows.
+    """
 
     def __init__(self, store: Store, scratch: Path) -> None:
         try:

@@ -103,8 +103,8 @@ class Spilled(OnDisk[T]):
     """A list on disk, to which items can only be appended. `encode` turns an item into a value that can be written as
     JSON; `decode` turns that value back into the item.
 
-    The items are written to a database in blocks of CHUNK, because one SQL statement for each of millions of items
-    would take longer than encoding them. The items of the last, incomplete block are in memory.
+    The items are written to a database in blocks of CHUNK, because a SQL statement for each item would take longer than
+    encoding the item. The items of the last, incomplete block are in memory.
     """
 
     def __init__(self, items: Iterable[T] = (), *, encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:

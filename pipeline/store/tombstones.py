@@ -109,9 +109,9 @@ def _key(value: str) -> bytes:
 
 @dataclass(frozen=True)
 class GoneDocuments:
-    """Says which documents takedowns have removed ("gone"): those with one of the `ids`, those whose URL or text has
-    one of the hashes, and those from one of the `domains`. A domain covers its subdomains, too. The hashes of texts are
-    needed because a document may come back under another id, such as from a source with another name."""
+    """Says which documents takedowns have removed ("gone"). These are the documents with one of the `ids`, from one of
+    the `domains`, or with a URL or text that has one of the hashes. A domain covers its subdomains, too. The hashes of
+    texts are needed because a document may come back under another id, such as from a source with another name."""
 
     ids: Names = frozenset()
     urls: Names = frozenset()
@@ -126,8 +126,8 @@ class GoneDocuments:
         return id in self.ids or bool(self.matches(url)) or bool(self.texts and text and text_hash(text) in self.texts)
 
     def matches(self, url: str | None) -> list[str]:
-        """Return those entries of takedowns that cover the URL: its hash if `urls` has it, and the names in `domains`
-        that are its host or a parent domain of the host."""
+        """Return the entries of takedowns that cover the URL: its hash if `urls` has it, its host if `domains` has it,
+        and the parent domains of the host that `domains` has."""
         if not url or not (self.urls or self.domains):
             return []
         entries = [hashed] if self.urls and (hashed := url_hash(url)) in self.urls else []
@@ -139,7 +139,7 @@ class GoneDocuments:
 
 @dataclass(frozen=True)
 class Tombstones(GoneDocuments):
-    """The entries of takedowns, that is, of documents that are gone, as sets in memory."""
+    """The tombstones of a store (the entries of its takedowns), as sets in memory."""
 
     ids: frozenset[str] = frozenset()
     urls: frozenset[str] = frozenset()

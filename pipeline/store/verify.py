@@ -1,20 +1,22 @@
 """Reads a whole store, compares every file with its recorded size and hash, and repairs damage where possible.
 
-Files that the commit log names (`objects/`), argument lists of tasks, published folders, shard sets and their manifests
-are read once each. A published part that is a hard link to a file in `objects/` is not read again. Damaged files are
-reported by path. `repair`, which needs the lease of the log, retires (withdraws) the records of damaged files and
-removes damaged copies and argument lists, so that the next run writes them again. Imported shards, which no run can
-write again, and manifests are never removed. The next run replaces its own manifests anyway. A manifest that this
-version of Tokenmill cannot read may be intact: another version may have made the shard set, and a training run may
-still use it.
+`verify_store` reads these files once each: the commit log, the files that it names (`objects/`), argument lists of
+tasks, published folders, and shard sets with their manifests. A published part that is a hard link to a file in
+`objects/` is not read again.
 
-Segments (the files of the log) and packs (files that compact segments) are read, too. A damaged segment is restored
-from a pack that holds it, and a damaged pack is rebuilt from its segments. A damaged segment that no pack holds cannot
-be restored. The log is replayed before the verification begins, and the replay raises an error that names such a
-segment.
+If a verification is interrupted, the next one continues it: it skips the files named by the log that were already read.
+If the records of the log have changed since, it begins anew. `verify.json` in the store records the progress.
 
-If a verification is interrupted, the next one skips the files named by the commit log that were read already, unless
-the records of the log have changed since. `verify.json` in the store records the progress.
+`repair`, which needs the lease of the log, makes the next run write damaged files again. It retires (withdraws) the
+records of these files, and removes damaged copies and argument lists. It never removes:
+
+- imported shards, because no run can write them again
+- manifests. The next run replaces its own manifests anyway. A manifest that this version of Tokenmill cannot read may
+  be intact: another version may have made the shard set, and a training run may still use it
+
+The log consists of segments and of packs, each of which compacts many segments. A damaged segment is restored from a
+pack that holds it, and a damaged pack is rebuilt from its segments. A damaged segment that no pack holds cannot be
+restored. The log is replayed before the verification begins, and the replay raises an error that names such a segment.
 """
 
 from __future__ import annotations
@@ -116,7 +118,7 @@ def verify_store(store: Store, log: LogView,
 
 class Repaired(NamedTuple):
     """Result of `repair`: the number of commit records that were retired (withdrawn), of damaged copies removed, and of
-    log files restored. `lost` lists the paths of the log files that cannot be restored, and `imported` those of damaged
+    log files restored. `lost` lists the paths of the log files that cannot be restored. `imported` lists the damaged
     files in imported shard sets (sets of token files), which no run can write again."""
 
     retired: int

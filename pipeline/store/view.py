@@ -9,21 +9,24 @@ A document is quarantined in one of two ways:
 
 by id    {row, id, stage, stage_key, reason}: committed with the record of the task that met the document. Every task
          that later meets the document at this stage skips it, also in other partitions and streams
-by row   {key, row, stage, reason}: committed as soon as a supervisor (which runs the child process of a task) has
-         proved that a row of the task `key` kills the child. The supervisor does not know the document's id. The next
-         attempt of the task skips the row, even under another driver, and quarantines the document by id when it
-         commits. If the task fails for good, nothing shows that its rows were to blame, and their quarantine is
-         withdrawn (`released`)
+by row   {key, row, stage, reason}: committed as soon as it is proved that a row of the task `key` kills the task's
+         child process. The next attempt of the task skips the row, even under another driver
+
+The quarantine by row comes from the supervisor of the child process, which does not know the document's id. When the
+task commits, it quarantines the document by id instead. If the task fails for good, nothing shows that its rows were to
+blame, and their quarantine is withdrawn (`released`).
 
 A record whose files are damaged or missing is *retired* by an entry {key, attempt, why}. It no longer counts, and the
 next record that is committed for its key counts instead. The content hashes of its files are remembered, so that
 `Log.append` detects when the task runs again and produces other contents. They are not remembered for a record that was
 retired because no run needed it (`unnamed: true`).
 
-When a process dies while it reads an input file, the part of the file that begins with the record being read is
-quarantined, first by row and then by id. In the entry by row, `stage` is a number that stands for the file
-(`pipeline.store.records.READING`). In the entry by id, `file` says which file it is, which piece of the file, and how
-many records of it come before; `stage_key` is the key of the reader.
+A process may die while it reads a record of an input file. Then the part of the file that begins with this record is
+quarantined, first by row and then by id:
+
+by row   `stage` is a number that stands for the file (`pipeline.store.records.READING`)
+by id    `file` names the file, the piece of the file that the task reads, and the number of records of this piece that
+         come before. `stage_key` is the key of the reader
 """
 
 from __future__ import annotations
@@ -52,8 +55,8 @@ CACHE_MB = 64
 
 class LogView:
     """The state of the commit log, for reading. Records are kept on disk, and each is decoded only when it is asked
-    for, so that a log of millions of records needs little memory. Records from packs (files that compact many segments
-    of the log) are in a temporary file (`PackedRecords`), and all later records in a temporary database."""
+    for. So a log of millions of records needs little memory. Records from packs (files that compact many segments of
+    the log) are in a temporary file (`PackedRecords`), and all later records in a temporary database."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -158,8 +161,8 @@ class LogView:
                 yield _record(row[0])
 
     def retired_contents(self, key: str) -> dict[str, str]:
-        """Return {name of a file: content hash} of the last record of the task `key` that was retired (withdrawn)
-        because its files were damaged; {} when there is none."""
+        """Return {name of a file: content hash} for the files of a retired record of the task `key`: the last record
+        that was withdrawn because its files were damaged. {} when there is none."""
         if not self.retired_at:                               # the usual case, which a driver asks for at every commit
             return {}
         row = self._db.execute("SELECT contents FROM retired WHERE key = ?", (key,)).fetchone()
@@ -233,9 +236,10 @@ class LogView:
                 self._apply(body, segment, "a pack")
 
     def _sound(self, packs: Sequence[Pack]) -> Iterator[tuple[PackData, bool]]:
-        """Yield the contents of undamaged packs (files that compact segments of the log), which together hold the log
-        from its beginning on. Each comes as (data, False). If no undamaged pack holds the next segments but a later
-        pack exists, these segments are read from their own files, packed in memory, and yielded as (data, True)."""
+        """Yield the contents of undamaged packs (files that compact segments of the log) that together hold the log
+        from its beginning, each as (data, False). The packs may leave a gap: segments before a later pack that no
+        undamaged pack holds. These segments are read from their own files, packed in memory, and yielded as (data,
+        True)."""
         first = 1
         while True:
             chain, end = [], first
@@ -277,9 +281,9 @@ class LogView:
                              f"there; restore it from a copy, or start a new --store") from e
 
     def _replay_segments(self, last_packed: int) -> None:
-        """Replay all segments (files of the log) that have not been replayed. `last_packed` is the last segment that,
-        by its name, a pack (file of compacted segments) of the store holds. Segments up to this number must exist, even
-        if the listing of the store lacks them."""
+        """Replay all segments (files of the log) that have not been replayed. All segments up to number `last_packed`
+        must exist, because the name of a pack (file of compacted segments) covers them. They are read even if the
+        listing of the store lacks them."""
         last = last_packed
         for path in self.store.list("log", after=segment_name(self.segments)):
             if path.count("/") > 1:
@@ -300,10 +304,12 @@ class LogView:
         self.segments = number
 
     def _apply(self, body: dict[str, Any], segment: int, where: str) -> None:
-        """Apply everything in the body of segment number `segment` except its records. Raises CorruptLog when the epoch
-        of the segment (the term of one driver) does not follow from the segments before. This can happen when `store
-        gc` has removed the segment of that number, and a write that a dead driver requested takes effect only
-        afterwards."""
+        """Apply everything in the body of segment number `segment` except its records.
+
+        Raises CorruptLog when the epoch of the segment (the term of one driver) does not follow from the segments
+        before. This can happen when a dead driver's delayed write creates a segment under a number whose own segment
+        `store gc` has removed.
+        """
         if body["epoch"] != self.epoch + (body["kind"] == "epoch"):
             raise CorruptLog(f"{where} is of epoch {body['epoch']} and follows epoch {self.epoch}; restore what "
                              f"was there from a copy, or start a new --store")
@@ -358,8 +364,9 @@ class LogView:
         return of_stage.setdefault(entry["id"], entry) is entry
 
     def _quarantine_row(self, entry: dict[str, Any]) -> bool:
-        """Quarantine the row (document) that `entry`, read from the log, names by task and number. Returns False when
-        the row is quarantined already, or when its task has a record."""
+        """Quarantine the row (document) that `entry`, read from the log, names by task and number. If the process died
+        while it read the row, the quarantine of later rows is dropped, because these rows get other numbers. Returns
+        False when the row is quarantined already, or when its task has a record."""
         if entry["key"] in self:
             return False
         rows = self._quarantined_rows.setdefault(entry["key"], {})

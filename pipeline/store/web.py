@@ -1,11 +1,13 @@
 """Reads files from web servers, for recipes that strangers have submitted. A recipe must not make this machine read
-from itself or from services that only this machine can reach (`pipeline.base.addresses`), such as those through which
-clouds hand out credentials.
+from itself, or from services that only this machine can reach (`pipeline.base.addresses`). Clouds hand out credentials
+through such services.
 
-A URL can lead there in two ways: the server answers with a redirect to such an address, or the server's name gets such
-an address after it was checked. If the environment variable that `DIRECT` names is set, redirects are errors, and every
-address is checked when the connection is made. Brokers (processes that use storage for confined children) inherit the
-variable from the process that starts them.
+A URL can lead there in two ways. The server may answer with a redirect to such an address, or the server's name may get
+such an address after it was checked.
+
+If the environment variable that `DIRECT` names is set, redirects are errors, and every address is checked when the
+connection is made. Brokers (processes that use storage for confined children) inherit the variable from the process
+that starts them.
 """
 
 from __future__ import annotations

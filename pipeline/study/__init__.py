@@ -13,6 +13,6 @@ and what an ordinary run has done already does not run again. Each variant is al
 All variants have the tokenizer of the first one, so that a token means the same in all; with `--tokenizers` each has
 its own. Variants are judged by the text of one more stream, `held-out`, of which nothing is trained on.
 
-The layers: this package plans and runs the data. The command line then calls the trainer's `ablate` with the runs, and
-the trainer starts `python -m trainer run` for each arm. So the trainer needs neither Ray nor the pipeline.
+This package only makes the data. The command line then calls the trainer's `ablate` with the runs, and the trainer
+starts `python -m trainer run` for each arm. So the trainer needs neither Ray nor the pipeline.
 """

@@ -127,8 +127,8 @@ def _definition(recipe: Recipe) -> list[Any]:
 
 def make_data(study: StudyData, root: str, *, make_backend: Callable[[Store], Backend],
               show: str = "quiet") -> list[RunSummary]:
-    """Run the variants of a study as one plan. Raises StudyError if the store has another study of this name, that is,
-    one in which a variant of the same name has another recipe."""
+    """Run the variants of a study as one plan. Raises StudyError if the store has a different study of the same name: a
+    variant of the same name has another recipe, held-out text or number of tokens there."""
     store, path = Store(root), f"studies/{study.name}/study.json"
     document = redact_json(study.to_json())
     if store.exists(path):

@@ -45,8 +45,10 @@ def named_variants(files: Sequence[str], vary: Sequence[Sequence[str]]) -> list[
     Each --vary ([NAME] KEY=VALUE …) is the recipe of the first file with changed keys.
 
     A file without NAME is called by its file name without folder and ending. A variant of --vary without NAME is called
-    by the last word of its first key and the value: `a.min=0.8` is `min-0.8`. Raises StudyError if there is no file, if
-    a name cannot be used or is given twice, or if --vary changes nothing, `train:` or `curriculum.total`."""
+    by the last word of its first key and the value: `a.min=0.8` is `min-0.8`. Raises StudyError if there is no file, or
+    if a name cannot be used or is given twice. A --vary must change something, and neither `train:` nor
+    `curriculum.total`.
+    """
     if not files:
         raise StudyError("--vary changes a recipe: name it with --data RECIPE")
     variants = []
@@ -135,8 +137,11 @@ def _mark(mark: Mark, variant: DataVariant) -> Mark:
 def held_out_changes(recipe: Recipe, words: Sequence[str]) -> list[str]:
     """Return the assignments (as for `--set`) that add to a recipe the stream `held-out`, by which the variants of a
     study are judged. `words` are those of `--held-out`: the name of one dataset of the recipe, or files or glob
-    patterns. Raises StudyError if they are neither, if no reader of READERS reads all the files, or if the recipe
-    already has an entry with one of the added names."""
+    patterns.
+
+    Raises StudyError if they are neither, or if no reader of READERS reads all the files. Also raises it if the recipe
+    already has an entry with one of the added names.
+    """
     for kind, names in (("sources", recipe.sources), ("datasets", recipe.datasets), ("shards", recipe.shards)):
         if taken := {HELD_OUT, HELD_OUT_FILES} & set(names):
             raise StudyError(f"{kind}.{min(taken)}: a study adds an entry of this name; rename it in the recipe")

@@ -2,8 +2,9 @@
 
 A document table says, for each document of a shard, from which part and row it was encoded. When rows are removed from
 a part, all later rows get lower numbers, and the part gets another key. The tables and manifests of all shard sets with
-documents of that part are then written again. The sha256 of a shard set covers neither tables nor manifest, so it stays
-the same.
+documents of that part are then written again.
+
+The sha256 of a shard set covers neither tables nor manifest, so it stays the same.
 """
 
 from __future__ import annotations

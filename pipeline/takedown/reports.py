@@ -78,8 +78,8 @@ def texts_of(store: Store, log: LogView, ids: frozenset[str]) -> Iterator[tuple[
 
 
 def redact(store: Store, gone: Tombstones, texts: Iterable[str]) -> list[str]:
-    """Cut the documents that `gone` covers out of all reports, error messages and driver logs of a store, and make the
-    pages of the reports again. `texts` are the texts and URLs of these documents. If another version of Tokenmill wrote
+    """Cut the documents that `gone` covers out of all reports, error messages and driver logs of a store. The pages of
+    the reports are made again. `texts` are the texts and URLs of these documents. If another version of Tokenmill wrote
     a report that names or quotes one of them, the report is removed. Returns the runs whose reports changed or were
     removed."""
     reports = {path.split("/")[1]: json.loads(store.read(path)) for path in store.list("runs")
@@ -103,8 +103,8 @@ def redact(store: Store, gone: Tombstones, texts: Iterable[str]) -> list[str]:
 
 
 def _parsed(path: str, data: bytes) -> Any:
-    """Return the content of a file of error messages, or of a driver's log, as JSON in which each message is a string
-    of its own. For a driver's log (.txt), this is the list of its lines."""
+    """Return the content of a file of error messages, or of a driver's log, as JSON. In it, each message is a separate
+    string. For a driver's log (.txt), this is the list of its lines."""
     if not path.endswith(".txt"):
         try:
             return json.loads(data)

@@ -1,6 +1,7 @@
-"""Finds the documents that a takedown removes: those that its list of ids, URLs and domains names and, unless only
-these are wanted, those that deduplication found similar to one of them. For this, the Parquet files of the store that
-have a column of document ids are read."""
+"""Finds the documents that a takedown removes. These are the documents that its list of ids, URLs and domains names.
+Unless only these are wanted, the documents that deduplication found similar to one of them are removed, too. To find
+them, all Parquet files of the store with a column of document ids are read.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +41,11 @@ class SearchedFile(NamedTuple):
 class Matches:
     """The documents that a list of entries (ids, URLs, domains) finds in a store.
 
-    `ids` are the ids of all documents that the takedown removes. `twins` are those of them that no entry names;
-    deduplication found them similar to another removed document. `unverified` are documents that deduplication dropped
-    together with a removed one, or in its place, without finding the two texts similar; they are not removed. `matched`
-    are the entries that name at least one document.
+    - `ids` are the ids of all documents that the takedown removes
+    - `twins` are those of `ids` that no entry names; deduplication found them similar to another removed document
+    - `unverified` are documents that deduplication paired with a removed one without finding the two texts similar;
+      they are not removed
+    - `matched` are the entries that name at least one document
     """
 
     ids: set[str] = field(default_factory=set)
@@ -100,8 +102,8 @@ def names_one_of(store: Store, path: str, ids: Set[str]) -> bool:
 
 
 def grouped_names_one_of(store: Store, record: PartRecord, ids: Set[str]) -> bool:
-    """Whether a task has encoded a document with one of these ids for shards that are split by labels. Such a task
-    writes several document tables into one file, of which `labels.json` gives the byte ranges (`LabelPiece`)."""
+    """Whether a task that encodes documents for shards split by labels has encoded one with one of these ids. Such a
+    task writes several document tables into one file, of which `labels.json` gives the byte ranges (`LabelPiece`)."""
     if (labels := record.files.get(LABELS)) is None:
         return False
     try:
@@ -161,13 +163,13 @@ def _match(batch: pa.RecordBatch, wanted: Tombstones, matches: Matches) -> None:
 
 def _add_twins(batch: pa.RecordBatch, matches: Matches) -> None:
     """Add to `matches` the documents that deduplication found similar to a document that is to be removed. `batch`
-    holds dropped documents; the metadata of a dropped document names the document that was kept in its place. These two
+    holds dropped documents. The metadata of a dropped document names the document that was kept in its place; these two
     are a pair.
 
     If one of a pair is to be removed, and deduplication found the two texts similar, the other is added to `ids` and
-    `twins`. If it did not find them similar, the two may have nothing in common, and the other is only added to
-    `unverified`. This includes pairs of `exact` by a key of `meta`, for which a similarity of 1 is noted although no
-    texts were compared."""
+    `twins`. Otherwise the two may have nothing in common, and the other is only added to `unverified`. Pairs that
+    `exact` found by a key of `meta` count as not similar: their noted similarity is 1, but no texts were compared.
+    """
     columns = (batch.column(name).to_pylist() for name in ("id", "meta", "stage", "reason"))
     for id, meta, stage, reason in zip(*columns, strict=True):
         verdict = json.loads(meta).get(stage) if meta and '"kept"' in meta else None

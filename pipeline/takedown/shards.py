@@ -1,9 +1,10 @@
 """Overwrites documents in shard sets, so that sizes, boundaries and the order of samples stay as they are.
 
 A shard with a document to remove is written again: the document's tokens become EOS, and none of them is a target. The
-document keeps its length. So every other token keeps its place, and every sample reads the same places. The document
-table keeps the id of the document. Files of packed rows name only places, so they stay; a new manifest connects them to
-the new shard set.
+document keeps its length. So every other token keeps its place, and every sample reads the same places.
+
+The document table keeps the id of the document. Files of packed rows name only places, so they stay; a new manifest
+connects them to the new shard set.
 
 The manifest of the new set says under `source.takedowns` which set it replaces. A curriculum that names the old set is
 changed: it then names the new set, and lists the old one under `replaces`. This entry lets a training continue from a
@@ -43,8 +44,9 @@ COPY = BLOCK << 10
 
 @dataclass(frozen=True)
 class ReplacedSet:
-    """A shard set that was written again: its folder, the sha256 of the old and of the new set, and how many documents
-    and tokens were overwritten. `packings` maps the sha256 of the old set's packed rows to that of the new set's."""
+    """A shard set that was written again. Holds its folder, the sha256 of the old and of the new set, and the numbers
+    of overwritten documents and tokens. `packings` maps the sha256 of the old set's packed rows to that of the new
+    set's."""
 
     folder: str
     old: str
@@ -101,8 +103,8 @@ def overwrite(store: Store, ids: frozenset[str], number: int, check_lease: Calla
 
 def documents_in(store: Store, folder: str, manifest: Manifest,
                  wanted: pa.Array) -> dict[int, list[tuple[int, int, str]]]:
-    """Return where documents with one of the ids `wanted` lie in the shard set that `manifest` describes: {position of
-    the shard in the set: [(first token, exclusive end, id), …]}, counted in tokens of the shard."""
+    """Find the documents with one of the ids `wanted` in the shard set that `manifest` describes. Returns {position of
+    a shard in the set: [(first token, exclusive end, id), …]}; tokens are counted from the beginning of the shard."""
     result: dict[int, list[tuple[int, int, str]]] = {}
     for place, shard in enumerate(manifest.shards):
         begin = 0
@@ -119,10 +121,10 @@ def documents_in(store: Store, folder: str, manifest: Manifest,
 # -- writing ----------------------------------------------------------------------------------------------------------
 def _rewritten(store: Store, folder: str, manifest: Manifest, wanted: pa.Array,
                scratch: Path) -> tuple[dict[int, Shard], int, int]:
-    """Write to the store new versions of those shards of a set that hold documents with one of the ids `wanted`; the
-    tokens of these documents are replaced by EOS. Returns ({position of the shard in the set: its new entry in the
-    manifest}, number of documents, number of tokens). A document whose tokens are all EOS was overwritten before, and
-    is neither written nor counted."""
+    """Write new versions of the shards of a set that hold documents with one of the ids `wanted`. In them, the tokens
+    of these documents are replaced by EOS. Returns ({position of the shard in the set: its new entry in the manifest},
+    number of documents, number of tokens). A document whose tokens are all EOS was overwritten before, and is neither
+    written nor counted."""
     rewritten: dict[int, Shard] = {}
     documents = tokens = 0
     dtype = np.dtype(manifest.dtype).newbyteorder("<")
@@ -160,8 +162,8 @@ def _loss(store: Store, folder: str, shard: Shard, target: Path, scratch: str) -
 
 
 def _upload(store: Store, folder: str, shard: Shard, scratch: Path, place: int) -> Shard:
-    """Compute the checksums of a shard's new files in `scratch`, move the files to the store, and return the shard's
-    new entry in the manifest."""
+    """Move a shard's new files from `scratch` to the store. Returns the shard's new entry in the manifest, with the
+    checksums of the files."""
     body, loss, blocks = (scratch / f"{place}.{kind}" for kind in ("body", "loss", "blocks"))
     ends = store.fetch(f"{folder}/{shard.ends}", str(scratch))
     with open(blocks, "wb") as out:
@@ -197,7 +199,8 @@ def _publish(store: Store, folder: str, old: Manifest, rewritten: dict[int, Shar
 
 
 def _make_current(store: Store, folder: str, old: Manifest, new: Manifest) -> None:
-    """Make the shard set `new`, which replaces `old`, the current one of its folder if `old` was the current one."""
+    """Make the shard set `new` the current one of its folder, in place of `old`. If another set is current, nothing
+    changes."""
     if json.loads(store.read(f"{folder}/{MANIFEST}"))["sha256"] == old.sha256:
         store.write(f"{folder}/{MANIFEST}", new.dumps().encode(), durable=True)
 

@@ -136,8 +136,8 @@ def _records(store: Store, log: LogView, ids: Set[str], exports: bool) -> Iterat
 
 def _rewrite_published(store: Store, log: Log, ids: frozenset[str]) -> None:
     """Publish again, without the documents `ids`, all folders that have parts (data files) with one of them. Parts
-    without such a document stay the same files. A part that is written again gets another key (`key_without`), because
-    shards name a row by the key of the part and the row's number, and the numbers change."""
+    without such a document stay the same files. Shards name a row by the key of its part and the row's number. These
+    numbers change in a part that is written again, so the part gets another key (`key_without`)."""
     serial = 0
     for folder in published_folders(store):
         parts, written = [], []

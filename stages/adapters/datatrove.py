@@ -113,15 +113,19 @@ _EXAMPLE = {"filters": "filters.GopherQualityFilter", "readers": "readers.CSVRea
 
 
 class Datatrove(Stage):
-    """Run one of datatrove's filters, formatters or extractors (called blocks), on one document at a time.
+    """Run one of datatrove's filters, formatters or extractors (called blocks) on one document at a time.
 
-    A document that a filter drops gets the reason that the filter gives, or else the filter's class name in snake_case.
-    Metadata that a filter sets goes to `meta` (`language` to the document's language). Two defaults of datatrove are
-    changed, because they make the text of a document depend on other documents: formatters start with a fresh state for
-    each document, and Trafilatura runs without `deduplicate`. If an extractor finds no text, the document is dropped as
-    `no_text`. If a package that a block needs is missing, set-up fails with a message that names the package. Blocks
-    that decide by the unrounded floats of a model are refused. The steps `language` and `quality` replace these blocks:
-    they round their scores and store them.
+    The reason for a drop is the one that the filter gives, or else the filter's class name in snake_case. Metadata that
+    a filter sets goes to `meta`, except for `language`, which becomes the document's language. A document in which an
+    extractor finds no text is dropped as `no_text`.
+
+    Two defaults of datatrove are changed, because they make the text of a document depend on other documents.
+    Formatters that use several replacements in turn start with the first one in each document. Trafilatura runs without
+    `deduplicate`.
+
+    Blocks that decide by the unrounded floats of a model are refused. Use the steps `language` and `quality`, which
+    round their scores and store them. If a package that a block needs is missing, set-up fails with a message that
+    names the package.
     """
 
     name = "datatrove"
@@ -190,12 +194,14 @@ class ReaderConfig(BlockConfig):
 class DatatroveReader(Reader):
     """Reads a file with one of datatrove's disk readers (CSVReader, JsonlReader, ParquetReader, IpcReader, WarcReader).
 
-    The id that a record has in its file is kept as `meta.id`. The metadata fields `cluster` and `near_duplicates` of a
-    record are kept as `meta.their_cluster` and `meta.their_near_duplicates`. If the metadata fields `url`, `date` and
-    `language` hold strings, these become the URL, date and language of the document. WarcReader gives pages, not text:
-    a page goes to `raw`, from which the step `html` or another extractor makes the text. datatrove skips records
-    without text and broken lines, and at most logs them, so this reader cannot count them. If Tokenmill has a reader of
-    its own for a format, prefer that reader.
+    The metadata of a record becomes the document's `meta`. Strings under `url`, `date` and `language` become the URL,
+    date and language of the document instead. The fields `cluster` and `near_duplicates` are renamed to `their_cluster`
+    and `their_near_duplicates`, because Tokenmill's deduplication writes the original names. An id that the record has
+    in its file becomes `meta.id`.
+
+    WarcReader gives pages, not text: a page goes to `raw`, from which the step `html` or another extractor makes the
+    text. datatrove skips broken lines and records without text. It only logs them, if at all, so this reader cannot
+    count them. If Tokenmill has its own reader for a format, prefer that reader.
     """
 
     name = "datatrove"
@@ -224,10 +230,9 @@ class DatatroveReader(Reader):
 
 def _document(their_document: Any, slice: Slice, ordinal: int, lost: dict[str, dict[str, int]],
               pages: bool) -> Document:
-    """Convert a document of datatrove to one of ours. With `pages`, its text is a web page, which goes to `raw`. The
-    metadata fields `cluster` and `near_duplicates` are renamed to `their_cluster` and `their_near_duplicates`. If the
-    document already has a field of the new name, its value is overwritten, and `lost` ({field: {reason: count}}) counts
-    that."""
+    """Convert a document of datatrove to one of ours. With `pages`, its text is a web page and goes to `raw`. The
+    metadata fields `cluster` and `near_duplicates` are renamed to `their_cluster` and `their_near_duplicates`. `lost`
+    counts the values that a renamed field overwrites, as {new name: {reason: count}}."""
     meta = dict(their_document.metadata)
     meta.pop("file_path", None)
     for name in ("cluster", "near_duplicates"):         # our deduplication sets these names, and training uses them

@@ -5,12 +5,15 @@ words by which a text can be recognised to contain an item.
 An *entry* is a text that is looked for, such as a question. Equal texts of several rows or sets are one entry. A long
 entry is looked up by its n-grams (sequences of n words), and a short one as a whole.
 
-The index leaves out n-grams that say nothing: those in which less than half of the words have a letter (tables), those
-of more than COMMON entries (phrases of a template, "which of the following"), and those of at least COMMON documents of
-a sample of the corpus, if one is given. GPT-3 ignores 13-grams of more than 10 documents of its whole corpus (arXiv
-2005.14165, appendix C). Here the sample is a file, so the result for a document depends on the sets, the sample and the
-document alone, for any number of workers. Frequencies in the whole corpus would need a reading of all texts before the
-first decision, and new files would change old results.
+Some n-grams say nothing about an item, and the index leaves them out:
+
+- n-grams in which less than half of the words have a letter (tables);
+- n-grams of more than COMMON entries (phrases of a template, "which of the following");
+- n-grams of at least COMMON documents of a sample of the corpus, if a sample is given.
+
+GPT-3 ignores 13-grams of more than 10 documents of its whole corpus (arXiv 2005.14165, appendix C). To count in the
+whole corpus, all texts would have to be read before the first decision, and new files would change old results. With a
+sample, the result for a document depends only on the sets, the sample and the document.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import math
 import unicodedata
 from array import array
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +44,7 @@ SHORT = 8
 #: an n-gram is common if more entries than this have it, or at least this many documents of the sample
 COMMON = 10
 #: increased when `build` gives another result, so that files that older code made are not used
-_VERSION = 6
+_VERSION = 7
 #: unit in which weights (inverse document frequencies) are stored, so that their sums are exact
 _WEIGHT = 1000
 #: ranges of keys, a power of two, that are sorted one after the other
@@ -57,12 +61,16 @@ class ItemPart(NamedTuple):
 
 
 class EvaluationIndex:
-    """An index of evaluation sets, as arrays read from a file. An entry is a text that is looked for, and `members(e)`
-    says in which sets entry e is. Entry e has `words[e]` words and `grams[e]` different n-grams, whose weights have the
-    sum `totals[e]`. If `whole[e]` is 1, entry e is looked up as a whole, not by its n-grams. From the start of an
-    n-gram of entry e to the start of its next n-gram, there are at most `stretches[e]` words; this is more than one if
-    the index leaves out n-grams between them. N-gram g is in the entries `postings[offsets[g]:offsets[g + 1]]`. An
-    n-gram that is in n entries has the weight `weights[n]`."""
+    """An index of evaluation sets, as arrays read from a file. An entry is a text that is looked for.
+
+    `members(e)` says which items of the sets have the text of entry e. `words[e]` is its number of words, `grams[e]`
+    the number of its different n-grams in the index, and `totals[e]` the sum of their weights. If `whole[e]` is 1,
+    entry e is looked up as a whole, not by its n-grams. `stretches[e]` is the largest number of words from the start of
+    one of its n-grams to the start of the next. It is 1 unless the index leaves out n-grams in between.
+
+    The entries that have n-gram g are `postings[offsets[g]:offsets[g + 1]]`. An n-gram that n entries have has the
+    weight `weights[n]`.
+    """
 
     def __init__(self, path: Path) -> None:
         data: Any = np.load(path, mmap_mode="r")
@@ -93,13 +101,13 @@ class EvaluationIndex:
         return dict(zip(self._names, counts.tolist()))
 
     def hits(self, words: ScannedWords) -> np.ndarray:
-        """Return the places in a text where a sequence of words stands that the index holds. `words` are the words of
-        the text. The result has the form of `scan.find`."""
+        """Find all sequences of words of the index in a text, whose words are `words`. Returns an array as `scan.find`
+        does."""
         return find(words, self.lengths, self.table)
 
     def entries(self, grams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the entries (texts that are looked for) that have some n-grams, as two arrays with an item for each
-        pair of an n-gram and an entry that has it: (the position of the n-gram in `grams`, the entry)."""
+        """Return the entries in which the n-grams `grams` occur, as two arrays. They have an element for each pair of
+        an n-gram and an entry that has it: (the position of the n-gram in `grams`, the entry)."""
         begins = self.offsets[grams].astype(np.int64)
         sizes = self.offsets[grams + 1] - begins
         which = np.repeat(np.arange(len(grams)), sizes)
@@ -113,8 +121,8 @@ class EvaluationIndex:
 
 def index_file(sets: Mapping[str, str], fields: Mapping[str, Mapping[Part, str]], dialect: str, common: str | None
                ) -> Path:
-    """Return the path of the file with the index of some evaluation sets. The index is built when it is first needed,
-    and the file is cached under a hash of the settings and the contents of all files of the sets."""
+    """Return the path of the file with the index of some evaluation sets. The index is built when it is first needed.
+    The file is cached under a hash of the settings and of the contents of the sets and the sample `common`."""
     about = [_VERSION, python_version(), dialect, {name: dict(fields[name]) for name in sets},
              {name: file_sha256(path) for name, path in sets.items()}, file_sha256(common) if common else None]
     name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
@@ -147,19 +155,20 @@ class _Builder:
 
     def build(self, sets: Mapping[str, str], fields: Mapping[str, Mapping[Part, str]], common: str | None
               ) -> tuple[dict[str, dict[str, int]], dict[str, np.ndarray]]:
-        """Read the evaluation sets and return (counts for each set, the arrays of `EvaluationIndex` by name). The
-        counts of a set are `rows` and `common` (the questions of which the index keeps no n-gram, because all are
-        common)."""
+        """Read the evaluation sets. Returns ({set: its counts}, {name: array of `EvaluationIndex`}). The counts are
+        `rows` and `common`, the number of questions that cannot be found because the index keeps none of their
+        n-grams."""
         about: dict[str, dict[str, int]] = {}
         questions: list[array[int]] = []
         for number, (name, path) in enumerate(sorted(sets.items())):
             about[name] = {"rows": 0, "common": 0}
             questions.append(array("q"))
-            for text in read_set(Path(path), dict(fields[name])):
-                about[name]["rows"] = text.row + 1
-                entry = self._enter(number, text.row, text.part, text.text, f"{path}: row {text.row}")
-                if text.part == "question" and entry is not None:
-                    questions[-1].append(entry)
+            for row in read_set(Path(path), dict(fields[name])):
+                about[name]["rows"] += 1
+                for text in row:
+                    entry = self._enter(number, text.row, text.part, text.text, f"{path}: row {text.row}")
+                    if text.part == "question" and entry is not None:
+                        questions[-1].append(entry)
         if not self.sizes:
             raise SetError("sets", f"the sets have no question, and no answer or passage of {self.shortest} words; "
                                    f"name other fields under `fields`")
@@ -170,14 +179,16 @@ class _Builder:
 
     def _enter(self, number: int, row: int, part: Part, text: str, place: str) -> int | None:
         """Add a text of an evaluation set to the index: the part `part` of row `row` of the set number `number`.
-        Returns the number of its entry, or None if the text is not looked for."""
+        Returns the number of its entry. Returns None for a text that is not looked for: an answer or passage without
+        letters, or too short for n-grams. Raises SetError, which names `place`, if no word of a question has a
+        letter."""
         words = words_of(unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass"))
         size = len(words.starts)
         if part == "question" and not words.letters.any():
             raise SetError("fields", f"{place} has a question without words; name another field, or take the row out")
         whole = size < self.shortest
         if (whole and part != "question") or not words.letters.any():
-            return None                          # a short answer or passage is in many texts that hold no test
+            return None                          # a short answer or passage stands in many unrelated texts
         keys, places = keys_of(words, size if whole else self.length), np.array([0])
         if not whole:
             sums = np.concatenate([[0], np.cumsum(words.letters, dtype=np.int64)])
@@ -203,7 +214,7 @@ class _Builder:
         counts = np.zeros(len(keys), np.int64)
         lengths, table = self._lengths(), key_table(keys)
         try:
-            for sample in read_set(Path(common), {"passage": "text"}):
+            for sample in chain.from_iterable(read_set(Path(common), {"passage": "text"})):
                 hits = find(words_of(sample.text.encode("utf-8", "surrogatepass")), lengths, table)
                 counts[np.unique(hits[:, 2])] += 1
         except SetError as error:

@@ -34,8 +34,9 @@ BORDERED = 5
 
 class ScannedWords(NamedTuple):
     """The words of a text. `sums[i]` is the hash of the first i words. `starts` and `ends` hold the position of each
-    word, in bytes. `borders[i]` is 1 if a border (the end of a sentence or line) is between word i and the word before
-    it; the last entry says the same of the place after the last word. `letters[i]` is 1 if word i has a letter."""
+    word, in bytes. `letters[i]` is 1 if word i has a letter. `borders[i]` is 1 if a border (the end of a sentence or
+    line) is between word i and the word before it. The last value of `borders` is about the place after the last
+    word."""
 
     sums: np.ndarray
     starts: np.ndarray
@@ -46,9 +47,9 @@ class ScannedWords(NamedTuple):
 
 @cache
 def characters() -> np.ndarray:
-    """Return a table, int32[65536], by which `_split` splits texts into words. It has an entry for each character of
-    the Basic Multilingual Plane: 0 for a character that separates words, _BORDER for one that also ends a sentence or
-    line, and for any other the character's lower case with flags."""
+    """Return a table, int32[65536], by which `_split` splits texts into words. It has a value for each character of the
+    Basic Multilingual Plane. A character of words has its lower case with flags, a mark that ends a sentence or line
+    has _BORDER, and any other character has 0."""
     table = np.zeros(1 << 16, np.int32)
     for code in range(1 << 16):
         char = chr(code)
@@ -63,7 +64,7 @@ def characters() -> np.ndarray:
 
 
 def words_of(data: bytes) -> ScannedWords:
-    """Split a text in UTF-8 into words, and return these."""
+    """Split a text in UTF-8 into words."""
     room = len(data) // 2 + 2
     words = ScannedWords(np.zeros(room, np.uint64), np.empty(room, np.int64), np.empty(room, np.int64),
                          np.zeros(room, np.uint8), np.zeros(room, np.uint8))
@@ -103,9 +104,9 @@ def key_table(keys: np.ndarray) -> KeyTable:
 
 
 def find(words: ScannedWords, lengths: np.ndarray, table: KeyTable) -> np.ndarray:
-    """Look up, in a table, all sequences of words of a text whose number of words is one of `lengths`. A sequence of
-    fewer than BORDERED words counts only where it fills whole sentences or lines. Returns int64[hits, 3]: for each
-    sequence that is in the table, the number of its first word, its number of words, and the number of its key in the
+    """Look up all sequences of words of a text in a table, for each number of words in `lengths`. A sequence of fewer
+    than BORDERED words counts only where it fills whole sentences or lines. Returns int64[hits, 3] with a row for each
+    sequence that is in the table: the number of its first word, its number of words, and the number of its key in the
     table."""
     room = 256
     while True:

@@ -44,9 +44,9 @@ class ItemText(NamedTuple):
     text: str
 
 
-def read_set(path: Path, fields: dict[Part, str]) -> Iterator[ItemText]:
-    """Yield the texts of an evaluation set. `path` is a file or a folder. `fields` says which field of a row holds
-    which part: question, answer or passage.
+def read_set(path: Path, fields: dict[Part, str]) -> Iterator[list[ItemText]]:
+    """Yield the texts of each row of an evaluation set. `path` is a file or a folder. `fields` says which field of a
+    row holds which part: question, answer or passage.
 
     Raises:
         SetError: the set cannot be read or has no row, a row lacks a field, or a field holds something other than a
@@ -55,10 +55,8 @@ def read_set(path: Path, fields: dict[Part, str]) -> Iterator[ItemText]:
     number = 0
     for file in set_files(path):
         for place, row in _rows(file):
-            for part in PARTS:
-                if field := fields.get(part):
-                    for text in _texts(row, field, f"{file}: row {place}"):
-                        yield ItemText(number, part, text)
+            yield [ItemText(number, part, text) for part in PARTS if (field := fields.get(part))
+                   for text in _texts(row, field, f"{file}: row {place}")]
             number += 1
     if not number:
         raise SetError("sets", f"{path}: the set has no row; name another file")
@@ -66,8 +64,8 @@ def read_set(path: Path, fields: dict[Part, str]) -> Iterator[ItemText]:
 
 def set_files(path: Path) -> list[Path]:
     """Return the files of an evaluation set in the order in which they are read. If `path` is a file, it is the only
-    one. If it is a folder, these are all files in it, at any depth, that have one of the SUFFIXES and are not hidden or
-    in a hidden folder. Raises SetError if a folder has no such file."""
+    one. If it is a folder, these are all files in it, at any depth, that have one of the SUFFIXES. Hidden files and
+    files in hidden folders do not count. Raises SetError if a folder has no such file."""
     if not path.is_dir():
         return [path]
     files = sorted(p for p in path.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from heapq import nlargest
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -43,16 +43,18 @@ class Decontaminate(Stage):
     """Drop documents that hold items of evaluation sets, or cut the items out of their text.
 
     The setting `sets` names files or folders (JSON Lines or Parquet). The setting `fields` says which fields of their
-    rows to use, for example `{piqa: {question: goal, answer: sol1}}`; for a set without an entry there, the questions
-    in the field `question` are used. Case, white space and punctuation make no difference, and all numbers are equal
+    rows to use, for example `{piqa: {question: goal, answer: sol1}}`. Sets that `fields` does not name have their
+    questions in the field `question`. Case, white space and punctuation make no difference, and all numbers are equal
     (`stages.decontaminate.scan`).
 
     In dialect `ngram`, a sequence of 13 words that a document shares with a question, answer or passage is a hit, as
-    for GPT-3 (arXiv 2005.14165, appendix C). Dialect `idf` compares sequences of 5 words (5-grams), and rare ones weigh
-    more. A stretch of text is a hit if the 5-grams that it shares with an item have 80 % of the weight of all the
-    item's 5-grams (100 % for items of up to 20 words, and between 100 and 80 % for those of 21 to 50 words). Within the
-    stretch, at most 11 words in a row may begin none of the shared 5-grams. These numbers are taken from AllenAI's tool
-    decon, but the results differ from decon's, as docs/filters.md explains.
+    for GPT-3 (arXiv 2005.14165, appendix C).
+
+    Dialect `idf` compares sequences of 5 words (5-grams). A 5-gram weighs more, the fewer items have it. A stretch of
+    text is a hit if it has enough of an item's 5-grams by weight: 100 % for items of up to 20 words, 80 % for items of
+    50 words or more, and a share in between for the others. Within the stretch, at most 11 words in a row may begin
+    none of the shared 5-grams. These numbers are taken from AllenAI's tool decon, but the results differ from decon's,
+    as docs/filters.md explains.
 
     A question too short for n-grams (fewer than 13 words; idf: fewer than 8) is a hit only if the document has all of
     it. A question of fewer than 5 words must also fill whole sentences or lines. Items of fewer than `min_words` words,
@@ -62,17 +64,19 @@ class Decontaminate(Stage):
     either.
 
     `meta.contamination` lists up to 50 hits: the set, the row's number in it (from 0), the part of the row, the item's
-    number of words, the position of the hit in bytes of the text before any cut, and the matched share. If an item that
-    was found is not in this list, `meta.contaminated_rows` has the rows of all items found, by set and part. Three
-    signals (numbers stored with the document) are written. `contaminated_items` is the number of different texts
+    number of words, the position of the hit in bytes of the text before any cut, and the matched share. If this list
+    lacks an item that was found, `meta.contaminated_rows` has the rows of all items found, by set, part and number of
+    words of the item.
+
+    Three signals (numbers stored with the document) are written. `contaminated_items` is the number of different texts
     (questions, answers, passages) found. `contaminated_words` is the number of words of the longest of these texts, or
-    0. `contaminated_share` is the share of the document's bytes in hits; with action `cut`, it is the share that is
+    0. `contaminated_share` is the share of the document's bytes in hits. With action `cut`, it is the share that is
     cut, or 1 if only white space would be left. Reasons: `contaminated` (action drop), `contaminated_all` (action cut,
     when nothing is left).
     """
 
     name = "decontaminate"
-    version = 3
+    version = 4
     cost_ms = 0.1
     drops = True
     edits = True
@@ -125,8 +129,8 @@ class Decontaminate(Stage):
         common = [f"{name} {about['common']:,} of {about['rows']:,}" for name, about in sets.items() if about["common"]]
         return [f"questions of fewer than {least} words are noted in meta.contamination, and the document stays whole "
                 f"({', '.join(short)}); with min_words: 1 they count as all others"] * bool(short) + \
-               [f"questions that consist of common n-grams alone are not looked for ({', '.join(common)}); the other "
-                f"dialect may find them"] * bool(common)
+               [f"questions that consist of numbers or common n-grams alone are not looked for ({', '.join(common)}); "
+                f"the other dialect may find them"] * bool(common)
 
     def setup(self) -> None:
         self._loaded = self._index()
@@ -163,11 +167,14 @@ class Decontaminate(Stage):
             for hit in nlargest(NOTED, hits, key=lambda hit: hit.words)
             for member in members[hit.entry][:NOTED]][:NOTED]
         doc.meta["contamination"] = sorted(noted, key=lambda hit: (hit["start"], hit["end"]))
-        items = {member for each in members.values() for member in each}
-        if items - {ItemPart(hit["set"], hit["row"], hit["part"]) for hit in noted}:
-            rows: dict[str, dict[str, list[int]]] = {}
-            for name, row, part in sorted(items):
-                rows.setdefault(name, {}).setdefault(part, []).append(row)
+        items: dict[ItemPart, int] = {}                # words of the longest text, if a part of a row has several
+        for entry, each in members.items():
+            for member in each:
+                items[member] = max(items.get(member, 0), int(self._loaded.words[entry]))
+        if items.keys() - {ItemPart(hit["set"], hit["row"], hit["part"]) for hit in noted}:
+            rows: dict[str, dict[str, dict[str, list[int]]]] = {}
+            for (name, row, part), words in sorted(items.items()):
+                rows.setdefault(name, {}).setdefault(part, {}).setdefault(str(words), []).append(row)
             doc.meta["contaminated_rows"] = rows
 
     def verdict(self, doc: Document) -> str | None:
@@ -196,22 +203,22 @@ class Decontaminate(Stage):
         return spans
 
     def counts(self, doc: Document) -> dict[str, Any] | None:
-        """Return numbers for the report about one document, by evaluation set: whether it was dropped or cut because
-        of items of the set, and 1 for each of these items, by part and row. If all items of the set in the document
-        have fewer than `min_words` words, the set counts as `noted`. The report sums these numbers over documents."""
+        """Return what the report sums over documents, by evaluation set. `dropped` or `cut` is 1 if items of the set
+        caused the drop or the cut. `noted` is 1 if all items of the set in the document have fewer than `min_words`
+        words. `items` holds a 1 for each item that caused the drop or the cut, by part and row."""
         outcome = "dropped" if self.config.action == "drop" or doc.signals["contaminated_share"] == 1.0 else "cut"
-        hits, all_rows = doc.meta.get("contamination", ()), doc.meta.get("contaminated_rows")
-        long = [hit for hit in hits if hit["words"] >= self.config.min_words]
-        deciding: dict[str, dict[str, list[int]]] = {}
-        if all_rows and len(long) == len(hits):                 # the list has the longest items: the others may decide
-            deciding = all_rows
-        else:
-            for hit in long:
-                deciding.setdefault(hit["set"], {}).setdefault(hit["part"], []).append(hit["row"])
-        names = {hit["set"] for hit in hits} | set(all_rows or ())
-        return {name: {"dropped": 0, "cut": 0, "noted": 0, outcome if name in deciding else "noted": 1,
-                       "items": {part: {str(row): 1 for row in rows} for part, rows in deciding.get(name, {}).items()}}
-                for name in sorted(names)} or None
+        items: Iterable[tuple[str, str, int, int]] = (
+            ((name, part, row, int(words)) for name, parts in doc.meta["contaminated_rows"].items()
+             for part, by_words in parts.items() for words, rows in by_words.items() for row in rows)
+            if "contaminated_rows" in doc.meta else
+            ((hit["set"], hit["part"], hit["row"], hit["words"]) for hit in doc.meta.get("contamination", ())))
+        deciding: dict[str, dict[str, dict[str, int]]] = {}
+        for name, part, row, words in items:
+            parts = deciding.setdefault(name, {})
+            if words >= self.config.min_words:
+                parts.setdefault(part, {})[str(row)] = 1
+        return {name: {"dropped": 0, "cut": 0, "noted": 0, outcome if parts else "noted": 1, "items": parts}
+                for name, parts in sorted(deciding.items())} or None
 
     def find(self, data: bytes) -> list[Hit]:
         """Return all hits in a text (UTF-8), that is, the items of evaluation sets that it holds, in the order of the
@@ -252,6 +259,6 @@ class Decontaminate(Stage):
 
 
 def needed(words: int) -> float:
-    """Return the smallest share of an item's weight that a document must have for a hit, in dialect idf. `words` is the
-    item's number of words."""
+    """Return the share of an item's n-grams, by weight, that a document must have for a hit in dialect idf. `words` is
+    the item's number of words."""
     return 1 - (1 - SHARE) * min(max((words - STRICT) / (EASY - STRICT), 0.0), 1.0)

@@ -1,8 +1,8 @@
 """Tasks by which `minhash` compares new documents with indexes of old ones (`stages.dedup.index`).
 
 The documents of an index stay kept, whatever new documents come. So the tasks read only those old documents that share
-a band key with a new document. Two waves are added to those of `minhash` (lookup, routes), and another task verifies.
-Each entry below names a wave, what one of its tasks reads, and what the task writes:
+a band key with a new document. The waves are those of `minhash`, with two more (lookup, routes) and with another task
+in the wave verify. Each entry below names a wave, what one of its tasks reads, and what the task writes:
 
     bands, links  as without an index
     lookup        ranges of band keys      → old documents that have them; edges from new documents to these keys
@@ -11,10 +11,10 @@ Each entry below names a wave, what one of its tasks reads, and what the task wr
     routes        old documents by group   → old documents by cluster
     verify        clusters, old documents  → removed documents, the kept ones, similarities
 
-Clusters are computed from a graph of documents. In this graph, a band key that old documents have is a node
-(`stages.dedup.cluster.KEYS`), and the old documents are not. A key therefore costs one edge for each group of new
-documents that has it, even if a million old documents share it. Two new documents that resemble the same old one need
-not be in the same cluster. A new document that is removed in favour of an old one gets the cluster of the old one.
+The graph from which clusters are computed has no old documents. Instead, it has a node for each band key that old
+documents share with new ones (`stages.dedup.cluster.KEYS`). Such a key costs one edge for each group of new documents
+that has it, even if a million old documents share it. Two new documents that resemble the same old one need not be in
+the same cluster. A new document that is removed in favour of an old one gets the cluster of the old one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from stages.dedup.cluster import KEYS, MEMBER
 from stages.dedup.fragment import NEAR, VERDICT, bucket_of, read_segments, split_place, write_segments
 from stages.dedup.hashing import mix
-from stages.dedup.index import ROWS, document_dtype, found, records_of
+from stages.dedup.index import ROWS, document_dtype, look_up, records_of
 from stages.dedup.index_texts import OldSets
 from stages.dedup.judge import ClusterJudge
 from stages.dedup.lsh import EDGE
@@ -49,13 +49,15 @@ _OLD = 2**32 - 1
 
 
 class BandLookup:
-    """Task that looks up the band keys of new documents, those in one range of keys, in indexes of old documents.
+    """Task that looks up band keys of new documents in indexes of old documents. It handles one range of keys.
 
     Arguments: `maps` (references to the files `bands.seg` of the new documents, one per group of parts), `firsts`
     (number of the first part of each group), `bucket` (number of the range), `indexes` (the files of keys of each
-    index). `$volatile` holds arguments that do not change the task's key; here this is `groups`, the number of groups
-    of each index. The task writes `hits.seg` (HIT records, in buckets by the group of the new document) and `links.seg`
-    (EDGE records, which join new documents with the keys of old ones).
+    index), and `groups` (the number of groups of each index). `groups` is under `$volatile`, which holds arguments that
+    do not change the task's key.
+
+    The task writes `hits.seg` (HIT records, in buckets by the group of the new document) and `links.seg` (EDGE records,
+    which join new documents with the keys of old ones).
     """
 
     name = "minhash_lookup"
@@ -72,7 +74,7 @@ class BandLookup:
                 starts = np.flatnonzero(np.r_[True, block["key"][1:] != block["key"][:-1]])
                 first, is_old = block[starts], np.zeros(len(starts), bool)
                 for number, keys in enumerate(args["indexes"]):
-                    at, old = found(inputs, keys, first)
+                    at, old = look_up(inputs, keys, first)
                     _check_groups(inputs, keys, old, args["$volatile"]["groups"][number])
                     records = np.empty(len(old), HIT)
                     records["place"], records["key"] = first["place"][at], first["key"][at]
@@ -130,12 +132,12 @@ class Routes:
 
 
 class VerifyAgainst:
-    """Task that decides, for one bucket of clusters, which of the new documents are removed. Old documents count as
-    kept. Apart from that, the task decides as `stages.dedup.verify:Verify` does.
+    """Task that decides, for one bucket of clusters, which of the new documents are removed. Old documents always stay.
+    Apart from that, the task decides as `stages.dedup.verify:Verify` does.
 
-    Its arguments are those of `Verify`, and `touched` (references to files of TOUCHED records), `indexes` (for each
-    index the priority of its first documents, and its groups), `signature` and `signature_key` (config and key of the
-    stage that made the signatures). It writes the same files as `Verify`.
+    Its arguments are those of `Verify` and four more: `touched` (references to files of TOUCHED records), `indexes`
+    (for each index its groups, and `rank`, which is added to the priorities of its documents), `signature` and
+    `signature_key` (config and key of the stage that made the signatures). It writes the same files as `Verify`.
     """
 
     name = "minhash_verify_against"

@@ -2,7 +2,7 @@
 source have, such as those of a menu and a legal notice. `minhash` can leave boilerplate out of the comparison of texts.
 
 Two pages of one template may have most of their shingles in common, although their contents differ. Without the
-boilerplate, they are told apart. Two copies of one page are a different case: if a source has the page many times, all
+boilerplate, they are told apart. Two copies of one page are a different case. If a source has the page many times, all
 its shingles look like boilerplate, and only the differences of the copies would be compared. So the boilerplate is left
 out only if, in both texts, at least the share LEAST of the shingles are not boilerplate.
 """
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     Hashes = NDArray[np.uint64]
 
-#: smallest share of a text's shingles that must be no boilerplate, for boilerplate to be left out
+#: boilerplate is left out of a comparison only if at least this share of the shingles of each text remains
 LEAST = 0.1
-#: most documents of a source that may share a text without its being boilerplate, however few documents the source has.
-#: A small share of few documents is one or two: without this limit, what a page and its copy share would be boilerplate
+#: shingles of at most this many documents of a source are no boilerplate, however few documents the source has. A small
+#: share of few documents is one or two: without this limit, what a page and its copy share would be boilerplate
 COPIES = 10
 #: memory that boilerplate takes in a task that compares texts, in MB
 MEMORY_MB = 64
@@ -72,13 +72,11 @@ class Boilerplate:
 
 def _frequent(documents: Sequence[int], set_of: Callable[[int], Hashes], limit: int) -> Hashes:
     """Return the shingles that more than `limit` of the `documents` have, sorted. `set_of` returns the shingle set of a
-    document.
+    document. No shingle is returned that `limit` documents or fewer have, but one near the limit may be missed.
 
     Memory is bounded. The first pass over the sets counts in 2**_BITS counters, each for many shingles. The second pass
-    counts exactly those shingles whose counter exceeds the limit. If there are more than _MOST of these shingles, the
-    rarest are dropped, and the count of the rarest one is subtracted from the counts of the others (Misra and Gries
-    1982). A shingle near the limit may therefore be missed, but no shingle is returned that `limit` documents or fewer
-    have.
+    counts exactly those shingles whose counter exceeds the limit. If there are more than _MOST of these, the rarest are
+    dropped, and the count of the most frequent one dropped is subtracted from the other counts (Misra and Gries 1982).
     """
     shift, counters = np.uint64(64 - _BITS), np.zeros(1 << _BITS, np.uint32)
     for document in documents:

@@ -39,8 +39,8 @@ class Clusters:
 
     Arguments: `links` (references to files of EDGE records, pairs of documents), `firsts` (for each of these files the
     number to add to the part numbers in its records), `groups` (number of the first part of each group of parts; a part
-    is a file of documents). `$volatile` holds arguments that do not change the task's key; here this is `folded`, the
-    number of edges that are held in memory before they are reduced to a forest.
+    is a file of documents), and `folded` (the number of edges that are held in memory before they are reduced to a
+    forest). `folded` is under `$volatile`, which holds arguments that do not change the task's key.
 
     The task writes the exchange file `members.seg` (a MEMBER record for each document, in buckets by number of the
     group). It counts the candidates (documents that have an edge), the clusters, the documents of the largest cluster,
@@ -88,8 +88,8 @@ def edges_of(inputs: Inputs, links: Sequence[FileRef], firsts: Sequence[int], mo
 
 
 def real(nodes: NDArray[np.uint64], roots: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return only those nodes of the graph, with their roots, that are documents. Other nodes stand for band keys of
-    old documents (KEYS)."""
+    """Return the nodes that are documents, with their roots. The other nodes, which stand for band keys of old
+    documents (KEYS), are left out."""
     documents = nodes < np.uint64(KEYS << 32)
     return (nodes, roots) if documents.all() else (nodes[documents], roots[documents])
 
@@ -116,10 +116,10 @@ def cluster_counters(candidates: int, sizes: NDArray[Any]) -> Counters:
 
 
 def cluster_waves(firsts: list[int], sizes: Sizes = SIZES, linking: Sequence[str] = ("links",)) -> list[Wave]:
-    """Return the waves (groups of tasks that may run at the same time) that find the clusters of near-duplicates. The
-    waves read the edges that the waves `bands` and `linking` have written. The last of them, `clusters`, writes files
-    `members.seg`, which say to which cluster a document belongs. `firsts` holds the number of the first part (file of
-    documents) of each group of parts."""
+    """Return the waves (groups of tasks that may run at the same time) that find the clusters of near-duplicates. They
+    read the edges that the wave `bands` and the waves named in `linking` have written. The last of them, `clusters`,
+    writes files `members.seg`, which say to which cluster a document belongs. `firsts` holds the number of the first
+    part (file of documents) of each group of parts."""
     def linked(done: Done) -> int:
         """Return the number of edges between documents that the earlier waves have written."""
         return sum(r.counters["linked"] for wave in ("bands", *linking) for r in done[wave])

@@ -11,10 +11,11 @@ documents. Each entry below names a wave, what one of its tasks reads, and what 
 
     documents  a group of parts   → a record for each document, by its id, and for each removed document a record that
                                     adds its count to the document that was kept instead
-    sums       a range of ids     → what is added to the count of each document. If the document was itself removed
-                                    (for another property that `exact` compares), the sum goes on to the one kept
-                                    instead, in a further wave of sums
+    sums       a range of ids     → what is added to the count of each document
     counts     a group of parts   → `counts.PART.parquet`: for each row, how many further documents it stands for
+
+A document that was kept instead of another may itself be removed, for another property that `exact` compares. What was
+added to its count then goes on to the document that was kept instead of it, in a further wave of sums.
 """
 
 from __future__ import annotations
@@ -63,8 +64,7 @@ def count_waves(parts: Sequence[PartRef], slices: Sequence[FileRef | None], stor
     barrier's input stands for.
 
     `slices` are the removal slices (rows to drop) of the parts. `stored` says whether the documents may have a
-    `dup_count` from an earlier pass. `rounds` is the length of the longest chain of removals (`Barrier.rounds`): 2 if a
-    document may be removed in favour of one that is itself removed in favour of a third.
+    `dup_count` from an earlier pass. `rounds` says how many removals may follow each other (`Barrier.rounds`).
     """
     plan = groups(parts, sizes)
     buckets = sizes.buckets(sum(group.rows for group in plan) * COUNTED.itemsize, len(plan))
@@ -110,11 +110,12 @@ class CountDocuments:
     """Task that lists the documents of one group of parts (files of documents) by id, and the counts that removed
     documents pass on to kept ones.
 
-    Arguments: `parts`, for each part {`side`: its side table, `removed`: its removal slice (rows to drop) or null,
-    `counts`: its counts from earlier barriers or null, `text`: its documents, if these may have the signal `dup_count`,
-    or null}, and `buckets` (number of ranges of ids). The task writes exchange files of COUNTED records:
-    `documents.seg` has one record for each document. `owed.seg` has one for each removed document, with the id of the
-    document that was kept instead, and the count that is to be added to the kept document's.
+    Arguments: `buckets` (number of ranges of ids) and `parts`, which has references to the files of each part: `side`
+    (its side table), `removed` (its removal slice), `counts` (its counts from earlier barriers) and `text` (its
+    documents, needed only if they may have the signal `dup_count`). All but `side` may be null.
+
+    The task writes two exchange files of COUNTED records. `documents.seg` has one record for each document. `owed.seg`
+    has one for each removed document, with its count and the id of the document that was kept instead.
     """
 
     name = "count_documents"
@@ -221,13 +222,13 @@ class CountSlices:
 
 def _write(out: Out, name: str, records: NDArray[Any], buckets: int) -> None:
     """Write COUNTED records as an exchange file (by which a task passes records to later ones), in buckets by document
-    id. Each record adds a number to the count of one document."""
+    id."""
     write_segments(out, name, records, bucket_of(mix(records["id_hi"]), buckets), buckets, _KEY)
 
 
 def _read_counts(inputs: Inputs, ref: FileRef | None) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the columns `row` and `more` of the file of counts of a part: the rows of documents, and how many further
-    documents each of them stands for. If the part has no such file (`ref` is None), both columns are empty."""
+    """Return the columns `row` and `more` of the file of counts of a part. `more` says for how many further documents
+    the document in `row` stands. If the part has no such file (`ref` is None), both columns are empty."""
     if ref is None:
         return np.zeros(0, np.uint32), np.zeros(0, np.uint64)
     table = read_table(inputs.fetch(ref))
@@ -235,8 +236,9 @@ def _read_counts(inputs: Inputs, ref: FileRef | None) -> tuple[NDArray[Any], NDA
 
 
 def _counts_of(inputs: Inputs, refs: dict[str, Any], rows: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return for how many documents each of the given rows of a part (file of documents) stood before the barrier,
-    itself included."""
+    """Return the count that each document of a part had before the barrier: the number of documents for which it
+    stands, itself included. `rows` holds the rows of the documents in the part, and `refs` the references to the part's
+    files."""
     counts = np.ones(len(rows), np.uint64)
     if refs["text"] is not None:
         with open_parquet(inputs.fetch(refs["text"])) as file:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-#: hashes of a signature that `shape` does not exceed without need; the default of 14 × 8 has 112
+#: most hashes of a signature that `shape` chooses, unless one row per band needs more; the default of 14 × 8 has 112
 HASHES = 128
 #: most bands and rows of a signature
 BANDS, ROWS = 256, 64

@@ -1,4 +1,4 @@
-"""Removes exact duplicates, by text, URL or metadata: the recipe step `exact`, and the stage that computes its hashes.
+"""Removes exact duplicates, by text, URL or metadata: the recipe step `exact`.
 
     - exact                                    # the same text
     - {exact: {by: both}}                      # first one document per URL, then one document per text
@@ -9,9 +9,9 @@ is the document from the first dataset in `priority:`. If that dataset has sever
 of them stays, and of equally long ones the one with the smallest id.
 
 A part is a file of documents. An earlier pass has stored the hashes of a part's documents in a side table beside the
-part. Tasks then work in three waves; the tasks of a wave may run at the same time. If documents are compared by several
-properties, the first two waves run for each property in turn. Each entry below names a wave, what one of its tasks
-reads, and what the task writes.
+part (`stages.dedup.exact_hash`). Tasks then work in three waves; the tasks of a wave may run at the same time. If
+documents are compared by several properties, the first two waves run for each property in turn. Each entry below names
+a wave, what one of its tasks reads, and what the task writes.
 
     map     a group of parts     → one record per hash: the group's best document with that hash
     reduce  a range of hashes    → survivors: the document that stays for each hash that occurs more than once, sent to
@@ -23,19 +23,15 @@ A hash that a million documents share costs only one record per group of parts.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import xxhash
 from pydantic import field_validator, model_validator
 
 from pipeline.base.errors import TokenmillError
 from stages.barrier import COUNT, Done, FileRef, PartRef, TaskDraft, TaskResult, Wave, WaveTasks, write_slice
+from stages.dedup.exact_hash import ExactConfig
 from stages.dedup.exact_index import index_wave, lookup_wave, old_hashes
 from stages.dedup.fragment import (
     SIZES,
@@ -62,17 +58,9 @@ from stages.dedup.index import (
     fine_buckets,
     key_files,
 )
-from stages.dedup.survivor import COLUMN, DEFAULT, checked, in_order, order_bytes, preference, signals, stored
-from stages.dedup.units import same_text
-from stages.stage import Stage, StageConfig, keyed_settings, signal
+from stages.dedup.survivor import in_order, preference, signals
+from stages.stage import keyed_settings
 from stages.task import Counters, Cursor, Inputs, Out
-
-if TYPE_CHECKING:
-    from stages.document import Document
-
-_SPACE = re.compile(r"\s+")
-#: the properties by which documents are compared, in words
-_PROPERTIES = "text, bytes, no-space, url and meta.KEY"
 
 
 class NoSuchMetadata(TokenmillError):
@@ -80,107 +68,9 @@ class NoSuchMetadata(TokenmillError):
     under that key."""
 
 
-class ExactConfig(StageConfig):
-    by: str | tuple[str, ...] = signal(
-        "text", f"what makes two documents equal: one or several of {_PROPERTIES}; documents are compared by the first "
-                "of a list, and those that stay by the next; both: [url, text]")
-    normalise: bool = signal(True, "with by: text, texts that differ only in white space and case count as equal; "
-                                   "false: only texts of the same bytes do")
-    prefer: tuple[str, ...] = signal(
-        DEFAULT, "which of equal documents is kept: priority, newest, signal:NAME (largest value), longest; the first "
-                 "by which the documents differ decides, and at last the smallest id", added=True)
-
-    @field_validator("by")
-    @classmethod
-    def _known(cls, by: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        names = _names(by)
-        for name in names:
-            if name not in ("text", "bytes", "no-space", "url") and not (name.startswith("meta.") and name != "meta."):
-                raise ValueError(f"{name!r} is nothing that documents can be compared by: name one or several of "
-                                 f"{_PROPERTIES}, or both")
-        if not names or len(set(names)) < len(names):
-            raise ValueError("name at least one property, and each once")
-        return by
-
-    _checked = field_validator("prefer")(checked)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The properties by which documents are compared, in the order in which the step applies them."""
-        return _names(self.by)
-
-
-def _names(by: str | tuple[str, ...]) -> tuple[str, ...]:
-    return ("url", "text") if by == "both" else (by,) if isinstance(by, str) else by
-
-
 def reason(column: str) -> str:
     """Return the reason under which a document is dropped that equals a kept one in the property `column`."""
     return "exact_meta" if column.startswith("meta.") else f"exact_{column.replace('-', '_')}"
-
-
-def same_url(url: str) -> str:
-    """Return the form in which `exact` compares URLs (RFC 3986, 6.2.2-3; the scheme as in SURT keys). http and https
-    are equal, the host is in lower case, the ports 80 and 443, a user name and the fragment are removed, and an empty
-    path becomes "/". All other paths, and queries that are not empty, stay unchanged. From a URL of another scheme, or
-    one that cannot be parsed, only the white space at its ends is removed."""
-    url = url.strip()
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        return url
-    if parts.scheme not in ("http", "https") or not host:
-        return url
-    place = host if port in (None, 80, 443) else f"{host}:{port}"
-    return f"//{place}{parts.path or '/'}" + (f"?{parts.query}" if parts.query else "")
-
-
-def _digest(text: str) -> bytes:
-    return xxhash.xxh3_128_digest(text.encode("utf-8", "surrogatepass"))
-
-
-class ExactHash(Stage):
-    """Compute the xxh3_128 hashes by which `exact` finds duplicates, one for each property that the setting `by` names.
-    The hash of a property that the document lacks is empty: the hash of the URL if it has no URL, and the hash of a
-    metadata key if the key is missing or its value is an empty text. The columns `text` and `url` exist even if `by`
-    does not name them; in that case, all hashes in the column are empty."""
-
-    name = "exact_hash"
-    version = 1
-    cost_ms = 0.05
-    side = pa.schema([("text", pa.binary()), ("url", pa.binary()), ("chars", pa.uint32())])
-    Config = ExactConfig
-
-    def __init__(self, config: Any = None, **kw: Any) -> None:
-        super().__init__(config, **kw)
-        for column in self.config.columns:
-            if column not in ("text", "url"):
-                self.side = self.side.append(pa.field(column, pa.binary()))
-        if stored(self.config.prefer):
-            self.side = self.side.append(COLUMN)
-
-    def reads(self) -> dict[str, str]:
-        return dict.fromkeys(signals(self.config.prefer), "prefer")
-
-    def process(self, doc: Document) -> str | None:
-        side: dict[str, Any] = {"text": b"", "url": b"", "chars": len(doc.text)}
-        for column in self.config.columns:
-            side[column] = self._hash(doc, column)
-        if stored(self.config.prefer):
-            side["order"] = order_bytes(doc, self.config.prefer)
-        doc.side[self.name] = side
-        return None
-
-    def _hash(self, doc: Document, column: str) -> bytes:
-        if column == "url":
-            return _digest(same_url(doc.url)) if (doc.url or "").strip() else b""
-        if column.startswith("meta."):
-            value = doc.meta.get(column.removeprefix("meta."))
-            return b"" if value is None or value == "" else _digest(json.dumps(value, sort_keys=True))
-        if column == "no-space":
-            return _digest(_SPACE.sub("", doc.text.lower()))
-        return _digest(same_text(doc.text) if column == "text" and self.config.normalise else doc.text)
 
 
 class Exact(IndexedBarrier):
@@ -223,7 +113,7 @@ class Exact(IndexedBarrier):
         return len(self.config.columns)       # a document that is kept for one property may be removed for the next
 
     def prepare(self) -> tuple[str, dict[str, Any]]:
-        return "stages.dedup.exact:ExactHash", {name: value for name, value in keyed_settings(self.config).items()
+        return "stages.dedup.exact_hash:ExactHash", {name: value for name, value in keyed_settings(self.config).items()
                                                 if name in ExactConfig.model_fields}
 
     def _ranges(self, plan: Sequence[PartGroup]) -> int:

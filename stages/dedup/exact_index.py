@@ -11,7 +11,7 @@ import numpy as np
 from stages.barrier import Done, FileRef, TaskDraft, Wave
 from stages.dedup.fragment import bucket_of, files_of, id_text, runs
 from stages.dedup.hashed import hashed_dtype
-from stages.dedup.index import HASH, OLD, DedupIndex, found
+from stages.dedup.index import HASH, OLD, DedupIndex, look_up
 from stages.dedup.survivor import in_order, preference
 from stages.document import DuplicateId
 from stages.task import Counters, Cursor, Inputs, Out
@@ -58,7 +58,7 @@ def index_wave(column: str, done: Done, ranks: Sequence[int], ranges: int, bucke
 
 
 class ExactLookup:
-    """Task that looks up the hashes of new documents, those in one range of hashes, in the indexes of old documents.
+    """Task that looks up hashes of new documents in the indexes of old documents. It handles one range of hashes.
 
     Arguments: `maps` (references to the files `hashes.seg` of the new documents), `bucket` (number of the range),
     `ranges` (number of ranges of hashes), `indexes` (for each index its files of keys of the compared property),
@@ -83,7 +83,7 @@ class ExactLookup:
                 starts, _ = runs(block)
                 wanted = block[starts]
                 for keys in args["indexes"]:
-                    at, old = found(inputs, keys, wanted)
+                    at, old = look_up(inputs, keys, wanted)
                     _check_ids(block, old)
                     records = np.zeros(len(old), dtype)
                     for field in HASH.names or ():
@@ -104,12 +104,14 @@ def _check_ids(new: NDArray[Any], old: NDArray[Any]) -> None:
 
 
 class ExactIndex:
-    """Task that writes the hashes of one range, each with the document that stays for it, into one file of an index.
+    """Task that writes the hashes of one range into one file of an index. Each hash comes with the document that stays
+    for it, that is, the preferred one of all documents that have the hash.
 
     Arguments: `maps` (references to the files `hashes.seg` of the documents), `old` (reference to the file `hashes.seg`
-    of old documents, if there are any; these are left out of the index), `ranks` (the priority of each of these files),
-    `bucket` (number of the range), `ranges`, `buckets` (number of buckets of the file), `prefer`. The task writes the
-    exchange file `keys.seg` (HASH records).
+    of old documents, if there are any; their hashes are left out of the index), `ranks` (the priority of each of these
+    files), `bucket` (number of the range), `ranges` (number of ranges), `buckets` (number of buckets of the file that
+    is written), `prefer` (which of several documents stays). The task writes the exchange file `keys.seg` (HASH
+    records).
     """
 
     name = "exact_index"

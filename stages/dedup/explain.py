@@ -46,9 +46,9 @@ class Explanation:
 
     @property
     def confirmed(self) -> bool | None:
-        """Return whether the step `minhash` may remove the removed text because of the kept one. With `boilerplate`,
-        the decision uses the similarity that the run recorded, because two texts alone do not show what is boilerplate.
-        If the run recorded none, the result is None (unknown)."""
+        """Return whether the two texts justify the removal under the settings of the step `minhash`. With
+        `boilerplate`, the similarity that the run recorded decides, because two texts alone do not show what is
+        boilerplate. If the run recorded none, the result is None (unknown)."""
         similarity = self.similarity if self.boilerplate is None else self.recorded_similarity
         if similarity is None:
             return None

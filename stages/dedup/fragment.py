@@ -4,10 +4,12 @@ They handle parts (files of documents), groups of parts, side tables (hashes of 
 (lists of rows to drop from a part).
 
 In one deduplication a document is identified by its *place*: ``part << 32 | row``, a uint64, half the size of a
-document id. A task that reads one group of parts numbers the parts from the start of the group, so that its result can
-be reused when other groups change. Later tasks add the number of the group's first part. Places depend on how the
-documents are divided into parts, but no result of a deduplication may depend on this division. The order of documents,
-the choice of the kept ones and the names of clusters are therefore determined by ids (docs/contracts.md: Identity).
+document id. A task that reads one group of parts numbers the parts from the start of the group. Its result can thus be
+reused when other groups change. Later tasks add the number of the group's first part.
+
+Places depend on how the documents are divided into parts, but no result of a deduplication may depend on this division.
+The order of documents, the choice of the kept ones and the names of clusters are therefore determined by ids
+(docs/contracts.md: Identity).
 """
 
 from __future__ import annotations
@@ -71,9 +73,9 @@ class Sizes:
 SIZES = Sizes()
 
 ID = [("id_hi", "<u8"), ("id_lo", "<u8")]
-#: the value of each byte as a hexadecimal digit, or 255
+#: the value of each byte as a hexadecimal digit in lower case, or 255
 _DIGITS = np.full(256, 255, np.uint8)
-for _digit in "0123456789abcdefABCDEF":
+for _digit in "0123456789abcdef":
     _DIGITS[ord(_digit)] = int(_digit, 16)
 #: why a document is removed: it resembles the kept document, or the kept document contains it
 SIMILAR, CONTAINED = 1, 2
@@ -83,7 +85,7 @@ VERDICT = np.dtype([("part", "<u4"), ("row", "<u4"), ("removed", "<u4"), ("simil
                     ("kept_hi", "<u8"), ("kept_lo", "<u8"), ("cluster_hi", "<u8"), ("cluster_lo", "<u8")])
 #: a kept document (its part and row within its group) and the id of another kept document that it resembles
 NEAR = np.dtype([("part", "<u4"), ("row", "<u4"), ("id_hi", "<u8"), ("id_lo", "<u8"), ("similarity", "<f8")])
-#: how many of the documents that a kept document resembles are named in a slice, the most similar ones
+#: most documents that a slice names as similar to one kept document
 _MOST_NEAR = 16
 
 
@@ -119,9 +121,9 @@ def groups(parts: Sequence[PartRef], sizes: Sizes = SIZES) -> list[PartGroup]:
     have one priority. They hold at most `group_bytes` of text and `group_rows` documents, except that a single part may
     be larger.
 
-    A group that has reached half of either limit ends after the next part whose key has a hash in a certain range (true
-    of one part in four). Where a group ends therefore depends mostly on the keys of its own parts. So a part that is
-    added changes its own group and seldom any other group.
+    Where a group ends depends mostly on the keys of its own parts, so that an added part changes its own group and
+    seldom any other group. For this, a group that is at least half full ends at the next part whose key has a hash in a
+    certain range, which is true of one part in four.
     """
     max_bytes, max_rows = sizes.group_bytes, sizes.group_rows
     out: list[PartGroup] = []
@@ -158,8 +160,8 @@ def places(part: int, rows: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def split_place(place: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return (the number of the part, the number of the row) of each document in `places`. A document is given by its
-    place, part << 32 | row, where a part is a file of documents."""
+    """Return (the number of the part, the number of the row) of documents, each given by its place, part << 32 | row. A
+    part is a file of documents."""
     return (place >> np.uint64(32)).astype(np.uint32), (place & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 
 
@@ -190,7 +192,7 @@ def ids_to_ints(ids: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint64], ND
     digits = _DIGITS[np.frombuffer(column.buffers()[2] or b"", np.uint8)[ends[0]:ends[-1]]]
     if column.null_count or (np.diff(ends) != 32).any() or (digits > 15).any():
         strange = next((id_text for id_text in column.to_pylist() if not _is_id(id_text)), None)
-        raise ValueError(f"document id {strange!r} is not 32 hex digits (see stages.document.document_id)")
+        raise ValueError(f"document id {strange!r} is not 32 lower-case hex digits (see stages.document.document_id)")
     both = (digits[::2] << 4 | digits[1::2]).view(">u8").reshape(-1, 2).astype(np.uint64)
     return both[:, 0].copy(), both[:, 1].copy()
 
@@ -270,9 +272,10 @@ def joined(rows: NDArray[Any]) -> NDArray[np.bytes_]:
 
 # -- removal slices --------------------------------------------------------------------------------------------------
 def most_similar(documents: NDArray[Any], near: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the numbers of those of the NEAR records `near` that name, for each of the documents, the _MOST_NEAR most
-    similar others (the first ones by id if several are equally similar), by document and in this order. Record n is
-    about the document documents[n]."""
+    """Choose the NEAR records that are written about each document: those of the _MOST_NEAR most similar other
+    documents. Of equally similar ones, those with the smallest ids are chosen. documents[n] is the document that record
+    near[n] is about. Returns the numbers of the chosen records, sorted by document, then from the most to the least
+    similar."""
     order = np.lexsort((near["id_lo"], near["id_hi"], -near["similarity"], documents))
     starts = np.searchsorted(documents[order], documents[order])              # where the records of its document begin
     return order[np.arange(len(order)) - starts < _MOST_NEAR]
@@ -280,11 +283,13 @@ def most_similar(documents: NDArray[Any], near: NDArray[Any]) -> NDArray[np.int6
 
 def slice_table(rows: NDArray[Any], removed: NDArray[np.bool_], reason: str | Sequence[str],
                 verdicts: NDArray[Any], near: NDArray[Any] | None = None) -> pa.Table:
-    """Return a removal slice (a list of documents to drop, with SLICE_SCHEMA) from the verdicts on the documents of one
-    part. For each document, `rows` holds its row, `removed` whether it is dropped, and `verdicts` its VERDICT record.
-    All three are sorted by row. `reason` is one text for all documents, or a list with one for each. `near` holds the
-    part's NEAR records, each of which names a kept document that resembles a document of the part. For each document,
-    the slice names the `most_similar` ones."""
+    """Return the removal slice (with SLICE_SCHEMA) of one part, from the verdicts on its documents.
+
+    Each document has an entry in three arrays, which are sorted by row: `rows` (its row), `removed` (whether it is
+    dropped) and `verdicts` (its VERDICT record). `reason` is one text for all documents, or a list with one for each.
+    `near` holds the part's NEAR records, each of which names a kept document that resembles a document of the part. The
+    slice names the most similar of these for each document.
+    """
     beside: dict[int, list[dict[str, Any]]] = {}
     if near is not None and len(near):
         near = near[most_similar(near["row"], near)]
@@ -307,7 +312,7 @@ def slices_of(all_groups: Sequence[PartGroup], results: Sequence[TaskResult],
               kind: str = "slice") -> Iterator[FileRef | None]:
     """Yield, for every part (file of documents) of the groups in order, a reference to the part's removal slice (the
     list of rows to drop), or None if the part has none. `results` holds for each group the result of the task that
-    wrote the slices of its parts. If `results` is empty, no part has a slice. With `kind: counts`, the references are
+    wrote the slices of its parts. If `results` is empty, no part has a slice. If `kind` is "counts", the references are
     to the parts' files of counts (`stages.dedup.counts`) instead."""
     for number, group in enumerate(all_groups):
         files: Mapping[str, FileRef] = results[number].files if results else {}

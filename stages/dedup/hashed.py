@@ -31,9 +31,9 @@ def hashed_dtype(prefer: Sequence[str]) -> np.dtype[Any]:
 
 def rows_of(inputs: Inputs, sides: list[FileRef], columns: list[str],
           prefer: Sequence[str] = ()) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield, for each part (file of documents), a dict of the column names and their records. A column holds the hashes
-    of one property, such as the URL, and has a record for each document with a hash. A record has the fields of
-    `hashed_dtype`, and the document's `part` and `row`. `sides` refers to the side tables, which hold the hashes."""
+    """Yield a dict for each part (file of documents): {column: records}. A column holds the hashes of one property,
+    such as the URL, and there is a record for each document with a hash. A record has the fields of `hashed_dtype`, and
+    the document's `part` and `row`. `sides` refers to the side tables, which hold the hashes."""
     dtype = np.dtype([("part", "<u4"), ("row", "<u4"), *hashed_dtype(prefer).descr])
     for part, ref in enumerate(sides):
         table = read_side(inputs.fetch(ref), ["id", "chars", *columns, *(["order"] if stored(prefer) else [])])

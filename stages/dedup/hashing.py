@@ -13,9 +13,9 @@ these:
                 mixed; the finaliser does that.
 ``datatrove``   Bit-equal to datatrove 0.10.1. Words are spaCy's English words of the simplified text. A shingle is its
                 words joined by a space, hashed by sha1 (first 8 bytes, little-endian) or xxh64 (stages.text.ngrams).
-                The permutations are ``(x * a + b) % (2**61 - 1)`` *after* ``x * a + b`` has wrapped modulo 2**64.
-                datatrove's comment calls this a universal hash. It is not one, but FineWeb's signatures were computed
-                with it.
+                The hash functions are ``(x * a + b) % (2**61 - 1)`` *after* ``x * a + b`` has wrapped modulo 2**64.
+                datatrove's comment calls them a universal hash, which they are not because of the wrapping. They are
+                kept so because FineWeb's signatures were computed with them.
 ``datasketch``  Bit-equal to a `datasketch.MinHash` that is updated with every shingle (scheme "legacy", the only one
                 before datasketch 2). Words are those of ``tokenmill``. A shingle is its words joined by a space. The
                 signature uses the first 4 bytes of its sha1; texts are compared by the first 8.
@@ -99,7 +99,7 @@ def _hashes_by_script(data):
     """Return the FNV-1a hash of each word of a text. Words end at spaces, and characters of the scripts in UNSPACED are
     a word each."""
     out = np.empty(data.shape[0], np.uint64)
-    count, start, end, hashed = 0, 0, -1, _FNV_START   # of the current word; its end is known if it is one character
+    count, start, end, hashed = 0, 0, -1, _FNV_START   # of the word; `end`: only of one that is one character
     for i in range(data.shape[0]):
         byte = data[i]
         begins_word = byte >= 0xE0 and _unspaced(_wide_code(data, i))
@@ -126,7 +126,7 @@ def _hashes_by_script(data):
 def _hashes_by_space(data):
     """Return the FNV-1a hash of each word of a text whose words end only at spaces.
 
-    For speed, one loop hashes both halves of the text: each step of FNV-1a waits for the multiplication of the step
+    For speed, one loop hashes both halves of the text. Each step of FNV-1a waits for the multiplication of the step
     before, so two independent sequences of steps overlap. The loop has no branch that depends on where words end,
     because processors would often mispredict it.
     """
@@ -162,9 +162,9 @@ def _after_byte(byte, count, hashed, inside):
 
 @njit(cache=True)
 def _rest(data, out, count, hashed, inside):
-    """Hash the words of the rest of a text, `data`, which may begin within a word. `out` already has the hashes of the
-    `count` words before the rest, and gets those of its words. `hashed` and `inside` are results of `_after_byte`.
-    Returns the number of words, including those before the rest."""
+    """Hash the words of `data`, the rest of a text, which may begin within a word. `out` holds the hashes of the
+    `count` words before the rest, and the new hashes are written behind them. `hashed` and `inside` are results of
+    `_after_byte`. Returns the number of words, including those before the rest."""
     for i in range(_U(data.shape[0])):
         out[count] = hashed
         count, hashed, inside = _after_byte(_U(data[i]), count, hashed, inside)
@@ -184,9 +184,8 @@ def _join(words, ngram):
 
 @njit(cache=True)
 def _minima(shingles, a, b):
-    """Return the smallest value that each permutation x -> a x + b modulo 2**64 takes over the shingles (hashes of word
-    n-grams). The result has one value for each pair of entries of `a` and `b`. This is the function of the dialect
-    ``tokenmill``; `_minima_mersenne` is that of ``datatrove``."""
+    """Return the smallest value that each permutation x -> a[i] x + b[i] modulo 2**64 takes over the shingles (hashes
+    of word n-grams). This is the function of the dialect ``tokenmill``; `_minima_mersenne` is that of ``datatrove``."""
     out = np.full(a.shape[0], _U(0xFFFFFFFFFFFFFFFF))
     for number in range(shingles.shape[0]):
         shingle = shingles[number]
@@ -304,9 +303,9 @@ def word_shingles(simplified: NDArray[np.uint8], ngram: int) -> tuple[Hashes, in
 
 @njit(cache=True)
 def _shingles_of_texts(simplified, ends, ngram, out, counts):
-    """Write the hashes of the runs of `ngram` words of many texts to `out`, one text after another, and the number of
-    hashes of each text to `counts`. `simplified` holds all texts one after another, and `ends` the position where each
-    ends. Returns the number of hashes of all texts."""
+    """Hash the runs of `ngram` words of many texts. `simplified` holds all texts one after another, and `ends` the
+    position where each ends. Writes the hashes to `out`, one text after another, and their number in each text to
+    `counts`. Returns the number of hashes of all texts."""
     total, start = 0, 0
     for number in range(ends.shape[0]):
         shingles = _join(_word_hashes(simplified[start:ends[number]]), ngram)

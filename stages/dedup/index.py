@@ -6,16 +6,17 @@ removed in favour of a new one, and the decision about it never changes. A new d
 run over all documents, with the old datasets first in `priority:`, would remove it. For this, an index needs only
 documents that its deduplication kept:
 
-  * `exact` removes a document if one that *stays* by the same property has its hash. Of every hash, one document stays.
-    (This document may be removed by a later property, or by a later step. Its hash then still removes others, as in one
-    run over all.)
+  * `exact` keeps one document of each hash of a property, and the index names it. A later property or step may remove
+    this document. Its hash then still removes new documents, as in one run over all.
   * `minhash` compares a document only with documents that were *kept* before it and share a band key with it. If a new
     document resembles only an old one that was removed, it is kept, as it would be in one run over all.
 
 An index thus belongs to a step of a dataset, not to the dataset, and is made from what the step kept, before later
-steps. A run never changes it; `tokenmill dedup forget` makes a copy of an index without some documents, in another
-folder. Files of an index are ordinary outputs of tasks. They are exchange files, whose buckets have checksums of their
-own, so that a task reads and checks only the buckets that its documents need:
+steps. A run never changes it. `tokenmill dedup forget` writes the files of an index again without documents that were
+taken down, in its folder.
+
+The files of an index are ordinary outputs of tasks. Buckets of exchange files and blocks of texts have checksums of
+their own, so that a task reads and checks only those that its documents need:
 
     keys.seg       of each range of keys: KEY records (minhash: the band keys of kept documents) or HASH records
                    (exact: hashes of a property), sorted, in buckets of about BUCKET_BYTES
@@ -62,22 +63,23 @@ HASH = np.dtype([("hi", "<u8"), ("lo", "<u8"), *ID])
 
 
 def document_dtype(prefer: Sequence[str]) -> np.dtype[Any]:
-    """Return the dtype of a DOCUMENT record, which describes an old document: its id, the id that names its cluster,
-    its number of characters, the place of its text (`stages.dedup.index_texts`), and the numbers by which the
-    preferences `prefer` compare documents."""
+    """Return the dtype of a DOCUMENT record, which describes an old document. Its fields are the document's id, the id
+    that names its cluster, its number of characters, and the place of its text (`stages.dedup.index_texts`). If the
+    preferences `prefer` compare dates or signals, numbers for these follow."""
     return np.dtype([*ID, ("cluster_hi", "<u8"), ("cluster_lo", "<u8"), ("chars", "<u4"), ("number", "<u4"),
                      ("offset", "<u8"), ("size", "<u8"), ("sum", "<u8"), *order_field(prefer)])
 
 
 @dataclass(frozen=True)
 class DedupIndex:
-    """The description of an index, that is, of what a deduplication kept of a dataset.
+    """Describes an index, that is, what a deduplication kept of a dataset.
 
     `step` is the name of the deduplication, and `settings` are its settings and versions. `ranks` is the number of
-    priorities that its documents have; priorities are numbered from 0. `keys` holds for each property (of minhash:
-    `bands`) the files of keys, one for each range, and the number of buckets in each file. `groups` holds for each
-    group of documents its priority and its files; `exact` has no groups here. `documents` is, for `minhash`, the number
-    of kept documents that have band keys, and for `exact` the number of hashes of the first property.
+    priorities that its documents have; priorities are numbered from 0. `keys` describes the files of keys of each
+    property, as {property: {"files": one for each range, "buckets": number of buckets in each file}}. The only property
+    of `minhash` is `bands`. `groups` has an entry for each group of documents of `minhash`, with its priority and its
+    files; it is empty for `exact`. `documents` is the number of kept documents that have band keys (`minhash`), or of
+    hashes of the first property (`exact`).
     """
 
     step: str
@@ -116,8 +118,8 @@ class IndexedBarrier(Barrier):
 
     @property
     def no_index(self) -> str:
-        """Return the reason why the step can make no index (what it keeps depends on later documents), and which
-        setting to change. The result is "" if the step can make one."""
+        """Return why the step can make no index, and which setting to change; "" if it can make one. A step can make
+        none if what it keeps depends on later documents."""
         return ""
 
     def waves(self, parts: Sequence[PartRef], against: Sequence[DedupIndex] = ()) -> list[Wave]:
@@ -176,11 +178,13 @@ def records_of(inputs: Inputs, ref: FileRef, bucket: int, dtype: np.dtype[Any]) 
     return records
 
 
-def found(inputs: Inputs, keys: dict[str, Any], wanted: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Look up keys in the files of one property of an index. `keys` describes the files (`DedupIndex.keys`). `wanted`
-    holds the keys: records with the fields of KEY or HASH by which these are sorted, in that order. Returns two arrays
-    with an entry for each record of the index that has a wanted key: the number of the key in `wanted`, and the record.
-    Only buckets in whose range a wanted key lies are read."""
+def look_up(inputs: Inputs, keys: dict[str, Any], wanted: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Look up keys in the files of one property of an index, which `keys` describes (`DedupIndex.keys`).
+
+    `wanted` holds the keys, sorted, as records with the field `key` (for KEY records) or the fields `hi` and `lo` (for
+    HASH records). Returns two arrays with an entry for each record of the index that has a wanted key: the number of
+    the key in `wanted`, and the record. Only buckets in whose range a wanted key lies are read.
+    """
     field, *rest = ("key",) if "key" in (wanted.dtype.names or ()) else ("hi", "lo")
     files, buckets = keys["files"], keys["buckets"]
     if not files or not len(wanted):

@@ -3,11 +3,14 @@ reader of their texts.
 
 A file `texts.bin` holds the kept texts of one group of files, in the order of the documents. Of each text, it holds the
 first `max_chars` characters, as they were compared. Texts are compressed (zstd) in blocks of about BLOCK bytes, so that
-one text can be read without most others. A block begins with the number of bytes that its content has uncompressed
-(u4). The content, compressed, is the number of texts (u4), for each text the bytes of its language and of the text
-itself (u4 each), and then, in the same order, each language and text in UTF-8. Without `words: language`, languages are
-empty. A DOCUMENT record names the offset, the size and the xxh3-64 of the whole block, and the number of the text
-within the block.
+one text can be read without most others. A DOCUMENT record names the offset, the size and the xxh3-64 of a block, and
+the number of the text within the block. A block has the following layout, in which all numbers are u4:
+
+    size of the content before its compression
+    content, compressed:
+        number of texts
+        for each text, the bytes of its language and the bytes of the text
+        for each text, its language and the text in UTF-8; languages are empty without `words: language`
 """
 
 from __future__ import annotations
@@ -112,9 +115,9 @@ class IndexKeys:
 
 def _kept(inputs: Inputs, part: Mapping[str, Any], dtype: np.dtype[Any],
           args: Mapping[str, Any]) -> tuple[NDArray[Any], NDArray[np.uint64], list[str]]:
-    """Return three lists about those documents of a part that stay and have band keys: (their DOCUMENT records, their
-    band keys [documents, bands], their languages). The field `number` of a record is the row of the document in its
-    part."""
+    """Return three lists with an entry for each document of a part that was kept and has band keys: (its DOCUMENT
+    record, its band keys [documents, bands], its language). The field `number` of a record is the row of the document
+    in its part."""
     columns = ["id", "bands", "chars", *(["language"] if args["languages"] else []),
                *(["order"] if "order" in (dtype.names or ()) else [])]
     side = read_side(inputs.fetch(part["side"]), columns)

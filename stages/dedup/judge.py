@@ -42,10 +42,13 @@ def contained(similarity: float, size: int, other_size: int) -> float:
 
 
 class ClusterJudge:
-    """Decides which documents of clusters of near-duplicates are removed, one cluster after another. The methods name a
-    document by its row number in the array `candidates`, which is sorted by cluster, and within a cluster by the order
-    in which documents are decided. Kept documents that resemble each other are given to `write_near`, as (number of the
-    group of each document, NEAR record of it); no more than HELD pairs of them are held."""
+    """Decides which documents of clusters of near-duplicates are removed, one cluster after another.
+
+    The methods name a document by its row number in the array `candidates`. This array is sorted by cluster, and within
+    a cluster by the order in which documents are decided. Pairs of kept documents that resemble each other are written
+    by `write_near`, which gets two arrays: the number of a document's group, and a NEAR record about the document. At
+    most about HELD pairs are held before they are written.
+    """
 
     def __init__(self, candidates: NDArray[Any], file: NDArray[Any], rank: NDArray[Any], args: dict[str, Any],
                  sets: ShingleSetReader, counters: dict[str, int],
@@ -73,8 +76,8 @@ class ClusterJudge:
 
     @cached_property
     def place(self) -> list[tuple[int, int]]:
-        """Return (priority, negative number of characters) for each candidate. If `prefer` has its default, the
-        candidates of a cluster are ordered by this pair and then by id."""
+        """Return (priority, negative number of characters) for each candidate. The default of `prefer` orders the
+        candidates of a cluster by this pair, and then by id."""
         return list(zip(self.rank.tolist(), (-self.candidates["chars"].astype(np.int64)).tolist()))
 
     @cached_property
@@ -154,8 +157,8 @@ class ClusterJudge:
         self.counters["max_cluster_kept"] = max(self.counters["max_cluster_kept"], most_kept)
 
     def judge_cluster(self, start: int, stop: int, index: dict[int, list[int]] | None = None) -> None:
-        """Decide about the candidates from `start` up to, but not including, `stop`, which are a cluster. `index`
-        holds, by band key, documents that were kept before the cluster is judged, if there are any."""
+        """Decide about a cluster: the candidates from `start` up to, but not including, `stop`. `index` holds documents
+        that are already kept, by band key; documents that this call keeps are added to it."""
         index = {} if index is None else index
         survivors = 0
         if self.boilerplate is not None:
@@ -180,9 +183,9 @@ class ClusterJudge:
         self._count(survivors, stop - start - survivors, survivors)
 
     def _flush_near(self) -> None:
-        """Write the pairs of kept documents that resemble each other, as a record for each document of each pair, and
-        forget them. A template's pages have many such pairs, of which a slice names few, so only the most similar ones
-        are written."""
+        """Write the collected pairs of kept documents that resemble each other, as a NEAR record for each document of a
+        pair, and drop the pairs from memory. Pages of one template form very many pairs, but a removal slice names only
+        a few for each document. So only the most similar ones are written."""
         pairs = np.concatenate([*self._small_near, np.array(self._near, _PAIR)])
         self._near, self._small_near = [], [np.zeros(0, _PAIR)]
         i, j = pairs["candidate"], pairs["other"]
@@ -198,13 +201,15 @@ class ClusterJudge:
 
     def _twin(self, i: int, start: int,
               index: dict[int, list[int]]) -> tuple[int | None, float, list[tuple[int, float]]]:
-        """Look for a kept document that is similar enough to document `i` for `i` to be removed. `start` is the first
-        document of the cluster, and `index` holds the kept documents by band key. If `verify` is 0, the result for
-        every document but the first is `start`, and the similarity is NaN unless `record` asks for it.
+        """Look for a kept document in whose favour document `i` is removed. Returns (this document, or None if `i`
+        stays; the similarity of the two; (kept document, similarity) for each kept document that resembles `i`, if `i`
+        stays).
 
-        Returns (the kept document, or None if `i` stays; the similarity of the two; the kept documents that `i`
-        resembles, with similarities). Documents that share the most bands with `i` are compared first. Of documents
-        that share equally many, those that were kept first are compared first.
+        `index` holds the kept documents by band key, and `start` is the first document of the cluster. Documents that
+        share the most bands with `i` are compared first, and of these the one that comes first in the cluster.
+
+        If `verify` is 0, every document but the first is removed in favour of `start`. The similarity is then NaN,
+        unless `record` asks for it.
         """
         if not self.threshold:
             if i == start:
@@ -239,10 +244,11 @@ class ClusterJudge:
 
     def _nearest(self, kept: Sequence[int], i: int) -> Iterable[int]:
         """Choose the documents from `kept` that are nearest to document `i` in length, so that not all need to be
-        compared. `kept` holds kept documents with one band key, sorted by priority and then by length. Of the documents
-        with the priority of `i`, the result has up to `cap` shorter and `cap` longer ones. Of the documents with each
-        other priority, it has up to half as many (rounded up) on each side. Priorities that come after all kept
-        documents are left out."""
+        compared. `kept` holds kept documents with one band key, sorted by priority and then by length.
+
+        For each priority, the documents on either side of the place where the length of `i` belongs are chosen: up to
+        `cap` longer and `cap` shorter ones for the priority of `i`, and up to half as many (rounded up) for any other.
+        """
         nearest: dict[int, None] = {}
         rank, length = self.place[i]
         for priority in range((rank if self.by_place else self.last_rank) + 1):

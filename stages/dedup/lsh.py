@@ -76,10 +76,12 @@ class BandReduce:
     group), `bucket` (number of the range).
 
     The task writes the exchange file `links.seg` (EDGE records, pairs of linked documents, in one bucket), which
-    numbers parts over all groups. The task counts keys, edges (`linked`), collisions (documents that share a key with
-    others, summed over the keys), the documents of the most frequent shared key (`max_bucket`), and the shared keys by
-    number of documents: bin b counts the keys with 2**b <= documents < 2**(b + 1), b >= 1. The task holds only one
-    block of records in memory at a time, whatever the size of the bucket.
+    numbers parts over all groups. The task holds only one block of records in memory at a time, whatever the size of
+    the bucket.
+
+    The counters are `keys`, `linked` (edges), `collisions` (for each key that several documents share, the number of
+    these documents), `max_bucket` (the documents of the most frequent shared key) and `bucket_sizes`: {b: number of
+    keys that 2**b <= documents < 2**(b + 1) share}, b >= 1.
     """
 
     name = "lsh_reduce"

@@ -1,7 +1,7 @@
 """Removes near-duplicates by MinHash-LSH with verification: the recipe step `minhash`.
 
     - {minhash: {verify: 0.75}}                          # ours: LSH finds candidates, word 5-grams decide
-    - {minhash: {recall: 0.99, containment: 0.8}}        # finds 99 % at 0.75, and shorter texts inside longer ones
+    - {minhash: {recall: 0.99, containment: 0.8}}        # finds 99 % of the pairs, and texts inside longer ones
     - {minhash: {shingles: characters, ngram: 24}}       # NeMo's shingles
     - {minhash: {dialect: datatrove, verify: null}}      # FineWeb's: of every LSH cluster only one document is kept
     - {minhash: {dialect: datatrove, hash: xxhash, words: language, verify: null}}            # FineWeb-2's
@@ -81,7 +81,8 @@ class MinHash(IndexedBarrier):
     document of each cluster always stays: the longest of those from the first dataset in `priority:`, and of equally
     long ones the one with the smallest id. Any other document is removed only when its word n-gram Jaccard similarity
     with a kept document that shares a band with it is at least `verify` (see `stages.dedup.verify`). A document is
-    compared with at most `max_comparisons` kept documents.
+    compared with at most `max_comparisons` kept documents. The setting `prefer` lets other properties than priority and
+    length decide which document stays.
 
     With `verify: 0` or null, only one document of a cluster stays, and no texts are compared, as in FineWeb. (datatrove
     removes the same number of documents, but keeps an arbitrary one of each cluster.) `verify: record` removes the same
@@ -89,14 +90,15 @@ class MinHash(IndexedBarrier):
 
     With `containment`, a document is also removed if at least this share of its n-grams occurs in a kept document that
     shares a band with it and has at least as many n-grams. A text is thus never removed because it contains a shorter
-    one. The setting `prefer` replaces priority and length as what decides which document stays.
+    one.
 
-    With `boilerplate: 0.05`, a shingle is boilerplate if, among the documents of one cluster, more than 10 documents of
-    one input of the dataset have it, and these are more than 5 % of that input's documents. Boilerplate is left out
-    when two texts are compared, unless less than a tenth of one of the texts would be left.
+    With `boilerplate: 0.05`, the shingles that many documents of one input have are left out when texts are compared.
+    These are shingles that, within a cluster, more than 10 documents have, and more than 5 % of all documents of the
+    input. They are not left out if less than a tenth of one of the two texts would remain.
 
     The setting `recall` is a probability, and replaces `bands` and `rows`. These are then chosen so that two documents
-    of similarity `verify` share a band with at least this probability. `tokenmill plan` prints the probabilities for
+    of similarity `verify` share a band with at least this probability. With `containment`, this also holds for two
+    equally long texts of which one contains that share of the other. `tokenmill plan` prints the probabilities for
     other similarities.
 
     In dialect tokenmill, texts of all languages are split into words alike: at white space, and in scripts without

@@ -61,9 +61,8 @@ class IndexPlan:
 
 
 def lookup_tasks(done: Done, against: Sequence[DedupIndex], firsts: list[int], ranges: int) -> Iterator[TaskDraft]:
-    """Yield the tasks that look up the band keys of new documents in the indexes `against`. `firsts` holds the number
-    of the first part of each group of new documents, and `ranges` is the number of ranges of keys, one for each
-    task."""
+    """Yield the tasks that look up the band keys of new documents in the indexes `against`: one for each of the
+    `ranges` ranges of keys. `firsts` holds the number of the first part of each group of new documents."""
     args: dict[str, Any] = {"maps": files_of(done["bands"], "bands.seg"), "firsts": firsts,
                             "indexes": [index.keys["bands"] for index in against],
                             "$volatile": {"groups": [len(index.groups) for index in against]}}
@@ -74,7 +73,7 @@ def lookup_tasks(done: Done, against: Sequence[DedupIndex], firsts: list[int], r
 
 
 def hit_bytes(done: Done) -> int:
-    """Return about how many bytes the records take that name old documents which share band keys with new ones."""
+    """Estimate the bytes of all HIT records, which pair new documents with old ones that share a band key."""
     return sum(task.counters["hits"] for task in done["lookup"]) * HIT_BYTES
 
 
@@ -90,9 +89,9 @@ def route_tasks(done: Done, plan: Sequence[PartGroup], buckets: int) -> Iterator
 
 def verify_args(done: Done, against: Sequence[DedupIndex], ranks: Sequence[int], signature: dict[str, Any],
                 signature_key: str) -> dict[str, Any]:
-    """Return those arguments of the task `stages.dedup.against:VerifyAgainst` that the task `Verify` lacks or that
-    differ from its. `ranks` holds the priority of each group of new documents. In the result, these come after the
-    priorities of all old documents."""
+    """Return the arguments of `stages.dedup.against:VerifyAgainst` that differ from those of `Verify` or come in
+    addition. `ranks` holds the priority of each group of new documents. In the result, old documents have the first
+    priorities, and those of new documents follow."""
     before = [sum(index.ranks for index in against[:number]) for number in range(len(against) + 1)]
     return {"touched": files_of(done["routes"], "touched.seg"), "signature": signature, "signature_key": signature_key,
             "ranks": [before[-1] + rank for rank in ranks],

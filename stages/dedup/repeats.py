@@ -311,8 +311,8 @@ def _repeated(rows: NDArray[Any], survivors: NDArray[Any]) -> tuple[NDArray[Any]
 
 def _slice(rows: NDArray[Any], kept: NDArray[Any], reason: str) -> pa.Table:
     """Return the removal slice of a part. `rows` are the passages to cut, sorted by document and by their position in
-    it, and `kept` holds for each of them the survivor, which is the equal passage that stays. Passages of a document
-    that touch or overlap become one passage if their survivors are in one document."""
+    it. `kept` holds for each of them its survivor: the equal passage that stays. Passages of a document that touch or
+    overlap become one passage if their survivors are in one document."""
     new = np.ones(len(rows), bool)
     new[1:] = ((rows["row"][1:] != rows["row"][:-1]) | (rows["start"][1:] > rows["end"][:-1])
                | (kept["id_hi"][1:] != kept["id_hi"][:-1]) | (kept["id_lo"][1:] != kept["id_lo"][:-1]))

@@ -53,7 +53,7 @@ def _sort(values, out, ends):
     if largest > _CROWDED:
         out.sort()
         return
-    for _ in range(2):                                    # puts most values in place, without branches on them
+    for _ in range(2):                                    # puts most values in place; no branch to mispredict
         for i in range(_U(1), count):
             left, right = out[i - _U(1)], out[i]
             out[i - _U(1)] = left if left < right else right
@@ -102,7 +102,7 @@ def distinct_of_texts(values: Hashes, counts: NDArray[np.int64]) -> tuple[Hashes
     out, counts = np.empty(len(values), np.uint64), counts.copy()
     most = int(counts.max(initial=0))
     sets = out[:_distinct_of_texts(values, counts, out, np.empty(2 * most + 2, np.uint32))]
-    # of a text that repeats itself, a view of a few values would keep the whole buffer in memory
+    # if few values are distinct, they are copied: a view would keep the whole buffer in memory
     return (sets.copy() if 2 * len(sets) < len(out) else sets), counts
 
 
@@ -199,8 +199,8 @@ def _judge_clusters(starts, stops, bands, values, offsets, counts, threshold, co
 def judge_clusters(starts: NDArray[np.int64], stops: NDArray[np.int64], bands: Hashes, values: Hashes,
                    offsets: NDArray[np.int64], counts: NDArray[np.int64], threshold: float, containment: float,
                    resembling: float) -> Decided:
-    """Decide which documents of small clusters are removed. The result is that of `stages.dedup.judge.ClusterJudge`, if
-    no document has so many kept documents before it that `ClusterJudge` would skip some comparisons.
+    """Decide which documents of small clusters are removed. The result is that of
+    `stages.dedup.judge.ClusterJudge.judge_cluster`, in clusters so small that its limit on comparisons has no effect.
 
     Cluster c has the documents from starts[c] to stops[c] (exclusive), in the order in which they are decided. Document
     i has the band keys bands[i]. Its shingle set is the counts[i] values from offsets[i] on in `values`. Pairs of kept

@@ -19,8 +19,8 @@ from stages.dedup.hashing import mix
 from stages.dedup.sets import SET_BYTES
 from stages.task import Inputs
 
-#: bytes of sets that are read at once, so that they fit into the processor's cache; and from each file, since a request
-#: to object storage costs as much as this many bytes
+#: _CHUNK: bytes of sets that are read at once; they fit into the processor's cache. _PIECE: bytes that should be read
+#: from each file at once, because a request to object storage takes as long as reading so many bytes.
 _CHUNK, _PIECE = 8 << 20, 256 << 10
 #: checksum of the bytes of a set
 _digest: Callable[[Any], int] = xxhash.xxh3_64_intdigest
@@ -127,7 +127,7 @@ class ShingleSetReader:
                                              (ends - counts)[runs].tolist(), stops.tolist()):
             handle: Any = self._opened(file)                   # the type BinaryIO lacks `readinto`
             handle.seek(8 * offset)
-            handle.readinto(data[8 * start:8 * stop])          # fewer bytes are noticed by their checksums
+            handle.readinto(data[8 * start:8 * stop])          # if fewer bytes are read, the checksums do not fit
         starts = ends - counts
         sums = [_digest(values[start:stop]) for start, stop in zip(starts.tolist(), ends.tolist())]
         if sums != records["sum"].tolist():

@@ -94,12 +94,15 @@ class MinHashSignature(Stage):
     """Compute the band keys of a document, by which the step `minhash` finds candidates for near-duplicates. A band key
     is a 64-bit hash of one band of the MinHash signature (Broder 1997).
 
-    The stage writes a row of a side table for each document. The column `bands` holds the band keys as little-endian
-    uint64. It is empty for a text of fewer than `ngram` words, which has no near-duplicates (the step `exact` finds its
-    duplicates). `chars` counts the characters of the whole text, and `words` the words of its first `max_chars`
-    characters. With `shingles: characters` or `tokens`, characters or tokens are counted instead of words. With `words:
-    language`, a column `language` holds the document's language, whose rules split the text into words. If `prefer`
-    names dates or signals, a column `order` holds their values (`stages.dedup.survivor`).
+    The stage writes a row of a side table for each document, with these columns:
+
+    - `bands`: the band keys as little-endian uint64. It is empty for a text of fewer than `ngram` words: such a text
+      has no near-duplicates, and the step `exact` finds its duplicates.
+    - `chars`: the number of characters of the whole text.
+    - `words`: the number of words of its first `max_chars` characters. With `shingles: characters` or `tokens`,
+      characters or tokens are counted here and in `ngram`.
+    - `language`: the document's language, whose rules split the text into words. Only with `words: language`.
+    - `order`: the dates and signals that `prefer` compares, if any (`stages.dedup.survivor`).
     """
 
     name = "minhash_signature"

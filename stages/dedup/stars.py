@@ -1,11 +1,11 @@
 """Finds the connected components of a graph of any size. The work is done in rounds of tasks, and a task reads one
 bucket of edges.
 
-The algorithm is that of Kiveris et al., "Connected Components in MapReduce and Beyond" (SoCC 2014). In a *large-star*
-round, the larger neighbours of every node are linked to the smallest among the node and its neighbours. In a
-*small-star* round, the node itself and its smaller neighbours are linked to that smallest node. When the two kinds of
-rounds alternate, every component becomes a star around its smallest node after O(log^2 n) rounds at most. The number of
-edges never grows. The result depends only on the graph and equals that of a union-find.
+The algorithm is that of Kiveris et al., "Connected Components in MapReduce and Beyond" (SoCC 2014). For each node, let
+m be the smallest of the node and its neighbours. A *large-star* round links the larger neighbours of the node to m. A
+*small-star* round links the node and its smaller neighbours to m. When the two kinds of rounds alternate, every
+component becomes a star around its smallest node after O(log^2 n) rounds at most. The number of edges never grows. The
+result depends only on the graph and equals that of a union-find.
 
 An edge is stored as two arcs, (u, v) and (v, u), each in the bucket of its first node. Buckets are sorted, so a task
 reads the neighbours of a node in ascending order, the smallest first, and holds only one block of arcs at a time. A
@@ -157,9 +157,9 @@ class Arcs:
 
 
 def neighbourhoods(blocks: Iterable[NDArray[Any]]) -> Iterator[Arcs]:
-    """Yield the arcs (directed edges) of a graph in blocks, without duplicates, each arc with the smallest neighbour of
-    its first node. `blocks` holds ARC records, sorted over all blocks. The neighbours of one node may be in several
-    blocks."""
+    """Yield the arcs (directed edges) of a graph in blocks, without duplicates. Each arc comes with the smallest of its
+    first node and that node's neighbours. `blocks` holds ARC records, sorted over all blocks. The neighbours of one
+    node may be in several blocks."""
     previous: tuple[int, int, int] | None = None     # the last arc, and `least` of its node
     for block in blocks:
         u, v = np.ascontiguousarray(block["u"]), np.ascontiguousarray(block["v"])

@@ -6,7 +6,7 @@
 
 A *window* is a run of `length` bytes (or tokens) of a text. A window is repeated if an equal one comes before it: in a
 document of an earlier dataset in `priority:`, in a document of the same dataset with a smaller id, or further up in the
-same document (not overlapping it). All bytes of repeated windows are cut, so one copy of every passage stays. (Lee et
+same document without overlapping it. All bytes of repeated windows are cut, so one copy of every passage stays. (Lee et
 al. 2022, arXiv 2107.06499, remove all copies.) The result depends only on the texts and ids (and the tokenizer).
 
 So that only few windows need to be compared, a pass first stores the *seeds* of each document: short runs of bytes that
@@ -14,13 +14,15 @@ represent its windows (`stages.dedup.windows`). A window whose seed occurs only 
 waves; the tasks of a wave may run at the same time. A group is several consecutive parts (files of documents), and a
 range is a range of hashes. Each entry below names a wave, what one of its tasks reads, and what the task writes.
 
-    seeds     side tables of a group → the hashes of its seeds, with their numbers
-    shared    a range of seeds       → those that occur more than once, sent to the groups that have them
+    seeds     side tables of a group → the hashes of the group's seeds, and how often each occurs
+    shared    a range of seeds       → the seeds that occur more than once, sent to the groups that have them
     windows   texts of a group       → the hashes of the windows with such seeds
-    first     a range of windows     → for each repeated window, the first one like it
+    first     a range of windows     → for each repeated window, where its first copy is
     runs      a group                → runs of repeated windows, with a cryptographic hash of their bytes
-    check     a group                → whether the first copy has the same bytes: equal hashes of windows prove nothing
+    check     a group                → the runs whose first copy, in this group, really has the same bytes
     slices    a group                → for each part, the passages to cut
+
+The wave check is needed because different windows may have equal hashes.
 """
 
 from __future__ import annotations

@@ -375,11 +375,10 @@ class SubstringSlices:
             for own in np.split(records, np.searchsorted(records["row"], rows[1:])):
                 cuts.append(cuts_of(own, args["merge"]))
                 size += sum(cut["end"] - cut["start"] for cut in cuts[-1])
-            table = pa.table({"row": pa.array(rows, pa.uint32()), "reason": [""] * len(rows), "cuts": cuts} | {
-                name: pa.nulls(len(rows), CUT_SCHEMA.field(name).type)
-                for name in ("kept", "similarity", "cluster", "near")}, pa.schema(
-                    [CUT_SCHEMA.field(n) for n in ("row", "reason", "cuts", "kept", "similarity", "cluster", "near")]))
-            write_slice(out, f"slice.{part}.parquet", table.select(CUT_SCHEMA.names))
+            columns = {"row": rows, "reason": [""] * len(rows), "cuts": cuts}
+            nulls = [None] * len(rows)
+            table = pa.table({name: columns.get(name, nulls) for name in CUT_SCHEMA.names}, CUT_SCHEMA)
+            write_slice(out, f"slice.{part}.parquet", table)
             documents, passages = documents + len(rows), passages + sum(map(len, cuts))
         return {"cut": {args["dataset"]: {"documents": documents, "passages": passages, "bytes": size}}}
 

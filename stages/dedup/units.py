@@ -21,8 +21,8 @@ _PAUSE = re.compile(rf"([{_END_MARKS}]++)[\"'”’»)\]」』）】]*+(\s*+)|{_
 
 
 class Stretch(NamedTuple):
-    """A run of consecutive units of a text: `compared` is the form in which it is compared, and `start` and `end` are
-    its position in the UTF-8 text, in bytes."""
+    """A run of consecutive units of a text. `compared` is the form in which the run is compared with others. `start`
+    and `end` are its position in the UTF-8 text, in bytes."""
 
     compared: str
     start: int
@@ -59,13 +59,13 @@ def stretches(text: str, unit: Unit, span: int, normalise: bool) -> Iterator[Str
     if span == 1:
         yield from map(Stretch._make, units)
         return
-    between = " " if normalise else "\n"            # where a unit ends makes no difference either
+    between = " " if normalise else "\n"            # a line break at the end of a unit counts as a space, too
     for first in range(len(units) - span + 1):
         run = units[first:first + span]
         yield Stretch(between.join(compared for compared, _, _ in run), run[0][1], run[-1][2])
 
 
 def same_text(text: str) -> str:
-    """Return a text in the form in which texts are compared: in lower case, with one space for every run of white space
-    and line breaks, and without white space at the ends."""
+    """Return a text in the form in which texts are compared: in lower case, with one space for each run of white space,
+    and without white space at the ends."""
     return " ".join(text.lower().split())

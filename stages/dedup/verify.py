@@ -2,11 +2,13 @@
 
 A cluster comes from locality-sensitive hashing (LSH), so its documents are only candidates for removal. If A shares a
 band of its MinHash signature with B, and B shares a band with C, all three are in one cluster, even if A and C differ.
-A template that thousands of pages share also puts these pages into one cluster, whatever else they contain (in Marin's
-audit of July 2026, 859,092 documents became 2). This module goes through the documents of a cluster in order: by the
-priority of their dataset, then longest first, then by id, or as the setting `prefer` says. It compares each document
-with the documents of the cluster that it has kept so far and that share a band key with the document. It removes the
-document if, for one of these kept documents, one of the following holds:
+A template that thousands of pages share also puts these pages into one cluster, whatever else they contain. If only one
+document of each cluster were kept, much text would be lost: in Marin's audit of July 2026, 859,092 documents became 2.
+
+This module goes through the documents of a cluster in order: by the priority of their dataset, then longest first, then
+by id, or as the setting `prefer` says. It compares each document with the documents of the cluster that it has kept so
+far and that share a band key with the document. It removes the document if, for one of these kept documents, one of the
+following holds:
 
     - Their Jaccard similarity is at least `verify`.
     - The kept document has at least as many n-grams as the other one, and at least the share `containment` of the
@@ -17,9 +19,10 @@ It keeps all other documents of the cluster.
 The similarity is |A and B| / |A or B|, where A and B are the sets of word n-grams of the two stored texts, as 64-bit
 hashes. The n-grams are those of the first `max_chars` characters of a text, simplified. With the setting `boilerplate`,
 n-grams that many documents of a source have may be left out of both sets (`stages.dedup.boilerplate`). Without this
-setting, anyone can recompute the similarity from the kept and the dropped text, as `stages.dedup.explain` does. Band
-keys are computed before personal data is scrubbed, while texts are stored and compared after it. The text behind a
-document's band keys and the text that is compared may thus differ in an e-mail address, for example, but both come from
+setting, anyone can recompute the similarity from the kept and the dropped text, as `stages.dedup.explain` does.
+
+Band keys are computed before personal data is scrubbed, while texts are stored and compared after it. The text behind a
+document's band keys and the text that is compared may thus differ, for example in an e-mail address, but both come from
 the same page.
 
 Texts are never passed from task to task. For each group of parts (files of documents), one task reads the texts of its
@@ -76,13 +79,15 @@ def candidate(bands: int, prefer: Sequence[str] = DEFAULT) -> np.dtype[Any]:
 
 class Shingles:
     """Task that computes the shingle sets (hashes of word n-grams) of those documents in one group of parts (files of
-    documents) that are candidates for removal.
+    documents) that are candidates for removal. Its arguments are:
 
-    Arguments: `members` (references to files of MEMBER records, which name the candidates and their clusters), `group`
-    (number of the group, and of its bucket in the files of MEMBER records), `parts` (for each part of the group
-    references to its side table and its text), `signature` and `signature_key` (config and key of the stage that made
-    the signatures), `buckets` (number of buckets of clusters), `texts` (whether shingle sets are needed), `chunk`
-    (bytes of shingles that are collected before they are ordered and written).
+    - `members`: references to files of MEMBER records, which name the candidates and their clusters
+    - `group`: the number of the group, and of its bucket in the files of MEMBER records
+    - `parts`: for each part of the group references to its side table and its text
+    - `signature`, `signature_key`: config and key of the stage that made the signatures
+    - `buckets`: the number of buckets of clusters
+    - `texts`: whether shingle sets are needed
+    - `chunk`: bytes of shingles that are collected before they are ordered and written
 
     The task writes the exchange file `candidates.seg`, in buckets of clusters. If `texts` is true, it also writes
     `shingles.bin`, which holds each set as sorted unique uint64, little-endian.
@@ -130,23 +135,26 @@ class Shingles:
 
 
 class Verify:
-    """Task that decides, for one bucket of clusters of near-duplicates, which documents are removed.
+    """Task that decides, for one bucket of clusters of near-duplicates, which documents are removed. Its arguments are:
 
-    Arguments: `candidates` (references to the files `candidates.seg`, one per group of parts), `shingles` (for each
-    group a reference to its file of shingle sets, or null if texts are not compared), `ranks` (priority of each group),
-    `bucket` (number of the bucket), `bands` (number of bands of a signature), `verify` (smallest similarity that
-    removes a document; 0: similarities do not decide, and one document of a cluster stays), `max_comparisons` (most
-    comparisons for one document), and, if the recipe sets them, `containment`, `prefer` (as in the recipe),
-    `boilerplate` (arguments of `Boilerplate`) and `record` (with `verify` 0, the similarity of each removed document to
-    the kept one is noted). `$volatile` holds arguments that do not change the task's key; here this is `cache`, the
-    bytes of shingle sets that are held in memory.
+    - `candidates`: references to the files `candidates.seg`, one per group of parts
+    - `shingles`: for each group a reference to its file of shingle sets, or null if texts are not compared
+    - `ranks`: the priority of each group
+    - `bucket`: the number of the bucket
+    - `bands`: the number of bands of a signature
+    - `verify`: the smallest similarity that removes a document; 0: one document of each cluster stays, however similar
+      the others are
+    - `max_comparisons`: most comparisons for one document
+    - `containment`, `prefer`: as in the recipe, if it sets them
+    - `boilerplate`: arguments of `Boilerplate`, if the recipe sets it
+    - `record`: with `verify` 0, whether the similarity of each removed document to the kept one is noted
+    - `$volatile`: arguments that do not change the task's key, here `cache`, the bytes of shingle sets held in memory
 
     The task writes two exchange files, both in buckets by number of the group. `verdicts.seg` has a VERDICT record for
     every document of every cluster. `near.seg` is about pairs of kept documents that were compared and whose similarity
     is at least RESEMBLING: each document of a pair gets a NEAR record that names the other one, unless many others are
-    more similar (`stages.dedup.fragment.most_similar`). Memory holds a block of
-    candidates, the largest cluster, the cache of shingle sets, and with `boilerplate` MEMORY_MB more
-    (`stages.dedup.boilerplate`).
+    more similar (`stages.dedup.fragment.most_similar`). Memory holds a block of candidates, the largest cluster, the
+    cache of shingle sets, and with `boilerplate` MEMORY_MB more (`stages.dedup.boilerplate`).
     """
 
     name = "minhash_verify"

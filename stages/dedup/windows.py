@@ -2,14 +2,16 @@
 
 A *window* is a run of `window` bytes. Two texts share a stretch of at least `window` bytes if, and only if, they share
 a window. To compare the windows of a whole corpus, one would have to exchange a hash for each byte. But most windows
-occur only once, and a sample of the text shows which windows these are. The sample consists of seeds. The *seed* of a
-window is the run of `window` // 2 bytes in the window whose hash is smallest (its minimizer, Schleimer et al. 2003,
-"Winnowing"). If several runs have the smallest hash, and the seed of the previous window is one of them, it is also the
+occur only once, and a sample of the text, its seeds, shows which windows these are.
+
+The *seed* of a window is the run of `window` // 2 bytes in the window whose hash is smallest (its minimizer, Schleimer
+et al. 2003, "Winnowing"). Equal windows have seeds of equal hash, so only windows whose seed's hash occurs more than
+once need to be hashed. Neighbouring windows mostly share their seed, so a text has about 4 seeds for each `window`
+bytes. Two equal windows that do not overlap have two seeds, because each seed lies within its window.
+
+Several runs of a window may have the smallest hash. If the seed of the previous window is one of them, it is also the
 seed of this window ("robust winnowing"). If it is not, the last of the runs is the seed. Without this rule, a text of a
-million equal bytes would have a million seeds. Equal windows have seeds of equal hash, and neighbouring windows mostly
-share their seed, so a text has about 4 seeds for each `window` bytes. Only windows whose seed's hash occurs more than
-once need to be hashed. (Two equal windows that do not overlap have two seeds, because each seed lies within its
-window.)
+million equal bytes would have a million seeds.
 
 The functions take the bytes of a text or, in the same way, its tokens, given by number.
 
@@ -63,8 +65,7 @@ def _mixed(x):
 
 @njit(cache=True)
 def _power(exponent):
-    """Return the base of the polynomials, by which runs are hashed, to the power `exponent`, modulo the prime 2**61 -
-    1."""
+    """Return the base of the hash polynomials to the power `exponent`, modulo the prime 2**61 - 1."""
     out = _U(1)
     for _ in range(exponent):
         out = _times(out, _BASE)
@@ -127,9 +128,9 @@ def seed_length(window: int) -> int:
 
 def _seed_blocks(data: NDArray[Any], window: int, most: int) -> Iterator[tuple[NDArray[Any], ...]]:
     """Yield the seeds of a text in blocks of at most `most` windows, so that memory does not grow with the text. A
-    block is four arrays with an entry for each seed: (its hash, its position, the number of the first window that has
-    it, the number of the last such window plus one). If a seed belongs to windows of two blocks, it is in both
-    blocks."""
+    block is four arrays with an entry for each seed: (its hash, its position, the first window that has it, the end of
+    the windows that have it). Windows are given by number, and the end is exclusive. If a seed belongs to windows of
+    two blocks, it is in both blocks."""
     width = seed_length(window)
     for first in range(0, len(data) - window + 1, most):
         stop = min(first + most, len(data) - window + 1)
@@ -154,9 +155,9 @@ def seeds_of(data: NDArray[Any], window: int,
 
 def windows_with(data: NDArray[Any], window: int, shared: NDArray[np.uint64],
                  most: int = BLOCK) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint32]]]:
-    """Yield those windows of a text whose seed has one of the hashes `shared` (sorted), as (hash of each window,
-    position of each window), in the order of the text, at most `most` windows at a time. Equal windows have seeds of
-    equal hash, so of a set of equal windows either all are yielded, or none."""
+    """Yield the windows of a text whose seed has one of the hashes `shared` (sorted), as (hash of each window, position
+    of each window). They come in the order of the text, in blocks of at most `most` windows. Equal windows have seeds
+    of equal hash, so of a set of equal windows either all are yielded, or none."""
     for seeds, _, begins, ends in _seed_blocks(data, window, most) if len(shared) else ():
         chosen = shared[np.minimum(np.searchsorted(shared, seeds), len(shared) - 1)] == seeds
         if not chosen.any():
@@ -169,15 +170,16 @@ def windows_with(data: NDArray[Any], window: int, shared: NDArray[np.uint64],
 
 @njit(cache=True)
 def covering(texts, starts, stops):
-    """Return which spans are needed, bool[n], so that these cover all bytes that the n spans cover together. Span i
-    reaches from starts[i] to stops[i] in the text number texts[i]. The spans must be sorted by text, and within a text
-    both starts and stops must ascend. The last span, and the first one of each text, always count as needed."""
+    """Choose spans that together cover every byte that any of the given spans covers. Returns bool[n]: whether each
+    span is chosen. Span i reaches from starts[i] to stops[i] in the text number texts[i]. The spans must be sorted by
+    text, and within a text both starts and stops must ascend. The last span, and the first one of each text, are always
+    chosen."""
     needed = np.zeros(starts.shape[0], np.bool_)
     kept = -1
     for i in range(starts.shape[0]):
         other = kept < 0 or texts[i] != texts[kept]
         if (other or starts[i] > stops[kept]) and i - 1 > kept:
-            kept = i - 1                                          # the furthest of those that begin in the coverage
+            kept = i - 1                                          # the furthest span that begins in the coverage
             needed[kept] = True
             other = texts[i] != texts[kept]
         if other or starts[i] > stops[kept]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from stages.stage import file_sha256
 from stages.text.cache import cache_dir, cached
 from stages.text.hashlist import LabelledList, entry, write_labelled
+from stages.text.marks import Span
 
 _SCHEME = re.compile(r"^(?:[a-zA-Z][a-zA-Z0-9+.-]*:)?//")
 _SCHEME_BYTES = re.compile(_SCHEME.pattern.encode())
@@ -52,16 +53,43 @@ class Blacklists:
             result += [label for name in url_and_folders(host, path) if (label := urls.label(name))]
         return min(result, default=0)
 
+    def place(self, url: str, category: int) -> Span | None:
+        """Return the part of a URL that is in the lists of a category, as (first character, one past the last); None
+        if no part is."""
+        begin, end, path_begin = _parts(url)
+        host, path = split(url)
+        domains, urls = self._lists
+        for name in host_and_parents(host):
+            if domains.label(name) == category:
+                return begin + len(host) - len(name), begin + len(host)
+        begin += 4 if host.startswith("www.") else 0
+        for name in url_and_folders(host, path):
+            if urls.label(name) == category:
+                in_path = len(name) - len(host.removeprefix("www."))
+                return begin, path_begin + in_path if in_path > 0 else end
+        return None
+
 
 def split(url: str) -> tuple[str, str]:
     """Split a URL into (host in lower case, path with query). Scheme, user, port, fragment, and full stops at the end
     of the host are left out."""
-    address = _SCHEME.sub("", url, count=1)
-    end = min((place for mark in "/?#" if (place := address.find(mark)) >= 0), default=len(address))
-    host = address[:end].rpartition("@")[2]
-    if not host.startswith("["):
-        host = host.partition(":")[0]
-    return host.lower().rstrip("."), address[end:].partition("#")[0]
+    begin, end, path_begin = _parts(url)
+    return url[begin:end].lower().rstrip("."), url[path_begin:].partition("#")[0]
+
+
+def host_span(url: str) -> Span:
+    """Return where the host of a URL is: (first character, one past the last)."""
+    return _parts(url)[:2]
+
+
+def _parts(url: str) -> tuple[int, int, int]:
+    """Return where the host of a URL begins and ends, and where the path begins."""
+    scheme = _SCHEME.match(url)
+    begin = scheme.end() if scheme else 0
+    path_begin = min((place for mark in "/?#" if (place := url.find(mark, begin)) >= 0), default=len(url))
+    begin = max(begin, url.rfind("@", begin, path_begin) + 1)
+    port = -1 if url.startswith("[", begin) else url.find(":", begin, path_begin)
+    return begin, port if port >= 0 else path_begin, path_begin
 
 
 def host_and_parents(host: str) -> list[str]:
@@ -74,9 +102,10 @@ def host_and_parents(host: str) -> list[str]:
 
 
 def url_and_folders(host: str, path: str) -> list[str]:
-    """Return all entries in a list of blocked URLs that would block a given URL: the URL itself, with and without its
-    query, and every folder that contains it. Only the first _MOST_FOLDERS parts of the path are considered. "www." at
-    the beginning of the host is left out. For a.com/x/y?z, the entries are a.com/x/y?z, a.com/x/y and a.com/x."""
+    """Return all entries in a list of blocked URLs that would block a given URL. These are the URL itself, with and
+    without its query, and every folder that contains it. Only the first _MOST_FOLDERS parts of the path are considered.
+    "www." at the beginning of the host is left out. For a.com/x/y?z, the entries are a.com/x/y?z, a.com/x/y and
+    a.com/x."""
     full = host.removeprefix("www.") + path
     without_query = full.partition("?")[0]
     steps = without_query.split("/")[:_MOST_FOLDERS]

@@ -33,11 +33,13 @@ class Buckets(Stage):
     the signal `quality_score` is written as the signal `quality_score_bucket`.
 
     The edges of the buckets are the scores at which the next bucket begins. `tokenmill buckets fit` computes them from
-    a published dataset: twenty buckets of equal weight (Dolma 3 per topic; Nemotron-CC, arXiv 2412.02595, by tokens),
-    or cuts at given shares (CCNet, arXiv 1911.00359: 30 and 60 % per language). The bucket of a score is the number of
-    edges that are less than or equal to it. A document gets no bucket for a score that it lacks, and none if its group
-    (a language or topic) has no edges. The step `buckets` drops nothing. A later step `where` that asks for a bucket
-    drops a document without it, as `where_no_quality_score_bucket`.
+    a published dataset, in one of two ways. It makes twenty buckets of equal weight, as Dolma 3 does per topic and
+    Nemotron-CC by tokens (arXiv 2412.02595). Or it cuts at given shares, as CCNet does at 30 and 60 % per language
+    (arXiv 1911.00359).
+
+    The bucket of a score is the number of edges that are less than or equal to it. A document gets no bucket for a
+    score that it lacks, and none if its group (a language or topic) has no edges. The step `buckets` drops nothing. A
+    later step `where` that asks for a bucket drops a document without it, as `where_no_quality_score_bucket`.
     """
 
     name = "buckets"
@@ -97,8 +99,8 @@ class Edges:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Edges:
         """Read a file of bucket edges (the scores at which the next bucket begins). Raises OSError if the file cannot
-        be read, and ValueError, which names the file, if it has more than MOST_BYTES or is not in the form that
-        `tokenmill buckets fit` writes."""
+        be read. Raises ValueError, which names the file, if the file has more than MOST_BYTES or is not in the form
+        that `tokenmill buckets fit` writes."""
         try:
             if Path(path).stat().st_size > MOST_BYTES:
                 raise ValueError(f"more than {MOST_BYTES:,} bytes")
@@ -159,8 +161,8 @@ class Weights:
         self.documents = documents
 
     def edges(self, shares: Sequence[Fraction]) -> list[float]:
-        """Return one bucket edge for each share in `shares`: the smallest score whose rank is at least that share, or
-        infinity if no score has such a rank.
+        """Return one bucket edge for each share in `shares`: the smallest score with a rank of at least that share, or
+        infinity if there is none.
 
         The rank of a score is the share of the total weight that lower scores have, plus half of the share that the
         score itself has. Documents of equal score thus all go to one bucket: the one into which the middle of their

@@ -27,10 +27,14 @@ class C4(Stage):
     Dialect (the code it follows): datatrove 0.10.1, whose C4 filter has no rule on bad words. A line is cut when it
     holds a word of more than 1,000 characters, has fewer than 3 words, or contains "javascript" or a phrase about
     cookies or policies. With `filter_no_terminal_punct`, a line that does not end a sentence is also cut; this rule is
-    off by default, as in FineWeb. A document is dropped when a line that the rules on words and punctuation did not cut
-    holds "lorem ipsum" or, without "javascript", a "{". It is also dropped when the lines kept have fewer than 5
-    sentences (spaCy's sentencizer). A setting of null switches its rule off. A dropped document keeps its original
-    text. Two signals (numbers stored with the document) are written: `c4_sentences`, the number of sentences kept, and
+    off by default, as in FineWeb.
+
+    A document is dropped when a line holds "lorem ipsum" or a "{". Lines that the rules on words and punctuation have
+    cut do not count for this, nor does a "{" in a line with "javascript". A document is also dropped when the lines
+    kept have fewer than 5 sentences (spaCy's sentencizer). A dropped document keeps its original text. A setting of
+    null switches its rule off.
+
+    Two signals (numbers stored with the document) are written: `c4_sentences`, the number of sentences kept, and
     `c4_lines_kept`, the share of all lines (blank ones included) that are kept. Both are null for a document dropped
     for "lorem ipsum" or "{".
     """
@@ -102,9 +106,9 @@ class C4(Stage):
         return reason
 
     def _lines(self, doc: Document) -> Iterator[tuple[str, int, int]]:
-        """Yield, for each line of a document: the line without white space at its ends, its number of words, and its
-        number of sentences (-1: not counted yet). Blank lines are left out if the setting `min_words_per_line` is 1 or
-        more."""
+        """Yield (the line without white space at its ends, its number of words, its number of sentences or -1 if these
+        are not counted yet) for each line of a document. Blank lines are left out if the setting `min_words_per_line`
+        is 1 or more."""
         if (self.config.min_words_per_line or 0) < 1:            # blank lines count, too
             for line in doc.lines:
                 line = line.strip()

@@ -25,20 +25,23 @@ UNSPACED = frozenset({"ja", "th", "zh"})
 
 class C4BadWords(Stage):
     """Drop pages that hold a bad word from the list of their language (C4, arXiv 1910.10683, section 2.2; mC4,
-    2010.11934).
+    2010.11934). A random share `keep_fraction` of these pages is kept all the same.
 
     Dialect (the code it follows): datatrove 0.10.1, `C4BadWordsFilter`. The text, in lower case, is searched for the
     entries of the list as they are written there. An entry counts only if no word character stands before or after it
     (except in Japanese, Thai and Chinese). Four entries of the lists are not searched for (`ALLOWED`). The reason is
     `document_removed_with_badwords`.
 
-    The step differs from datatrove in these points. datatrove draws the pages that `keep_fraction` keeps by one random
-    generator, in the order in which documents reach a process. In this step the draw depends on the document's id. A
-    sample is therefore the same for any number of workers, and a larger sample contains a smaller one. For a language
-    without a list, datatrove stops, or keeps the document if a setting says so. This step keeps such a document, and
-    the document's signals (numbers stored with it) are null. The document's language may be given by any name (`en`,
-    `eng_Latn`). The lists of `tokenmill fetch badwords` are a later version of LDNOOBW than the commits that datatrove
-    downloads.
+    The step differs from datatrove in three points:
+
+    - Draw: datatrove draws the pages to keep by one random generator, in the order in which documents reach a process.
+      Here the draw depends on the document's id. A sample is therefore the same for any number of workers, and a larger
+      sample contains a smaller one.
+    - Languages without a list: datatrove stops, or keeps the document if a setting says so. This step keeps the
+      document, and its signals (numbers stored with it) are null. The document's language may be given by any name
+      (`en`, `eng_Latn`).
+    - Lists: those of `tokenmill fetch badwords` are a later version of LDNOOBW than the commits that datatrove
+      downloads.
 
     This rule loses pages on medicine, law and minorities, because a single word is enough (arXiv 2104.08758). The step
     `badwords` drops documents by their share of bad words instead.

@@ -36,15 +36,17 @@ class DclmLines(Stage):
     """Cut lines that are not prose, and drop documents that thereby lose too many words (DCLM-baseline, arXiv
     2406.11794, after RefinedWeb, arXiv 2306.01116, G.2).
 
-    Dialect (the code it follows): DCLM at commit c7ed275 with `dclm_baseline_refinedweb.yaml`. The step cuts, in this
-    order, lines mostly in upper case, lines of digits, counters ("3 likes"), and lines of fewer than `min_line_words`
-    words. Then phrases, in upper or lower case, are cut out of lines of up to `short_line` words: "items in cart"
-    anywhere, "Read more..." at the end (a regular expression, so each dot matches any character), "Sign-in" at the
-    beginning. After each kind of cut, except that by `min_line_words`, white space is removed from both ends of the
-    text. An empty line is kept, and a line of white space is cut. The words of a document are counted as the step
-    `dclm_quality` counts them for its rule on length. Reasons: `dclm_words_cut` (lost more than `max_words_cut` of the
-    words), `dclm_no_lines` (no text is left), `dclm_no_words` (the text had no words). A dropped document keeps its
-    original text.
+    Dialect (the code it follows): DCLM at commit c7ed275 with `dclm_baseline_refinedweb.yaml`. First the step cuts
+    lines, in this order: lines mostly in upper case, lines of digits, counters ("3 likes"), and lines of fewer than
+    `min_line_words` words. Then it cuts phrases, in upper or lower case, out of lines of up to `short_line` words:
+    "items in cart" anywhere, "Read more..." at the end, "Sign-in" at the beginning. Phrases are regular expressions, so
+    each dot in "Read more..." matches any character.
+
+    After each kind of cut, except that by `min_line_words`, white space is removed from both ends of the text. An empty
+    line is kept, and a line of white space is cut. The words of a document are counted as the step `dclm_quality`
+    counts them for its rule on length. Reasons: `dclm_words_cut` (lost more than `max_words_cut` of the words),
+    `dclm_no_lines` (no text is left), `dclm_no_words` (the text had no words). A dropped document keeps its original
+    text.
     """
 
     name = "dclm_lines"
@@ -128,8 +130,8 @@ class DclmLines(Stage):
 
 
 def _stripped(lines: list[str]) -> list[str]:
-    """Return the lines of a text without white space at both ends of the text: blank lines at the beginning and at the
-    end are removed, and white space before the first and after the last remaining line."""
+    """Return the lines of a text after white space is removed from both ends of the text. Blank lines at the beginning
+    and the end are removed, and so is white space before the first and after the last remaining line."""
     first, last = 0, len(lines)
     while first < last and not lines[first].strip():
         first += 1

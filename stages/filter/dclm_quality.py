@@ -34,7 +34,7 @@ def word_count(text: str) -> int:
     """Count the words of a text as DCLM does, by `split_words(text, model="fasttext", ignore_punctuation=True)`.
 
     A word is a token of fastText whose *first* character is a letter or a digit, so `(word` does not count. fastText
-    splits only at ASCII white space and NUL; its token for the end of a line begins with `<` and never counts.
+    splits only at ASCII white space and NUL. Its token for the end of a line begins with `<`, so it never counts.
     """
     words = text.encode("utf-8", "surrogatepass").replace(b"\0", b" ").split()
     firsts = bytes([word[0] for word in words])

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 class Change(BaseModel):
-    """The thresholds that a recipe changes for one language. Each of them replaces the threshold in FineWeb-2's table.
-    A field that is None in a `Change` leaves the table's threshold as it is."""
+    """The thresholds that a recipe changes for one language. Each of them replaces a threshold in FineWeb-2's table.
+    Thresholds that are None stay as they are in the table."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,13 +44,16 @@ class Change(BaseModel):
 class FineWeb2(Stage):
     """Drop documents as FineWeb-2 does, by the rules of the language they are in (arXiv 2506.20920, section 3.4).
 
-    Dialect (the code it follows): `fineweb-2-pipeline.py` at its release, run by datatrove 0.10.1: Gopher's repetition
-    rules (except those on paragraphs and on the characters of copied lines); FineWeb's line rules (except that on short
-    lines) with a limit of 0.1 for copied characters; Gopher's quality rules with 50 to 100,000 words and two stop
-    words. C4's rules are *not* applied. The rules of the steps `gopher_repetition`, `fineweb` and `gopher_quality` are
-    applied in this order, and a document is dropped for the reason that the step gives. The signals of all rules
-    (numbers stored with the document) are computed even if one rule drops the document. Texts are split into words as
-    datatrove splits texts in the language (`stages.text.languages`).
+    Dialect (the code it follows): `fineweb-2-pipeline.py` at its release, run by datatrove 0.10.1. The rules of these
+    steps are applied in this order, and a document is dropped for the reason that the step gives:
+
+    - `gopher_repetition`: without the rules on paragraphs and on the characters of copied lines.
+    - `fineweb`: without the rule on short lines, and with a limit of 0.1 for copied characters.
+    - `gopher_quality`: with 50 to 100,000 words and two stop words.
+
+    C4's rules are *not* applied. The signals of all rules (numbers stored with the document) are computed even if one
+    rule drops the document. Texts are split into words as datatrove splits texts in the language
+    (`stages.text.languages`).
 
     `doc.language` may name the language in any form (`fr`, `fra_Latn`); put the step `language` before this one. A
     document in a language without thresholds is dropped as `no_thresholds`. The step has thresholds for forty languages

@@ -12,7 +12,8 @@ from pydantic import field_validator
 from stages.scoring.models import default_lid176, labels_of, lid176, load
 from stages.stage import Bound, Stage, StageConfig, decision, resource, signal
 from stages.text.language_codes import names, scripts_of, tag
-from stages.text.scripts import CODES, NUMBERS, fits, main_script
+from stages.text.marks import MOST, Span
+from stages.text.scripts import CODES, NUMBERS, fits, main_script, other_letters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,12 +44,13 @@ class Language(Stage):
     Scripts are stored as numbers so that verdicts about them can be derived again from the signals.
 
     With `paragraphs`, the model also identifies every line of at least `paragraph_chars` characters on its own, as in
-    Dolma and DCLM. Three signals describe the lines whose language has a probability above `paragraph_min`: the number
-    of these lines (`language_paragraphs`), the number of their languages (`languages`), and the share of their
-    characters that is in the document's language (`language_share`, null without such lines). With `drop_foreign`,
-    those lines among them that are not in the document's language are deleted from documents that are kept. The signal
-    `language_cut` is the number of characters in the lines to be deleted, also for documents that are dropped; it is 0
-    without `drop_foreign`. All signals describe the text before the deletion.
+    Dolma and DCLM. A line counts if the probability of its language is above `paragraph_min`. Three signals describe
+    the lines that count: `language_paragraphs` is their number, `languages` the number of their languages, and
+    `language_share` the share of their characters that is in the document's language (null without such lines).
+
+    With `drop_foreign`, lines that count and are not in the document's language are deleted from documents that are
+    kept. The signal `language_cut` is the number of characters in such lines, also in documents that are dropped; it is
+    0 without `drop_foreign`. All signals describe the text before the deletion.
 
     Reasons: `language` (not in `keep`), `language_score` (not above `min`), `language_script` (not in a script of its
     language), `script_share` (below `min_script_share`), `language_share` (below `min_share`), `languages` (more than
@@ -153,7 +155,7 @@ class Language(Stage):
         self._model = load(self.config.model or lid176())
         for field, message in (self.problems() | self._unknown(self._model.labels())).items():
             raise ValueError(f"language: {field}: {message}")
-        self._model.predict("")            # compiles numba functions now, so that this time is no document's
+        self._model.predict("")            # compiles numba functions before the first document
 
     # -- documents -----------------------------------------------------------------------------------------------
     def process(self, doc: Document) -> str | None:
@@ -170,21 +172,19 @@ class Language(Stage):
         return reason
 
     def _paragraphs(self, doc: Document) -> str | None:
-        """Identify the language of each line of a document that is long enough, and write the signals (stored numbers)
-        about these languages to the document. Returns the text without the lines in other languages than the
-        document's, or None if no line is deleted (always None if the setting `drop_foreign` is off)."""
+        """Identify the language of each long line of a document, and write the signals (stored numbers) about these
+        languages to the document. With the setting `drop_foreign`, returns the text without the lines that are not in
+        the document's language. Returns None if no line is deleted."""
         lines = doc.text.split("\n")
         sizes: dict[str, int] = {}
         foreign, identified = [], 0
         for number, line in enumerate(lines):
-            if len(line) < self.config.paragraph_chars:
-                continue
-            predictions = self._model.predict(line)
-            if not predictions or not self.round(predictions[0][1]) > self.config.paragraph_min:
+            language = self._language_of(line)
+            if language is None:
                 continue
             identified += 1
-            sizes[predictions[0][0]] = sizes.get(predictions[0][0], 0) + len(line)
-            if predictions[0][0] != doc.language:
+            sizes[language] = sizes.get(language, 0) + len(line)
+            if language != doc.language:
                 foreign.append(number)
         doc.signals["language_paragraphs"] = identified
         doc.signals["languages"] = len(sizes)
@@ -206,6 +206,28 @@ class Language(Stage):
         while gap and kept and not kept[-1]:
             kept.pop()
         return "\n".join(kept)
+
+    def _language_of(self, line: str) -> str | None:
+        """Return the language of a line, or None if the line is too short or its language is not probable enough."""
+        predictions = self._model.predict(line) if len(line) >= self.config.paragraph_chars else []
+        if predictions and self.round(predictions[0][1]) > self.config.paragraph_min:
+            return predictions[0][0]
+        return None
+
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        if reason == "script_share":
+            return other_letters(doc.text)
+        if reason not in ("language_share", "languages"):
+            return []
+        if not hasattr(self, "_model"):
+            self.setup()
+        spans: list[Span] = []
+        begin = 0
+        for line in doc.text.split("\n"):
+            if self._language_of(line) not in (None, doc.language):
+                spans.append((begin, begin + len(line)))
+            begin += len(line) + 1
+        return spans[:MOST]
 
     def verdict(self, doc: Document) -> str | None:
         config, signals, language = self.config, doc.signals, doc.language
@@ -253,8 +275,8 @@ class Language(Stage):
 
 
 def _near(name: str, labels: list[str]) -> list[str]:
-    """Return labels of a model that a user may have meant by a language name that the model does not know: labels of
-    the same language in other scripts, or else labels that are spelt like the name."""
+    """Return labels of a model that a user may have meant by a language name that the model does not know. These are
+    labels of the same language in other scripts. If there are none, these are labels that are spelt like the name."""
     same_language = [label for label in labels if names(name.partition("_")[0], label)]
     return same_language or difflib.get_close_matches(name, labels)
 

@@ -45,17 +45,17 @@ class Madlad400(Stage):
     * `technical`: more than a fifth of its characters are of `0123456789{}+/()>`;
     * `cursed`: it holds one of 32 strings and patterns that the paper's audit found on pages without proper text.
 
+    The rule `consistency` needs a model, so it is applied only if `rules` names it. An earlier step must have set the
+    document's language, `doc.language`.
+
     Where the paper and the card leave something open, the step follows allenai/datamap-rs
     (`madlad400_sentence_annotator`, used for OLMo 3). Sentences end at a run of . ! ? before white space; the run and
     the white space are cut off, and blank sentences do not count. Words are those of Unicode's word boundaries (UAX
-    #29). The step differs from datamap-rs in two points. datamap-rs measures lengths in bytes of UTF-8; this step
-    measures them in characters, so that all scripts have the same limits. datamap-rs drops documents with a share of
-    exactly a fifth; this step keeps them. A document in a script with other full stops counts as one sentence, and so
-    is dropped (`madlad400_few_sentences`), unless `min_sentences` is 1 or less. The rules are not meant for such
-    scripts; the card says so about the limits of length.
+    #29). The step differs from datamap-rs in two points. Lengths are measured in characters and not in bytes of UTF-8,
+    so that all scripts have the same limits. Documents with a share of exactly a fifth are kept, not dropped.
 
-    The rule `consistency` needs a model, so it is applied only if `rules` names it. An earlier step must have set the
-    document's language, `doc.language`.
+    The rules are not meant for scripts with other full stops than `.`. A document in such a script counts as one
+    sentence, and so is dropped (`madlad400_few_sentences`), unless `min_sentences` is 1 or less.
     """
 
     name = "madlad400"

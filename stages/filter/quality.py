@@ -120,9 +120,9 @@ class Quality(Stage):
 
     @classmethod
     def expected(cls, predictions: list[tuple[str, float]], labels: Sequence[str]) -> int:
-        """Return the mean grade of a text, weighted by the probabilities in `predictions` ((label, probability) for
-        each label), as an integer: the mean divided by `grid`, the step to which scores are rounded. Without
-        predictions, the mean is the lowest grade."""
+        """Return the mean grade of a text, as an integer: the mean divided by `grid`, the step to which scores are
+        rounded. `predictions` holds (label, probability) for each label; the probabilities are the weights of the mean.
+        Without predictions, the mean is the lowest grade."""
         total = sum(p for _, p in predictions)
         grade = sum(float(label) * p for label, p in predictions) / total if total else min(map(float, labels))
         return round(grade / cls.grid)
@@ -139,8 +139,8 @@ class Quality(Stage):
 
 
 def grade_of(label: str) -> float | None:
-    """Return the grade that a label of a classifier stands for, as a number; None if the label is no number, `nan`, or
-    a number whose absolute value is a million or more."""
+    """Return the grade that a label of a classifier stands for, as a number. Returns None if the label is no number, or
+    a number that cannot be a grade (`nan`, or an absolute value of a million or more)."""
     try:
         value = float(label)
     except ValueError:

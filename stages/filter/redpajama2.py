@@ -39,9 +39,9 @@ class RedPajama2(Stage):
     """Store RedPajama-v2's quality signals (numbers about a document; arXiv 2411.12372, appendix) under RedPajama's
     names, and keep every document.
 
-    Dialect (the code it follows): RedPajama-Data at commit 855a8e0, `app/src/core/quality_signals`. Raw words are runs
-    of letters, digits and `_`, and runs of other marks. Normalised words are the runs without white space in the text
-    after it was put into lower case and NFD and its ASCII punctuation was removed. Lines end at "\\n", which counts
+    Dialect (the code it follows): RedPajama-Data at commit 855a8e0, `app/src/core/quality_signals`. There are two kinds
+    of words. Raw words are runs of letters, digits and `_`, and runs of other marks. Normalised words are the runs
+    without white space in the normalised text: lower case, NFD, no ASCII punctuation. Lines end at "\\n", which counts
     towards their length. Shares are rounded to 8 places. Every copy of a duplicated n-gram counts, but a word that is
     in several copies counts once. If several n-grams are the most frequent, the first of them counts. If the most
     frequent n-gram occurs only once, its signal is 0.
@@ -173,8 +173,8 @@ def _of_lines(text: str, raw: list[str], lines: list[list[str]]) -> dict[str, fl
 
 
 def _normalised(text: str) -> str:
-    """Normalise a text as RedPajama does: lower case, NFD, no ASCII punctuation. White space stays unchanged here,
-    although RedPajama replaces line breaks by spaces, because texts are split into words at white space anyway."""
+    """Normalise a text as RedPajama does: lower case, NFD, no ASCII punctuation. RedPajama also replaces line breaks by
+    spaces. That is left out here, because texts are later split at any white space."""
     cleaned = text.encode("utf-8", "surrogatepass").translate(_ASCII_LOWER, _ASCII_PUNCTUATION)
     if text.isascii():
         return cleaned.decode()

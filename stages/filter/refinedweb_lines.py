@@ -19,13 +19,14 @@ class RefinedWebLines(Stage):
 
     Dialect: our own reading of the paper, which gives no code and no list. A line is cut when the share of upper case
     among its characters is above `max_uppercase`, when it consists of digits and white space, when it is a counter ("3
-    likes"), or when it has fewer than `min_line_words` words (by default, when it is a single word). From a line of up
-    to `short_line` words, the phrases given for its beginning, its end or anywhere in it are removed, in upper or lower
-    case. If nothing is left of the line, it is cut. The words (by white space) of every line that was cut *or edited*
-    count towards `max_words_flagged`, as the paper says. DCLM, in contrast, counts only the words removed
-    (`dclm_lines`). Blank lines stay. The paper derived its phrases from English pages: give those of your language.
-    Reasons: `refinedweb_words_flagged`, and `refinedweb_no_lines` if no word is left. A dropped document keeps its
-    original text.
+    likes"), or when it has fewer than `min_line_words` words (by default, when it is a single word). Lines of up to
+    `short_line` words are edited: phrases are removed, in upper or lower case, at the beginning (`at_start`), at the
+    end (`at_end`) or in any place (`anywhere`). A line of which nothing is left is cut. Blank lines stay.
+
+    The words (by white space) of every line that was cut *or edited* count towards `max_words_flagged`, as the paper
+    says. DCLM, in contrast, counts only the words removed (`dclm_lines`). The paper derived its phrases from English
+    pages: give those of your language. Reasons: `refinedweb_words_flagged`, and `refinedweb_no_lines` if no word is
+    left. A dropped document keeps its original text.
     """
 
     name = "refinedweb_lines"

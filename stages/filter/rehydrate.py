@@ -1,5 +1,5 @@
-"""The step `rehydrate`: says how often a document is read in training, by the number of its duplicates (FineWeb-2,
-arXiv 2506.20920)."""
+"""The step `rehydrate`: says how often training is to read a document that had duplicates (FineWeb-2, arXiv
+2506.20920)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _Weight = Annotated[int, Field(ge=0, le=1000)]
 
 
 class Rehydrate(Stage):
-    """Write how often training is to read a document, as the signal `rehydrate`, by the number of duplicates for which
-    the document stands.
+    """Write how often training is to read a document, as the signal `rehydrate`. The number depends on how many
+    duplicates the document stands for.
 
     Pages that were copied a few times are on average better than single ones, and those with thousands of copies worse.
     FineWeb-2 therefore repeats a document 2, 3, 5 or 8 times by the size of its cluster of duplicates. This step

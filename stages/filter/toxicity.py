@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.filter.quality import Quality
+from stages.scoring.models import MOST_CHECKED_BYTES
 from stages.stage import Bound, Stage, StageConfig, decision, resource
 from stages.stage import signal as setting
+from stages.text.marks import MOST, Span
 
 if TYPE_CHECKING:
     from stages.document import Document
@@ -89,6 +92,32 @@ class Toxicity(Stage):
         if reason is None:
             doc.text = edited
         return reason
+
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        """Return the sentences above `max_sentence` if nothing was left of the document. Otherwise return the sentence
+        that the model scores highest, if its score is above `max`. (fastText scores a text by the mean of its words'
+        vectors, so a text above a threshold nearly always has a sentence above it.)
+
+        Raises ValueError for a model of more than MOST_CHECKED_BYTES bytes: it would take much memory of the process
+        that writes the report."""
+        config = self.config
+        if Path(config.model).stat().st_size > MOST_CHECKED_BYTES:
+            raise ValueError(f"{config.model} has more than {MOST_CHECKED_BYTES >> 20} MB, too many to be loaded for a "
+                             f"report")
+        limit = {config.signal: config.max, f"{config.signal}_all": config.max_sentence}.get(reason)
+        if limit is None:
+            return []
+        if not hasattr(self._quality, "_model"):
+            self.setup()
+        scored, begin = [], 0
+        for sentence in sentences(doc.text):
+            if sentence.strip():
+                scored.append((self._quality.score(sentence), (begin, begin + len(sentence.rstrip()))))
+            begin += len(sentence)
+        above = [entry for entry in scored if entry[0] > limit]
+        if reason == config.signal:
+            above = [max(above, key=lambda entry: entry[0])] if above else []
+        return [span for _, span in above[:MOST]]
 
     def bounds(self) -> list[Bound]:
         return [] if self.config.max is None else [Bound(self.config.signal, "max", "max", self.config.max)]

@@ -12,16 +12,25 @@ from urllib.parse import urlsplit
 
 from pydantic import model_validator
 
-from stages.filter.blacklists import Blacklists, categories_of
+from stages.filter.blacklists import Blacklists, categories_of, host_span
 from stages.stage import Stage, StageConfig, decision, file_sha256, resource, signal
 from stages.text.cache import cache_dir, cached
 from stages.text.hashlist import HashList, entry, write_hashes
+from stages.text.marks import Span, pattern_spans, pattern_spans_without, same_length_lower
 from stages.text.trie import trie_pattern
 
 if TYPE_CHECKING:
+    from tldextract import TLDExtract
+
     from stages.document import Document
 
 _NOT_WORD = re.compile(r"[^a-zA-Z0-9]+")
+_WORD = re.compile(r"[a-zA-Z0-9]+")
+#: characters that the dialect `dclm` leaves out of a URL before it looks for strict words
+_DCLM_LEFT_OUT = re.compile(r"[-.]")
+#: reason → setting that names the words that were found
+_WORD_LISTS = {"hard_blacklisted": "banned_words", "soft_blacklisted": "soft_banned_words",
+               "blacklisted_subword": "banned_subwords"}
 _NOT_NAME = re.compile(r"[^a-z0-9]+")
 #: categories of UT1 that RefinedWeb blocks (arXiv 2306.01116, G.1)
 _REFINEDWEB = ("adult", "phishing", "dating", "gambling", "filehosting", "ddos", "agressif", "chat", "mixed_adult",
@@ -37,12 +46,16 @@ class Url(Stage):
     *hard* word blocks only as a whole word (`banned_words`), and *soft* words block if at least `soft_words` different
     ones occur (`soft_banned_words`).
 
-    Dialect `datatrove` follows the code of datatrove 0.10.1 (`URLFilter`). The rules are applied in the following
-    order, and a document is dropped for the reason of the first rule that it breaks: `domain` or `subdomain` (the
-    registered domain or the whole host is in the list of domains), `url` (the URL is in the list of URLs),
-    `hard_blacklisted` (a hard word occurs; words are runs of letters and digits, with their case), `soft_blacklisted`
-    (enough soft words occur), `blacklisted_subword` (a strict word occurs in the letters and digits of the URL). Public
-    suffixes are those of tldextract's snapshot; nothing is fetched from the network.
+    Dialect `datatrove` follows the code of datatrove 0.10.1 (`URLFilter`). A document is dropped for the first of these
+    reasons that applies:
+
+    - `domain` or `subdomain`: the registered domain or the whole host is in the list of domains.
+    - `url`: the URL is in the list of URLs.
+    - `hard_blacklisted`: a hard word occurs. Words are runs of letters and digits, with their case.
+    - `soft_blacklisted`: enough soft words occur.
+    - `blacklisted_subword`: a strict word occurs in the letters and digits of the URL.
+
+    Public suffixes are those of tldextract's snapshot; nothing is fetched from the network.
 
     Dialect `dclm` follows DCLM at commit c7ed275 (`url_substring_filter` in `dclm_baseline_refinedweb.yaml`), which
     ignores case. The rule `domain` looks up the host with its port and without every "www" (so that `www.bad.com` is
@@ -51,12 +64,14 @@ class Url(Stage):
     dialect `datatrove` removes.
 
     With `integrated`, the lists that datatrove ships are used (4.5 million domains by the University of Toulouse, and
-    RefinedWeb's words). Files named in the settings for lists add entries to these (one entry per line, a line that
-    begins with # is a comment, gzip is unpacked). The setting `blacklists` names an archive in the layout of UT1, the
-    University of Toulouse's lists by category. The hosts and URLs in the categories that the setting `categories` names
-    are blocked, with all hosts and URLs below them. This rule is applied after the list of URLs. Its reason names the
-    category, such as `url_gambling`. The signal `url_category` (a number stored with the document) is the number of the
-    category that blocks the URL: 1 for the first, 0 for none, null without `blacklists`.
+    RefinedWeb's words). Files named in the settings for lists add entries to these. Such a file has one entry per line
+    and may be gzipped; a line that begins with # is a comment.
+
+    The setting `blacklists` names an archive in the layout of UT1, the University of Toulouse's lists by category. The
+    hosts and URLs in its categories `categories` are blocked, and so are all subdomains and all URLs below them. This
+    rule is applied after the list of URLs. Its reason names the category, such as `url_gambling`. The signal
+    `url_category` (a number stored with the document) is the number of the category that blocks the URL: 1 for the
+    first, 0 for none, null without `blacklists`.
 
     A document without a URL is kept, and its signals are null.
     """
@@ -107,10 +122,8 @@ class Url(Stage):
         return {}
 
     def setup(self) -> None:
-        import tldextract
-
         config = self.config
-        self._split = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
+        self._split = _split_host()
         self._domains = self._lists("domains", config.domains)
         self._urls = self._lists("urls", config.urls)
         self._banned = self._words("banned_words", config.banned_words)
@@ -192,8 +205,57 @@ class Url(Stage):
         and other words are not looked up here, because they have no threshold."""
         category = int(doc.signals.get("url_category") or 0)
         if category:
-            return f"url_{_NOT_NAME.sub('_', self.config.categories[category - 1].lower())}"
+            return _reason_of(self.config.categories[category - 1])
         return "soft_blacklisted" if doc.signals.get("url_soft_words", -1) >= self.config.soft_words else None
+
+
+    # -- places in a URL ---------------------------------------------------------------------------------------------
+    def url_matches(self, url: str, reason: str) -> list[Span]:
+        """Return the parts of a URL for which it was dropped. Lists of domains and of URLs are not looked up again,
+        because the reason says which part of the URL is in them."""
+        if reason == "url":
+            return [(0, len(url))]
+        if reason in ("domain", "subdomain"):
+            return self._blocked_name(url, reason)
+        if reason in _WORD_LISTS:
+            return self._blocked_words(url, _WORD_LISTS[reason])
+        if self.config.blacklists is None:
+            return []
+        categories = self.config.categories
+        place = next((place for number, name in enumerate(categories, 1) if _reason_of(name) == reason
+                      and (place := Blacklists(Path(self.config.blacklists), categories).place(url, number))), None)
+        return [place] if place is not None else []
+
+    def _blocked_name(self, url: str, reason: str) -> list[Span]:
+        begin, end = host_span(url)
+        if self.config.dialect == "datatrove":
+            host = _split_host()(url)
+            name = host.fqdn if reason == "subdomain" else f"{host.domain}.{host.suffix}"
+            begin = url.rfind(name, begin, end)
+            end = begin + len(name)
+        return [(begin, end)] if 0 <= begin < end else []
+
+    def _blocked_words(self, url: str, name: str) -> list[Span]:
+        words = self._words(name, getattr(self.config, name))
+        lower, is_dclm = same_length_lower(url), self.config.dialect == "dclm"
+        if name == "banned_subwords":
+            pattern = _pattern_of(words)
+            left_out = _DCLM_LEFT_OUT if is_dclm else _NOT_WORD
+            return pattern_spans_without(pattern, left_out, lower) if pattern is not None else []
+        if not is_dclm:
+            return [match.span() for match in _WORD.finditer(url) if match[0] in words]
+        pattern = _pattern_of(words, r"\b")
+        return pattern_spans(pattern, lower) if pattern is not None else []
+
+
+def _split_host() -> TLDExtract:
+    import tldextract
+
+    return tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
+
+
+def _reason_of(category: str) -> str:
+    return f"url_{_NOT_NAME.sub('_', category.lower())}"
 
 
 def _lower(line: bytes) -> bytes:

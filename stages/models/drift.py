@@ -1,12 +1,14 @@
 """Measures whether data has changed since a classifier's threshold was chosen.
 
 A *profile* of a corpus (part of a model card) records how the scores, lengths and languages of its texts are
-distributed. `compare` compares other texts with the profile. For every distribution, it computes the population
-stability index over ten bins of equal shares, which says how large the change is. For scores, it also computes the
-Kolmogorov-Smirnov distance, which says whether the change is larger than by chance. By convention, an index below 0.1
-means no change, and an index of 0.25 or more means that the texts come from another population. Two samples of n and m
-documents from the same population have an index of about (bins - 1)(1/n + 1/m) by chance, so only an index above three
-times this noise counts.
+distributed. `compare` compares other texts with the profile, by two measures.
+
+The population stability index says how large a change is. It is computed for every distribution, over ten bins of equal
+shares. By convention, an index below 0.1 means no change, and an index of 0.25 or more means that the texts come from
+another population. Two samples of n and m documents from the same population have an index of about (bins - 1)(1/n +
+1/m) by chance, so only an index above three times this noise counts.
+
+The Kolmogorov-Smirnov distance, computed for scores only, says whether a change is larger than by chance.
 """
 
 from __future__ import annotations
@@ -37,13 +39,14 @@ FEWEST_DOCUMENTS, _LANGUAGE_CHARACTERS = 100, 5_000
 
 def profile(texts: Sequence[str], scores: Scores) -> dict[str, Any]:
     """Describe how scores, lengths and languages are distributed in a corpus, for the card of a classifier. `compare`
-    later compares other texts with this profile.
+    later compares other texts with this profile. Returns a dict with these entries:
 
-    Returns {"documents", "bytes", "scores", "lengths", "languages"}. For a classifier that only chooses among labels,
-    "labels" replaces "scores". "languages" is missing if the language model is not installed. "languages" and "labels"
-    are counts by name. "scores" and "lengths" are distributions: {"at": points ascending, "below": for each point the
-    share of values up to it, "bins": edges between ten bins (fewer if values are equal), "counts": values in each bin}.
-    Scores are in the units of the step `quality`, lengths in characters.
+    - "documents", "bytes": the size of the corpus.
+    - "scores", "lengths": distributions. Each is {"at": points ascending, "below": for each point the share of values
+      up to it, "bins": edges between ten bins (fewer if values are equal), "counts": values in each bin}. Scores are in
+      the units of the step `quality`, lengths in characters.
+    - "labels": counts by name, instead of "scores" for a classifier that only chooses among labels.
+    - "languages": counts by name. They are missing if the language model is not installed.
     """
     result: dict[str, Any] = {"documents": len(texts),
                              "bytes": sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)}
@@ -67,10 +70,11 @@ def compare(baseline: dict[str, Any], texts: Sequence[str], scores: Scores) -> d
     Returns {"verdict", "documents"} and an entry for each of "scores", "lengths", "languages" and "labels" that both
     the profile and the texts have. Such an entry is {"index": the population stability index, "noise": its size by
     chance, "verdict": "same", "watch" or "drift"}. The overall verdict is the worst of the entries. All verdicts are
-    "too_few" if the profile or the texts have fewer than FEWEST_DOCUMENTS documents. The entry "scores" also has the
-    Kolmogorov-Smirnov "distance" and its "critical" value, and its verdict is "same" if the distance does not exceed
-    this value. The entries "labels" and "languages" also have "moved", the names whose shares changed most: [[name,
-    share before, share after], …].
+    "too_few" if the profile or the texts have fewer than FEWEST_DOCUMENTS documents.
+
+    Some entries have further values. "scores" has the Kolmogorov-Smirnov "distance" and its "critical" value; a
+    distance up to this value makes the verdict "same". "labels" and "languages" have "moved", the names whose shares
+    changed most: [[name, share before, share after], …].
     """
     n, m = baseline["documents"], len(texts)
     result: dict[str, Any] = {"documents": m}
@@ -100,9 +104,8 @@ def compare(baseline: dict[str, Any], texts: Sequence[str], scores: Scores) -> d
 
 
 def _distribution(values: NDArray[np.float64]) -> dict[str, Any]:
-    """Return the distribution of values, as {"at": points ascending, "below": for each point the share of values up to
-    it, "bins": edges between ten bins (fewer if values are equal), "counts": values in each bin}. Without values, the
-    lists are empty, except that "counts" has one bin with the count 0."""
+    """Return the distribution of values, in the form of `profile`. Without values, the lists are empty, except that
+    "counts" has one bin with the count 0."""
     ordered = np.sort(values)
     if not len(ordered):
         return {"at": [], "below": [], "bins": [], "counts": [0]}

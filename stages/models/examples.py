@@ -3,11 +3,13 @@ for the test.
 
 Texts are identified by their content: the hash of their words in lower case. A text that occurs twice under one label
 counts once. A text under two labels teaches nothing and is left out. Near-duplicates (an article and its reprint) form
-a cluster, and the whole cluster has one use. To find clusters, MinHash over word 5-grams proposes pairs that share one
-of 20 bands of 5 hashes: each text is paired with the first text that has the same band. Pairs that agree in at least
-half of the 100 hashes belong to one cluster. What a cluster is used for is a pseudo-random function of the seed and the
-smallest content hash in the cluster. The use therefore does not depend on the order of texts or on the names of files,
-and added texts seldom change it.
+a cluster, and the whole cluster has one use.
+
+Clusters are found by MinHash over word 5-grams, with 20 bands of 5 hashes. Each text is paired with the first text that
+has an equal band. Texts of a pair belong to one cluster if they agree in at least half of the 100 hashes.
+
+What a cluster is used for is a pseudo-random function of the seed and the smallest content hash in the cluster. The use
+therefore does not depend on the order of texts or on the names of files, and added texts seldom change it.
 """
 
 from __future__ import annotations

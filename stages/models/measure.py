@@ -73,10 +73,10 @@ class Ranking:
         return float((precision * good).sum() / total)
 
     def curve(self, points: int = 20) -> list[dict[str, float]]:
-        """Return the precision-recall curve as a list of points. For each recall of 1/points, 2/points … 1, a point has
-        the highest threshold that reaches this recall, with precision, recall, F1 and the share of all documents kept
-        by `score >= threshold`. If several of these recalls have the same threshold, it is listed once. The list is
-        empty if no document is good."""
+        """Return the precision-recall curve as a list of points, one for each recall of 1/points, 2/points … 1. A point
+        holds the highest threshold that reaches its recall, and what this threshold gives: precision, recall, F1 and
+        the share of all documents kept by `score >= threshold`. If several recalls have the same threshold, it is
+        listed once. The list is empty if no document is good."""
         good, others = self.steps()
         total, documents = good.sum(), len(self.good)
         if not total:
@@ -113,8 +113,8 @@ def bootstrap(measures: Mapping[str, Callable[[Floats], float]], n: int, seed: i
 
 
 def interval(values: Floats) -> list[float] | None:
-    """Return [low, high], the bounds between which the middle 95 % of the bootstrap values lie, without values that are
-    not finite. Returns None if no value is finite."""
+    """Return [low, high], the bounds between which the middle 95 % of the finite bootstrap values lie; None if no value
+    is finite."""
     values = values[np.isfinite(values)]
     if not len(values):
         return None
@@ -123,10 +123,10 @@ def interval(values: Floats) -> list[float] | None:
 
 
 def calibration_error(probabilities: ArrayLike, good: ArrayLike, bins: int = 10) -> float:
-    """Return the expected calibration error of `probabilities` of being good. Documents are sorted by probability and
-    divided into bins of (nearly) equal numbers of documents. The error of a bin is |mean probability - share of good
-    documents|, and the result is the mean over bins, weighted by their numbers of documents (Naeini et al. 2015, with
-    equal-mass bins). It is 0 without documents."""
+    """Return the expected calibration error of `probabilities`, the probabilities of being good (Naeini et al. 2015,
+    with equal-mass bins). Documents are sorted by probability and divided into bins of (nearly) equal numbers of
+    documents. The error of a bin is |mean probability - share of good documents|. The result is the mean error over
+    bins, weighted by their numbers of documents. It is 0 without documents."""
     predicted, observed = np.asarray(probabilities, np.float64), np.asarray(good, np.float64)
     order = np.argsort(predicted, kind="stable")
     parts = [part for part in np.array_split(order, bins) if len(part)]
@@ -160,9 +160,9 @@ def threshold_keeping(scores: ArrayLike, share: float) -> float:
 
 # -- how far two samples are apart -------------------------------------------------------------------------------------
 def stability_index(expected: Sequence[float] | Floats, observed: Sequence[float] | Floats) -> float:
-    """Return the population stability index of two histograms of counts: the sum of (q - p) ln(q / p) over the bins,
-    where p and q are the shares of a bin in the two histograms. Half a document is added to each bin, so that no share
-    is 0. By convention, an index below 0.1 means no change, and an index of 0.25 or more means another population
+    """Return the population stability index of two histograms of counts. It is the sum of (q - p) ln(q / p) over the
+    bins, where p and q are the shares of a bin in the two histograms. Half a document is added to each bin, so that no
+    share is 0. By convention, an index below 0.1 means no change, and an index of 0.25 or more means another population
     (Siddiqi 2006)."""
     p, q = np.asarray(expected, np.float64) + 0.5, np.asarray(observed, np.float64) + 0.5
     p, q = p / p.sum(), q / q.sum()
@@ -176,9 +176,8 @@ def stability_noise(bins: int, n: int, m: int) -> float:
 
 
 def ks_distance(at: ArrayLike, below: ArrayLike, scores: ArrayLike) -> float:
-    """Return the Kolmogorov-Smirnov distance between the sample `values` and a distribution. The distribution is known
-    at some points: `below[i]` is its share of values <= at[i]. Between the points it is unknown, so the result is a
-    lower bound."""
+    """Return the Kolmogorov-Smirnov distance between the sample `scores` and a distribution. The distribution is known
+    at some points only: `below[i]` is its share of values <= at[i]. The result is therefore a lower bound."""
     ordered = np.sort(np.asarray(scores, np.float64))
     shares = np.searchsorted(ordered, np.asarray(at, np.float64), side="right") / max(1, len(ordered))
     return float(np.abs(shares - np.asarray(below, np.float64)).max(initial=0.0))

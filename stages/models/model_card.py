@@ -42,9 +42,9 @@ def features(model: FastText, labels: list[str]) -> dict[str, list[list[Any]]]:
     occurrences in training]. The strongest word comes first, and there are at most MOST_WORDS. Only words of letters
     that occur at least FEWEST_OCCURRENCES times and have a strength above 0 are returned.
 
-    The strength of a word has two factors. One is what an occurrence of the word adds to the logit of the label, minus
-    the mean of what it adds to the other labels. The other is ln(1 + number of occurrences), which lowers rare words:
-    the model memorises a word that it has seen only twice, so such a word says little about other texts.
+    The strength of a word is a product of two factors. One is what an occurrence of the word adds to the logit of the
+    label, minus the mean of what it adds to the other labels. The other is ln(1 + number of occurrences), which weakens
+    rare words. The model memorises a word that it has seen only twice, so such a word says little about other texts.
     """
     words, counts, vectors, outputs, order = model.matrices()
     eligible = [i for i, (word, count) in enumerate(zip(words, counts))

@@ -61,13 +61,18 @@ def train(labelled: Iterable[tuple[str, str]], out: str | os.PathLike[str], *, s
     """Train a fastText classifier on (label, text) pairs. Writes the model to `out`, and the calibration and the card
     beside the model. Returns the card.
 
-    The labels decide the kind of the classifier. Two labels `hq` and `lq`, or two numbers, make a binary classifier,
-    whose score is the probability of `hq` or of the greater number. Three numbers or more are grades, and the score is
-    the expected grade. Any other labels make a classifier that chooses among labels and has no score. A share
-    `held_out` of the clusters of near-duplicates is kept from training: half of these clusters to calibrate and half to
-    judge the classifier. With a `reference` corpus, the card gives the threshold that keeps the best share `keep` of
-    the corpus' texts (unless the classifier chooses among labels). The threshold is measured on texts that were not
-    trained on, if there are enough such texts. `data`, `intended_use` and `license` are copied into the card.
+    The labels decide the kind of the classifier:
+
+    - Two labels `hq` and `lq`, or two numbers: a binary classifier. Its score is the probability of `hq` or of the
+      greater number.
+    - Three numbers or more: grades. The score is the expected grade.
+    - Any other labels: a classifier that chooses among labels and has no score.
+
+    A share `held_out` of the clusters of near-duplicates is kept from training: half of these clusters to calibrate and
+    half to judge the classifier. With a `reference` corpus, the card of a classifier with scores also gives the
+    threshold that keeps the best share `keep` of the corpus' texts. The threshold is measured on texts that were not
+    trained on, if there are enough such texts. `most` limits the texts per label. `data`, `intended_use` and `license`
+    are copied into the card.
 
     Raises:
         ValueError: there are fewer than two labels or more than MOST_LABELS, two labels are the same number, a label

@@ -52,6 +52,7 @@ class LatexPapers(Files):
     """
 
     name = "latex"
+    version = 2
     markup = "latex"
     in_archives = False                      # an archive is one paper
     libraries = ("resiliparse",)
@@ -91,7 +92,7 @@ class LatexPapers(Files):
                     yield skipped("no_tex", slice, offset, 0, member=member.name)
                 elif member.data is not None and not lower.endswith(_FIGURES) and len(files) < _FILES \
                         and total_bytes + len(member.data) <= self.config.max_paper:
-                    files.setdefault(_clean(member.name), member.data)
+                    files[_clean(member.name)] = member.data        # of equal names, tar unpacks the last
                     total_bytes += len(member.data)
         except DamagedStream as e:
             yield bad(e.reason, slice, offset, count, detail=e.detail, fatal=True)

@@ -17,14 +17,9 @@ from stages.document import BadRecord, Document, document_id
 from stages.read.columns import MAX_VALUE, Columns, ColumnsConfig
 from stages.read.jsonl import columns_of, make_document
 from stages.read.reader import Reader, Slice, Split, bad, check_file, is_machine_fault, locator, skipped
+from stages.read.row_groups import repeated_bytes, rows_per_batch, too_large
 from stages.stage import SettingsError, signal
 
-#: Limits on the rows turned into documents at a time. _BATCH limits their number. _BATCH_BYTES limits their bytes if
-#: each row were the largest entry of a dictionary, which stores a text once even if a million rows share it.
-#: _LIKELY_BYTES limits their bytes if each row had the mean size.
-_BATCH, _BATCH_BYTES, _LIKELY_BYTES = 256, 256 << 20, 32 << 20
-#: rows whose dictionary entries are counted at a time
-_COUNTED_ROWS = 1 << 16
 #: Rows of text, and bytes of another column, converted to Python objects at once. One by one takes three times as long.
 _LISTED, _LISTED_BYTES = 32, 1 << 20
 #: most bytes of text converted to Python objects at once
@@ -82,7 +77,8 @@ class Parquet(Reader):
                     first, info = ordinal, file.metadata.row_group(group)
                     for column in binary:
                         self.columns.lose(column, "binary", info.num_rows)
-                    size = max(info.total_byte_size, self._repeated_bytes(info, local, group))
+                    size = max(info.total_byte_size, repeated_bytes(info, local, group, self.config.text,
+                                                                    self.config.max_group))
                     if size > self.config.max_group:
                         yield too_large(info, size, slice, group, ordinal)
                     else:
@@ -96,28 +92,6 @@ class Parquet(Reader):
             if is_machine_fault(e):
                 raise
             yield bad("corrupt_parquet", slice, group, ordinal, detail=str(e).partition("\n")[0], fatal=True)
-
-    def _repeated_bytes(self, info: Any, local: str, group: int) -> int:
-        """Return the number of bytes of all texts of a row group, where a text counts once for each row that has it. A
-        Parquet dictionary stores a text once for all its rows: a million rows may share one text of 10 MB. The result
-        is 0 if the text column is not mostly a dictionary, or if the number cannot exceed `max_group`. The bytes are
-        counted before any row is read, and only until they exceed `max_group`."""
-        chunk = next((c for i in range(info.num_columns) if (c := info.column(i)).path_in_schema == self.config.text),
-                     None)
-        if chunk is None or not chunk.has_dictionary_page:
-            return 0
-        entries = _dictionary_bytes(chunk, local)
-        if 2 * entries < chunk.total_uncompressed_size or entries * info.num_rows <= self.config.max_group:
-            return 0
-        size = 0
-        with open_parquet(local, dictionaries=[self.config.text]) as file:
-            for batch in file.iter_batches(_COUNTED_ROWS, row_groups=[group], columns=[self.config.text]):
-                texts = batch.column(0)
-                lengths = pc.binary_length(pc.cast(texts.dictionary, pa.large_binary()))
-                size += pc.sum(pc.take(lengths, texts.indices)).as_py() or 0
-                if size > self.config.max_group:
-                    break
-        return size
 
     def _columns(self, schema: pa.Schema, path: str) -> list[str]:
         names = schema.names
@@ -357,48 +331,3 @@ def _binary(kind: pa.DataType) -> bool:
         return True
     inner = [kind.value_type] if pa.types.is_dictionary(kind) else [kind.field(i).type for i in range(kind.num_fields)]
     return any(map(_binary, inner))
-
-
-def too_large(info: Any, size: int, slice: Slice, group: int, ordinal: int) -> BadRecord:
-    """Return the `BadRecord` for a row group of `size` bytes, which are more than its reader may read."""
-    record = bad("too_large", slice, group, ordinal, detail=f"{info.num_rows} rows of a row group of {size} bytes or "
-                                                            f"more")
-    record.bytes = sum(info.column(i).total_compressed_size for i in range(info.num_columns))
-    return record
-
-
-def rows_per_batch(group: Any, columns: list[str], local: str | None = None) -> int:
-    """Return how many rows of a row group to read at a time. The number follows from the sizes that the metadata states
-    and, if `local` (the path of the file) is given, from the sizes of the dictionary pages."""
-    chunks = [group.column(i) for i in range(group.num_columns)]
-    chunks = [c for c in chunks if c.path_in_schema in columns or c.path_in_schema.partition(".")[0] in columns]
-    size = sum(c.total_uncompressed_size for c in chunks)
-    largest = max((_dictionary_bytes(c, local) for c in chunks if c.has_dictionary_page), default=0)
-    return max(1, min(_BATCH, _LIKELY_BYTES * group.num_rows // max(size, 1), _BATCH_BYTES // max(largest, 1)))
-
-
-def _dictionary_bytes(chunk: Any, local: str | None) -> int:
-    """Return an upper bound on the bytes of one entry in the dictionary of a column chunk. The bound is the size of the
-    dictionary page if `local` (the path of the file) is given and the page can be read, otherwise the size of the whole
-    chunk.
-
-    A page begins with a Thrift struct in compact protocol: (1: type, 2: uncompressed size, …), with i32 values as
-    zigzag varints. The decoder refuses a page that inflates to another size, so a file cannot lie about the size.
-    """
-    if local is None or chunk.dictionary_page_offset is None:
-        return chunk.total_uncompressed_size
-    with open(local, "rb") as file:
-        file.seek(chunk.dictionary_page_offset)
-        head = file.read(16)
-    at, value = 0, 0
-    for _ in range(2):
-        if head[at:at + 1] != b"\x15":                # the next field, an i32
-            return chunk.total_uncompressed_size
-        value, shift = 0, 0
-        while (at := at + 1) < len(head):
-            value |= (head[at] & 0x7F) << shift
-            shift += 7
-            if head[at] < 0x80:
-                break
-        at += 1
-    return min(value >> 1, chunk.total_uncompressed_size) if not value & 1 else chunk.total_uncompressed_size

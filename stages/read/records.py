@@ -46,8 +46,9 @@ from stages.read.conversation import (
     with_system,
 )
 from stages.read.jsonl import Jsonl, columns_of, make_document
-from stages.read.parquet import Parquet, rows_per_batch, too_large, unread_columns
+from stages.read.parquet import Parquet, unread_columns
 from stages.read.reader import Reader, Slice, Split, bad, check_file, is_machine_fault, skipped
+from stages.read.row_groups import rows_per_batch, too_large
 from stages.stage import SettingsError, signal
 
 #: keys of images, sound and video: a record of lines or arrays that has one is refused, columns of tables are not read
@@ -269,5 +270,3 @@ class Preference(Records):
 
 def _refuse(reason: str, detail: str) -> list[Turn]:
     raise Refused(reason, detail)
-
-

@@ -150,9 +150,9 @@ def _log_odds(x: NDArray[np.int64], top: int) -> NDArray[np.float64]:
 
 
 def _ascending(knots: Knots) -> Knots:
-    """Return knots [score, value] changed so that scores ascend and values do not descend. The knots are given in order
-    of score. If several knots have one score, only one of them, with the largest value, stays. A value below the
-    previous one is raised to the previous one."""
+    """Return knots [score, value], given in order of score, as knots whose scores ascend and whose values do not
+    descend. Knots with the same score become one, with the largest of their values. A value below the previous one is
+    raised to the previous one."""
     out: Knots = []
     for score, value in knots:
         if out and score <= out[-1][0]:

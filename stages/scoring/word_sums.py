@@ -1,24 +1,24 @@
 """A fastText classifier that keeps in a cache what each word contributes to a prediction.
 
-fastText's prediction depends on the mean over the vectors of all words of a text and of the character n-grams inside
-each word. The n-grams of a word are always the same, so the sum of the vectors of a word and its n-grams is computed
-once, from the model's matrix, and kept in a cache. A word in the cache costs one look-up and one addition, where
-fastText's library hashes and looks up some thirty n-grams. The cache helps because most of a text consists of few
-different words (Zipf).
+fastText's prediction depends on the mean of the vectors of all words of a text and of the character n-grams inside each
+word. The n-grams of a word are always the same. So the sum of the vectors of a word and its n-grams is computed once,
+from the model's matrix, and kept in a cache. A word in the cache costs one look-up and one addition, where fastText's
+library hashes and looks up some thirty n-grams. The cache helps because most of a text consists of few different words
+(Zipf).
 
-The predictions differ from the library's only by the order of additions: the library adds n-gram by n-gram in float32,
+The predictions differ from the library's only by the order of additions. The library adds n-gram by n-gram in float32,
 while this module first adds the n-grams of each word, in float64. A probability thereby changes by about 1e-6, or by
 1e-5 if thousands of n-grams of a text are equal. The sum of a word is the same whether it comes from the cache or is
 computed anew, so predictions do not depend on earlier texts.
 
-The module reads supervised models of the library's file version 12 without word n-grams, with the loss `softmax` or
-`hs`, quantised or not: lid.176.ftz and .bin, GlotLID, OpenLID. The file of a model that is not quantised is
-memory-mapped, so that workers share its matrix. The format is that of fastText 0.9.2 (`fasttext.cc`, `dictionary.cc`,
-`productquantizer.cc`).
+The module reads supervised models of the library's file version 12, with the loss `softmax` or `hs`, without word
+n-grams, quantised or not. Examples are lid.176.ftz and .bin, GlotLID and OpenLID. The file of a model that is not
+quantised is memory-mapped, so that workers share its matrix. The format is that of fastText 0.9.2 (`fasttext.cc`,
+`dictionary.cc`, `productquantizer.cc`).
 
 Words are identified by a hash of 64 bits: among a million words, two have the same hash with a probability of 3e-8. The
-hash gets a new random seed for each model that is loaded, so that an attacker cannot write words that have the same
-hash, or that all fall into one slot of a table. No result depends on the seed.
+hash gets a new random seed for each model that is loaded. So an attacker cannot write words that have the same hash, or
+that all fall into one slot of a table. No result depends on the seed.
 """
 
 from __future__ import annotations

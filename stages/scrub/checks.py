@@ -23,7 +23,7 @@ while len(_PERMUTATIONS) < 8:
 
 
 def luhn(digits: str) -> bool:
-    """Return whether a number passes the Luhn check (ISO/IEC 7812-1, annex B): every second digit from the right is
+    """Return whether a number passes the Luhn check (ISO/IEC 7812-1, annex B). Every second digit from the right is
     doubled, and the sum of all digits must be a multiple of 10."""
     return (sum(map(int, digits[::-2])) + sum(_DOUBLED[int(d)] for d in digits[-2::-2])) % 10 == 0
 
@@ -65,8 +65,8 @@ def weighted(digits: str, weights: Sequence[int]) -> int:
 
 
 def ean(digits: str) -> bool:
-    """Return whether the last digit is the right GS1 check digit, as in EAN bar codes: with the weights 1 and 3 in turn
-    from the right, the sum of the digits is a multiple of 10."""
+    """Return whether the last digit is the right GS1 check digit, as in EAN bar codes. The sum of the digits must be a
+    multiple of 10, with the weights 1 and 3 in turn from the right."""
     return (sum(map(int, digits[::-2])) + 3 * sum(map(int, digits[-2::-2]))) % 10 == 0
 
 
@@ -108,10 +108,9 @@ def in_address(text: str, start: int) -> bool:
 
 
 def stands_alone(text: str, start: int, end: int) -> bool:
-    """Return whether text[start:end], which has digits or letters at both ends, stands alone. It must not be part of
-    something longer: of a word, a decimal or dotted number, an amount of money, a percentage, a path, a code joined by
-    hyphens, or a bank account number (IBAN) in groups. A full stop or hyphen that belongs to the sentence may follow
-    it."""
+    """Return whether text[start:end], which has digits or letters at both ends, is not part of something longer. Longer
+    things are a word, a decimal or dotted number, an amount of money, a percentage, a path, a code joined by hyphens,
+    and a bank account number (IBAN) in groups. A full stop or hyphen that belongs to the sentence may follow it."""
     before, after = text[max(0, start - 2):start], text[end:end + 2]
     if before and (before[-1].isalnum() or before[-1] in "_$€£\\" or (
             before[-1] in "-./,+'&%~^*" and before[0].isalnum())):

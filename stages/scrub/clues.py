@@ -1,6 +1,8 @@
-"""Finds the stretches of a text that may hold personal data: numbers of at least FEWEST_DIGITS digits (a single
-separator may stand between two digits), runs of at least SHORTEST_CODE characters of the kind that API keys consist of,
-and places with two digits, a letter and two digits.
+"""Finds the stretches of a text that may hold personal data. There are three kinds:
+
+- numbers of at least FEWEST_DIGITS digits, with at most one separator between two digits;
+- runs of at least SHORTEST_CODE characters of the kind that API keys consist of;
+- places with two digits, a letter and two digits.
 
 Most texts have few such stretches. The stretches are determined once per text, and all finders (functions that each
 search for one kind of data) use them. The finders of cards, national ids, API keys, passwords and wallets search only
@@ -57,10 +59,10 @@ class Clues:
 
     @property
     def none(self) -> bool:
-        """Return whether the text certainly holds no personal data that the repeated finders look for (all finders
-        except those of e-mail addresses, IP addresses and telephone numbers with a plus). The result is True only for a
-        text shorter than SHORT without digits, codes and private keys. A longer text is not examined, and the result is
-        False."""
+        """Return whether the repeated finders can be left out, because the text certainly holds nothing that they look
+        for. Only a text shorter than SHORT is examined, for digits, codes and private keys; for a longer text, the
+        result is False. The repeated finders are all but those of e-mail addresses, IP addresses and telephone numbers
+        with a plus."""
         return len(self.text) < self.SHORT and not _ANY.search(self.text)
 
     @cached_property

@@ -95,9 +95,9 @@ _LETTERS, _NUMERALS = re.compile("[A-Za-z]"), re.compile("[0-9]")
 
 
 def credentials(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """Find API keys, tokens and private keys in the text of `clues`. Yields (start, end, service). `service` is the
-    name of the service that issues such keys, or "private_key", or "named" for a value that the text assigns to a name
-    such as `api_key`. The results are in no order and may overlap."""
+    """Find API keys, tokens and private keys in the text of `clues`. Yields (start, end, service), in no order; results
+    may overlap. `service` names the service that issues such keys. It is "private_key" for a private key, and "named"
+    for a value that the text assigns to a name such as `api_key`."""
     text, codes = clues.text, clues.codes
     if "PRIVATE KEY" in text:
         yield from _private_keys(text)

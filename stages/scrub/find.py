@@ -1,11 +1,12 @@
 """Finds personal data of all kinds in a text, by running the finders (functions that each search for one kind of data).
 
 A value that one finder has found is replaced by NULs before the next finder searches the text. No finder accepts NULs
-as part of a value. Most finders search only the stretches that can hold their values (`stages.scrub.clues`). The
-finders of e-mail and IP addresses come first and run once, as in datatrove; so does the finder of telephone numbers
-that begin with a plus. The other finders are repeated as long as they find something, at most ROUNDS times, because a
-value is not accepted while it looks like part of a longer one, and may be accepted when the value next to it has been
-removed. A second scrubbing of an ordinary text therefore finds nothing new.
+as part of a value. Most finders search only the stretches that can hold their values (`stages.scrub.clues`).
+
+The finders of e-mail addresses, IP addresses and telephone numbers that begin with a plus come first and run once, as
+in datatrove those of e-mail and IP addresses do. The other finders are repeated as long as they find something, at most
+ROUNDS times. This is needed because a value beside another value looks like part of a longer one, and is accepted only
+when the other value has been removed. A second scrubbing of an ordinary text therefore finds nothing new.
 """
 
 from __future__ import annotations

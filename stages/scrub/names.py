@@ -54,9 +54,11 @@ class Tagger:
 
     def find(self, text: str) -> Iterator[tuple[int, int, str, str]]:
         """Find personal data in a text. Yields (start, end, kind, label) of each value, in order, without overlaps.
-        Neighbouring values of one kind, with at most three blanks, commas and similar signs between them, become one
-        value if they are parts of an address or have different labels, such as first name and surname. The label of the
-        whole is that of its first part."""
+
+        Neighbouring values of one kind become one value, with the label of its first part, in two cases: they are parts
+        of an address, or their labels differ (first name and surname). At most three blanks, commas and similar signs
+        may stand between them.
+        """
         pending: tuple[int, int, str, str] | None = None
         for start, end, label in self._entities(text):
             kind = self._kind.get(normalised_label(label))

@@ -2,8 +2,8 @@
 
 The rules are in `national_rules`. Two sorts of numbers are reported wherever they occur: those of an unmistakable form
 (Belgium's `85.07.30-033.28`), and those whose checks are strong, for instance a date and two check digits. All other
-numbers, such as bare runs of digits with one check digit, or forms that telephone numbers or grouped thousands also
-have, are reported only after a word for such numbers in a language of the country.
+numbers are reported only after a word for such numbers in a language of the country. Among these are bare runs of
+digits with one check digit, and forms that telephone numbers or grouped thousands also have.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def _size(run: re.Match[str]) -> str:
 
 def _goes_on(words: list[tuple[int, int]], first: int, last: int) -> bool:
     """Return whether the groups of digits from number `first` to number `last` are part of a longer row of groups of
-    equal size. That is the case if the group before them is as long as the group `first`, or the group after them is as
-    long as the group `last`. `words` holds the (start, end) of all groups."""
+    equal size. For this, the group before them must be as long as the group `first`, or the group after them as long as
+    the group `last`. `words` holds the (start, end) of all groups."""
     sizes = [end - start for start, end in words]
     return (first > 0 and sizes[first - 1] == sizes[first]) or (
         last + 1 < len(sizes) and sizes[last + 1] == sizes[last])

@@ -1,16 +1,27 @@
 """Finds numbers of payment cards and bank accounts.
 
-Cards: ISO/IEC 7812-1 (Luhn), issuer ranges and lengths as the schemes publish them: Visa 4 (13, 16, 19 digits),
-Mastercard 51-55 and 2221-2720 (16), American Express 34, 37 (15), Diners Club 300-305, 3095 (14, 16, 19), 36 (14-19),
-38, 39 (14, 16-19), Discover 6011, 644-649 (16, 19), 65 (16-19), JCB 3528-3589 (16-19) and its old 1800, 2131 (15),
-UnionPay 62, 81 (16-19), Maestro 50, 56-58, 6304, 6390, 6759, 676 (12-19), Mir 2200-2204 (16-19), RuPay 60 (16), 82
-(16-19), Troy 9792 (16). RuPay's 65, 81 and 508, and the numbers of Elo and Hipercard, lie inside these ranges. Digits
-form one run, or the groups printed on cards, separated by blanks or hyphens. A number of 12 or 13 digits counts only
-after a word about cards, because article and order numbers have this length, too. A number that begins with 2 to 6, but
-whose beginning and length fit no issuer, also needs such a word.
+The numbers of cards follow ISO/IEC 7812-1 (Luhn). The schemes publish their issuer ranges and lengths (in brackets):
 
-Bank accounts (IBAN): ISO 13616, lengths by country from the SWIFT registry, check digits 02 to 98 by MOD 97-10. The
-number is written in one piece or in groups of four separated by blanks or hyphens, in capitals or small letters.
+    Visa              4 (13, 16, 19)
+    Mastercard        51-55, 2221-2720 (16)
+    American Express  34, 37 (15)
+    Diners Club       300-305, 3095 (14, 16, 19); 36 (14-19); 38, 39 (14, 16-19)
+    Discover          6011, 644-649 (16, 19); 65 (16-19)
+    JCB               3528-3589 (16-19); formerly 1800, 2131 (15)
+    UnionPay          62, 81 (16-19)
+    Maestro           50, 56-58, 6304, 6390, 6759, 676 (12-19)
+    Mir               2200-2204 (16-19)
+    RuPay             60 (16); 82 (16-19)
+    Troy              9792 (16)
+
+RuPay's 65, 81 and 508, and the numbers of Elo and Hipercard, lie inside these ranges. The digits of a card form one
+run, or the groups printed on cards, separated by blanks or hyphens. A number of 12 or 13 digits counts only after a
+word about cards, because article and order numbers have this length, too. Such a word is also needed before a number
+that begins with 2 to 6 but fits no issuer by its beginning and length.
+
+The numbers of bank accounts (IBAN) follow ISO 13616, with lengths by country from the SWIFT registry and check digits
+02 to 98 by MOD 97-10. The number is written in one piece or in groups of four separated by blanks or hyphens, in
+capitals or small letters.
 """
 
 from __future__ import annotations

@@ -74,9 +74,9 @@ def international(clues: Clues) -> Iterator[tuple[int, int, str]]:
 
 
 def with_plus(clues: Clues) -> Iterator[tuple[int, int, str]]:
-    """Find telephone numbers that begin with a plus in `clues.text`. Yields (start, end, ""), where "" stands for the
-    rule of a match: telephone numbers have none. Hardly anything else has this form, so no further clue, such as the
-    word "phone" before the number, is needed."""
+    """Find telephone numbers that begin with a plus in `clues.text`. Yields (start, end, ""); the third value is always
+    empty, because telephone numbers have no rule (`Match.rule`). No word such as "phone" is needed before the number,
+    because hardly anything else has this form."""
     if "+" in clues.text:
         yield from _international(clues.text, _PLUS, 1)
 

@@ -8,6 +8,7 @@ limit. docs/pii.md explains how to choose kinds and replacements.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ from stages.scrub.find import Finder, Match, find, merged
 from stages.scrub.network import emails, ipv4, ipv6
 from stages.scrub.pseudonyms import Pseudonyms, is_fake
 from stages.stage import Stage, StageConfig, decision, resource, signal
+from stages.text.marks import Span, pattern_spans
 
 if TYPE_CHECKING:
     from stages.document import Document
@@ -48,10 +50,12 @@ class Pii(Stage):
 
     Dialect (the code it follows): datatrove 0.10.1 (`PIIFormatter`) for e-mail and IP addresses. The text is byte for
     byte what a newly made `PIIFormatter` returns for the document. datatrove uses several replacements in turn across
-    all documents of a process, so its text of a document depends on earlier documents. In this step, the turns begin
-    anew with each document. The domain of an e-mail address is searched for at most 319 characters after the @. The
-    other kinds of data are off by default; the modules in `stages.scrub` say what is found and why. Names and postal
-    addresses are found by a model (`stages.scrub.names`), whose results may differ between kinds of CPU.
+    all documents of a process, so its text of a document depends on earlier documents. In this step, each document
+    begins with the first replacement again. The domain of an e-mail address is searched for at most 319 characters
+    after the @.
+
+    The other kinds of data are off by default; the modules in `stages.scrub` say what is found and why. Names and
+    postal addresses are found by a model (`stages.scrub.names`), whose results may differ between kinds of CPU.
 
     For each kind that is on, the signal `pii_KIND` (a number stored with the document) counts the values that the text
     held. A document that holds data of a kind named in the setting `drop` is dropped; the reason is the name of the
@@ -60,8 +64,8 @@ class Pii(Stage):
 
     Values in the strings of `meta` (title, canonical address …) are also replaced, but not counted. The document's
     `url` stays unchanged, because it identifies the page for deduplication. The positions in `loss_spans` (the
-    stretches of a text that training learns from) are adapted to the new text, and replacements that are used in turn
-    also begin anew at each border of a span. A document in which a value lies across such a border is quarantined.
+    stretches of a text that training learns from) are moved to fit the new text. At each border of such a stretch, the
+    first replacement is used again. A document in which a value lies across such a border is quarantined.
     """
 
     name = "pii"
@@ -173,6 +177,14 @@ class Pii(Stage):
     def verdict(self, doc: Document) -> str | None:
         return next((f"pii_{kind}" for kind in self.config.drop if doc.signals[f"pii_{kind}"]), None)
 
+    def matches(self, doc: Document, reason: str) -> list[Span]:
+        """Return the placeholders of the kind of data for which the document was dropped: the values themselves have
+        been removed."""
+        kind = reason.removeprefix("pii_")
+        rules = {"emails": ("email",), "ips": ("ipv4", "ipv6")}.get(kind, (kind,))
+        names = [name for rule in rules for name in PLACEHOLDERS.get(rule, ())]
+        return pattern_spans(re.compile("|".join(map(re.escape, names))), doc.text) if names else []
+
     def _find(self, text: str) -> list[Match]:
         matches = find(text, self._single_pass, self._repeated)
         if self.config.model is not None:
@@ -240,9 +252,9 @@ def kinds_on(config: Any) -> tuple[str, ...]:
 
 def _finders(config: Any) -> tuple[list[tuple[str, Finder]], list[tuple[str, Finder]]]:
     """Return the finders (functions that each search for one kind of personal data) that the settings turn on, as two
-    lists of (kind, finder): those that search a text once, and those that search it again until they find nothing new
-    (`find.ROUNDS` times at most). In each list, the most reliable finders come first, because a value that one finder
-    has found is hidden from the later ones."""
+    lists of (kind, finder). The finders in the first list search a text once. Those in the second list are repeated
+    until they find nothing new (`find.ROUNDS` times at most). In each list, the most reliable finders come first,
+    because a value that one finder has found is hidden from the later ones."""
     single_pass: list[tuple[str, Finder]] = []
     if config.emails:
         single_pass.append(("emails", emails))
@@ -328,8 +340,8 @@ def _size(text: str) -> int:
 
 def scrub_text(text: str) -> str:
     """Return a text with the personal data in it replaced by placeholders. This is done with every text that is shown
-    to people. The function finds all kinds of data except names and postal addresses: ids of all countries, but
-    telephone numbers in international form only, and no IP addresses of private and reserved networks. It needs no
+    to people. Data of all kinds is found, ids of all countries included, with three exceptions: names and postal
+    addresses, telephone numbers in local form, and IP addresses of private and reserved networks. The function needs no
     model and no library."""
     matches = find(text, *_finders_of_all_kinds())
     return "".join(_pieces(text, matches, _placeholder, 0, len(text))) if matches else text

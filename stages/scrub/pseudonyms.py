@@ -3,13 +3,20 @@ corpus (`Pseudonyms.fake`). Without the key, nobody can find out which value a f
 values.
 
 A fake is made from a keyed hash of the value (BLAKE2b, RFC 7693), and looks like data of the same kind. It belongs to
-nobody, and is not replaced again when a text is scrubbed a second time. Fakes are mail at example.com (RFC 2606),
-documentation addresses (RFC 5737, RFC 3849), cards that begin with 411111 and fail Luhn's check, IBANs with check
-digits 00, 555-01xx telephone numbers (NANPA), ids that begin with zeros or X and fit no country, keys and wallets that
-show by EXAMPLE or zeros that they are no real ones, and Person-0123456789 or Address-0123456789. There are only 762
-fakes of IPv4 addresses and 80,000 of telephone numbers, so several values may have the same fake. The layout of a value
-(blanks, hyphens) and the prefix of a country or service are kept where they tell a reader what kind of value was
-replaced.
+nobody, and is not replaced again when a text is scrubbed a second time. Fakes have these forms:
+
+- e-mail: addresses at example.com (RFC 2606)
+- IP: documentation addresses (RFC 5737, RFC 3849)
+- cards: numbers that begin with 411111 and fail Luhn's check
+- accounts: IBANs with check digits 00
+- telephone: 555-01xx numbers (NANPA)
+- ids: numbers that begin with zeros or X and fit no country
+- keys and wallets: values that show by EXAMPLE or zeros that they are not real
+- names and postal addresses: Person-0123456789 or Address-0123456789
+
+There are only 762 fakes of IPv4 addresses and 80,000 of telephone numbers, so several values may have the same fake.
+The layout of a value (blanks, hyphens) and the prefix of a country or service are kept where they tell a reader what
+kind of value was replaced.
 """
 
 from __future__ import annotations
@@ -77,9 +84,8 @@ class Pseudonyms:
 
 
 def is_fake(kind: str, value: str) -> bool:
-    """Return whether `value` has the form of a fake that a search for personal data would otherwise find and replace
-    again: a mail or IP address that is reserved for examples, or Person-… or Address-…, which a model may mistake for a
-    name."""
+    """Return whether `value` looks like a fake of a kind that scrubbing would otherwise replace again. These are e-mail
+    and IP addresses that are reserved for examples, and Person-… and Address-…, which a model may take for a name."""
     if kind == "emails":
         return value.lower().endswith(("@example.com", "@example.org", "@example.net"))
     if kind == "ips":
@@ -102,8 +108,9 @@ def _hex(draws: Iterator[int], digits: int) -> str:
 
 
 def _dressed(value: str, draws: Iterator[int], start: str = "") -> str:
-    """Return `value` with other digits and letters; all other characters are kept. The first digits and letters become
-    the characters of `start`. The following ones become random: a digit becomes a digit, and a letter a letter."""
+    """Return `value` with other ASCII digits and letters; all other characters are kept. The first digits and letters
+    become the characters of `start`. The following ones become random: a digit becomes a digit, and a letter a
+    letter."""
     fixed, out = iter(start), []
     for character in value:
         if not (character.isascii() and character.isalnum()):

@@ -13,10 +13,12 @@ MARGIN = 400
 
 
 def mask(row: dict[str, Any], chars: int = 0) -> None:
-    """Mask the personal data in a row of a published dataset, so that the row can be shown to people. The row is
-    changed in place: its text is masked and cut to `chars` characters (0: the whole text is kept), and `row["chars"]`
-    becomes the length of the whole text before it was masked. The fields url, detail, file, locator, language, date and
-    meta are also masked, where the row has them."""
+    """Mask the personal data in a row of a published dataset, so that the row can be shown to people.
+
+    The row is changed in place. Its text is masked and cut to `chars` characters (0: the whole text is kept).
+    `row["chars"]` becomes the length of the whole text before it was masked. The fields url, detail, file, locator,
+    language, date and meta are also masked, where the row has them.
+    """
     if row.get("text"):
         text = row["text"]
         row["text"] = scrub_text(text[:chars + MARGIN])[:chars] if chars else scrub_text(text)

@@ -1,10 +1,13 @@
-"""Finds addresses of cryptocurrencies, most of which contain a checksum.
+"""Finds addresses of cryptocurrencies, most of which contain a checksum. Their forms are:
 
-Base58Check (Bitcoin wiki): Bitcoin, Litecoin, Dogecoin, Tron, Dash, Zcash, Bitcoin private keys (WIF); XRP with its own
-alphabet. Bech32 and Bech32m (BIP 173, BIP 350): bc1, tb1, ltc1, addr1 (Cardano), cosmos1. Ethereum: 0x and 40 hex
-digits. If the digits contain both capitals and small letters, the EIP-55 checksum must hold (one random string in 2**12
-passes). Otherwise, a word such as 'wallet' must closely precede the address. Addresses without an owner (zero, burn
-addresses with many zeros) are not reported.
+- Base58Check (Bitcoin wiki): addresses of Bitcoin, Litecoin, Dogecoin, Tron, Dash and Zcash, private keys of Bitcoin
+  (WIF), and, with an alphabet of its own, addresses of XRP.
+- Bech32 and Bech32m (BIP 173, BIP 350): addresses that begin with bc1, tb1, ltc1, addr1 (Cardano) or cosmos1.
+- Ethereum: 0x and 40 hex digits. If the digits contain both capitals and small letters, the EIP-55 checksum must hold
+  (one random string in 2**12 passes). It is computed for the first CHECKED such addresses of a text; later ones count
+  without it. If the letters are all capitals or all small, a word such as 'wallet' must closely precede the address.
+
+Addresses without an owner (zero, burn addresses with many zeros) are not reported.
 """
 
 from __future__ import annotations

@@ -31,6 +31,14 @@ def pattern_spans(pattern: re.Pattern[str], text: str) -> list[Span]:
     return out
 
 
+def pattern_spans_without(pattern: re.Pattern[str], left_out: re.Pattern[str], text: str) -> list[Span]:
+    """Return the spans (first character, one past the last) in a text of the matches of `pattern` in what is left of
+    it without the characters that `left_out` matches. A span also covers the characters left out inside a match."""
+    places = [i for i, character in enumerate(text) if not left_out.match(character)]
+    spans = pattern_spans(pattern, "".join(text[i] for i in places))
+    return [(places[begin], places[end - 1] + 1) for begin, end in spans]
+
+
 def same_length_lower(text: str) -> str:
     """Return a text in lower case in which every character stays at its position. The letter `İ` is therefore kept,
     because `str.lower` makes two characters of it."""

@@ -13,6 +13,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from stages.text.marks import MOST, Span, merged_spans
+
 #: ISO 15924 code and number of every script that has letters, and of Jpan, Japanese writing (kana and Han together)
 _NUMBERS = """
 Adlm166 Aghb239 Ahom338 Arab160 Armi124 Armn230 Avst134 Bali360 Bamu435 Bass259 Batk365 Beng325 Berf258 Bhks334
@@ -143,6 +145,16 @@ def main_script(text: str) -> tuple[str, float]:
         return "", 0.0
     code = min(letters, key=lambda code: (-letters[code], NUMBERS[code]))
     return code, letters[code] / sum(letters.values())
+
+
+def other_letters(text: str) -> list[Span]:
+    """Return the runs of letters of a text that are in another script than its main script, at most MOST, as (first
+    character, one past the last)."""
+    main = main_script(text)[0]
+    own = [1 + _PLACES.index(code) for code in (("Hira", "Kana", "Hani") if main == "Jpan" else (main,)) if code]
+    places = _table()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)]
+    edges = np.flatnonzero(np.diff(((places > 0) & ~np.isin(places, own)).astype(np.int8), prepend=0, append=0))
+    return merged_spans([(begin, end) for begin, end in edges.reshape(-1, 2).tolist()])[:MOST]
 
 
 def same_script(a: str, b: str) -> bool:

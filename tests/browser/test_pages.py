@@ -13,7 +13,8 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import serving, settings_of
 from tests.browser.pages import faults, kinds_of_pages, tab_order
 from tests.service.conftest import OPERATOR, VIEWER
-from tests.service.test_pages import hostile, root, rows  # noqa: F401  (fixtures)
+from tests.service.test_hostile_pages import hostile  # noqa: F401  (a fixture)
+from tests.service.test_pages import root, rows  # noqa: F401  (fixtures)
 
 Open = Callable[..., Page]
 

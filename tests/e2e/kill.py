@@ -58,11 +58,11 @@ def main() -> None:
     elif point == "hashes":
         import stages.dedup.exact_index as exact_index
 
-        die_at(exact_index, "found", nth)
+        die_at(exact_index, "look_up", nth)
     elif point in ("lookup", "routes"):
         import stages.dedup.against as against
 
-        die_at(against, "found" if point == "lookup" else "write_segments", nth)
+        die_at(against, "look_up" if point == "lookup" else "write_segments", nth)
     elif point == "old":
         from stages.dedup.index_texts import OldSets
 

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import index_folders
-from pipeline.engine.shuffle.exchange import SegmentFile, SegmentWriter, read_segment
+from pipeline.engine.shuffle.exchange import SegmentFile, read_segment
+from pipeline.engine.shuffle.segment_writer import SegmentWriter
 from pipeline.index_folders import forget
 from pipeline.plan.lint import lint
 from pipeline.recipe import load_recipe

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from itertools import pairwise
 
+import duckdb
 import numpy as np
 import pytest
 
@@ -100,6 +102,57 @@ def test_before_and_after(site):
             [(median,)] = site.sql(f"select quantile_disc(length(text), 0.5) from (select text from {rows})")
             assert 2 ** int(np.log2(median)) == float(said.partition(" ")[0].replace(",", ""))
         assert section["chart"].count(" of which kept ") > 1
+
+
+def test_licences_and_personal_data_before_and_after(tmp_path, tokenmill):
+    """Over documents that one step drops before `pii` searches them, `pii` itself, and a deduplication after it."""
+    texts = ("Number {} has no address but some words of its own, as all of them do.",
+             "Ask number {} of a.person@mail.example.org or b.person@mail.example.org for a few words.")
+    licences = (None, "MIT", "GPL-3.0-only", "Mine")
+    rows = [{"text": texts[i % 3 > 0].format(i), "licence": licences[i % 4],
+             "url": f"https://{'a' if i % 5 else 'bad'}.com/"} for i in range(40)]
+    rows += [{**row, "licence": "MIT"} for row in rows[:20]]                     # same texts, which `exact` removes
+    rows += [{"text": f"Pay number {i} with 4539 1488 0343 6467 today, and write to c.person@mail.example.org",
+              "licence": "Apache-2.0", "url": "https://a.example/"} for i in range(7)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    (tmp_path / "domains").write_text("bad.com\n")
+    (tmp_path / "r.yaml").write_text("""version: 1
+sources: {rows: {read: jsonl, path: rows.jsonl}}
+datasets:
+  all: {from: rows, steps: [{url: {integrated: false, domains: domains}}, {pii: {cards: true, drop: [cards]}}, exact]}
+""")
+    done = tokenmill("run", tmp_path / "r.yaml", "--store", tmp_path / "s", "--backend", "inline", "--quiet")
+    assert done.code == 0, done.err
+    report = json.loads((tmp_path / "s/report.json").read_text())
+    section = report["datasets"]["all"]
+
+    def query(what: str, words: tuple[str, ...] = ("datasets", "dropped")) -> list[tuple]:
+        return duckdb.sql(" union all ".join(
+            f"select {what} from read_parquet('{tmp_path}/s/{word}/all/part-*.parquet', union_by_name=true)"
+            for word in words)).fetchall()
+
+    label = {None: "", "MIT": "mit", "GPL-3.0-only": "gpl-3.0", "Mine": "other", "Apache-2.0": "apache-2.0"}
+    for word, counts in (("datasets", report["licences"]["all"]), ("dropped", section["dropped_licences"])):
+        stated = Counter(label[licence] for licence, in query("json_extract_string(meta, '$.licence')", (word,)))
+        assert counts == {"rows": {k: n for k, n in stated.items() if k or word == "dropped"}}
+    pii = {word: {k: int(query(f"coalesce(sum(signals.{k}), 0)", (word,))[0][0]) for k in
+                  ("pii_emails", "pii_ips", "pii_cards")} for word in ("datasets", "dropped")}
+    assert (section["pii"], section["dropped_pii"]) == (pii["datasets"], pii["dropped"])
+    assert pii["dropped"]["pii_cards"] == 7 and pii["datasets"]["pii_emails"] > 0 < pii["dropped"]["pii_emails"] - 7
+    [shown] = before_after(report)
+    searched = sum(n for n, in query("count(signals.pii_emails)"))
+    assert (shown["personal"]["searched"], shown["docs"]) == (searched, len(rows)) and 0 < searched < len(rows)
+    emails, lost = pii["datasets"]["pii_emails"], pii["dropped"]["pii_emails"]
+    assert {r["kind"]: (r["before"], r["after"]) for r in shown["personal"]["rows"]} == {
+        "e-mail addresses": (emails + lost, emails), "payment cards": (7, 0)}
+    page = (tmp_path / "s/runs" / report["run"] / "report.html").read_text()
+    assert f"Searched for it: {searched} of {len(rows)} documents." in page
+    assert "https://<mark>bad.com</mark>/" in page and "<mark>&lt;CREDIT_CARD&gt;</mark>" in page
+    assert "4539" not in page and "person@mail" not in page
+    again = tokenmill("report", report["run"], "--store", tmp_path / "s")
+    assert again.code == 0, again.err
+    page = (tmp_path / "s/runs" / report["run"] / "report.html").read_text()
+    assert "<mark>bad.com" not in page and "No passage is marked: the recipe names a file for this step" in page
 
 
 def test_groups_of_duplicates(site):

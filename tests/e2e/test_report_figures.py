@@ -62,7 +62,8 @@ def test_every_section_is_checked_here(report):
                            "order_quality", "made", "totals", "samples", "licences"}
     assert set(report["datasets"]["clean"]) == {"docs", "bytes", "parts", "kept", "reasons", "quarantined",
                                                 "quarantine_samples", "languages", "lengths", "dropped_languages",
-                                                "dropped_lengths", "scores", "pii", "pdf"}
+                                                "dropped_lengths", "dropped_licences", "scores", "pii", "dropped_pii",
+                                                "pdf"}
     assert set(report["duplicates"][1]) == {"barrier", "step", "dataset", "looked_at", "removed", "candidates",
                                             "clusters", "max_cluster", "similarity", "pairs", "alarms"}
 
@@ -181,11 +182,16 @@ def test_languages_lengths_and_personal_data(site, report, dataset):
     assert said["dropped_lengths"] == nested(site.sql(
         f"select source, cast(floor(log2(greatest(length(text), 1))) as integer)::varchar, count(*) "
         f"from {{dropped:{dataset}}} group by all"))
+    assert said["dropped_licences"] == {source: {"": n} for source, n in site.sql(
+        f"select source, count(*) from {{dropped:{dataset}}} group by all")}, "none states one here"
     columns = [r[0] for r in site.sql(f"select unnest(json_keys(to_json(signals))) from {{kept:{dataset}}} limit 200")]
     fields = sorted({c for c in columns if c.startswith("pii_")})
     assert said["pii"] == {f: int(site.sql(f"select coalesce(sum(signals.{f}), 0) from {{kept:{dataset}}}")[0][0])
                            for f in fields}
+    assert said["dropped_pii"] == {f: int(site.sql(f"select coalesce(sum(signals.{f}), 0) from {{dropped:{dataset}}}"
+                                                   )[0][0]) for f in fields}
     assert fields or dataset == "extracted"
+    assert dataset != "deduped" or said["dropped_pii"]["pii_emails"] > 0
 
 
 @pytest.mark.parametrize("dataset", DATASETS)

@@ -39,7 +39,8 @@ def dataset(sources: list[str], reasons: int, scores: int) -> dict[str, Any]:
         "dropped_lengths": {s: {"9": reasons} for s in sources},
         "dropped_languages": {"stage0": {"en": len(sources)}},
         "scores": {f"score_{i}": {str(j): j for j in range(1, 200)} for i in range(scores)},
-        "pii": {"pii_emails": 7}, "pdf": None}
+        "dropped_licences": {s: {"": reasons} for s in sources},
+        "pii": {"pii_emails": 7}, "dropped_pii": {"pii_emails": 2}, "pdf": None}
 
 
 def figures(names: list[str], sets: list[str], scores: int) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def generated(sources: int, *, reasons: int = 5, datasets: int = 1, scores: int 
     paths = "".join(f"  {s}: {{read: warc, path: hf://datasets/user/{s}/*.gz}}\n" for s in names)
     nodes = [*(f"index:{s}" for s in names), *sets]
     document = {
-        "version": 5, "run": "generated-0", "recipe": "0" * 32, "about": None, "missing_records": 0, "order": "1" * 32,
+        "version": 6, "run": "generated-0", "recipe": "0" * 32, "about": None, "missing_records": 0, "order": "1" * 32,
         "made": {"at": "2026-11-26T16:56:42Z", "host": "machine", "author": "An Author", "version": "0.1.0",
                  "python": "3.11.7", "name": "generated", "store": "s3://bucket/store",
                  "recipe": RECIPE.format(names=", ".join(names), sources=paths)},

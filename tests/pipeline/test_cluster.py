@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -166,10 +167,11 @@ def test_status_of_a_finished_run(site, tokenmill):
     said = tokenmill("status", "first", "--store", site / "store")
     assert said.code == 0 and said.out.startswith("first  done") and "report: " in said.out
     assert "extracted" in said.out and "quarantined" in said.out
+    assert re.search(r"(\d+) documents read", said.out), said.out
     [found] = tokenmill("status", "first", "--store", site / "store", "--json").json()
     assert found["state"] == "done" and found["how"] == "local" and found["attempt"] == 1
     assert found["done"] == found["parts"] == sum(n["parts"] for n in found["nodes"].values())
-    assert found["docs"] > 0 and Path(found["report"]).is_file() and found["failures"] == []
+    assert 0 < found["docs_read"] < found["docs"] and Path(found["report"]).is_file() and found["failures"] == []
     assert tokenmill("status", "first", "--store", site / "store", "--watch").code == 0
     said = tokenmill("cancel", "first", "--store", site / "store")
     assert said.code == 0 and "nothing to stop" in said.out

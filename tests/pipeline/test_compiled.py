@@ -83,6 +83,29 @@ def test_kernels_are_compiled_where_nothing_can_be_kept(tmp_path):
     assert not list(tmp_path.rglob("*.nbi"))
 
 
+@pytest.mark.slow
+def test_kernels_call_kernels_of_other_modules_and_notice_when_their_files_change(tmp_path):
+    """Two modules away, and where the cache keeps what was compiled: numba looks at the file of the caller alone."""
+    once, twice = (MODULE.partition("@njit")[0] + part for part in (
+        "@njit(cache=True)\ndef square(x):\n    return x * x\n",
+        "from squares import square as of\n@njit(cache=True)\ndef fourth(x):\n    return of(of(x))\n"))
+    (tmp_path / "squares.py").write_text(once)
+    (tmp_path / "fourths.py").write_text(twice)
+    (tmp_path / "kernels.py").write_text(MODULE.replace("@njit", "from fourths import fourth\n@njit", 1).replace(
+        "return x * x", "return fourth(x)"))
+    code = ("import kernels, fourths, squares, numpy as np\nfrom pipeline.base.compiled import keep_in\n"
+            "KEEP\n"
+            "print(kernels.total(np.arange(4)), kernels.plain(3), sum(kernels.total.stats.cache_hits.values()))\n"
+            "print({type(k).__name__ for k in (kernels.fourth, fourths.of, squares.square)})\n")
+    kept = code.replace("KEEP", f"kernels.square(1)\nkeep_in({str(tmp_path / 'kept')!r})")
+    for program in (code.replace("KEEP", ""), kept):
+        assert python(program, tmp_path) == "98 81 0\n{'CPUDispatcher'}\n"
+        assert python(program, tmp_path) == "98 81 1\n{'CPUDispatcher'}\n"
+    (tmp_path / "squares.py").write_text(once.replace("x * x", "x * x + 1"))
+    for program in (code.replace("KEEP", ""), kept):
+        assert python(program, tmp_path) == "134 101 0\n{'CPUDispatcher'}\n"
+
+
 LATER = MODULE.replace("square", "later").replace("total", "first")
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline.engine.backends.fleet import Fleet, Host, WorkerSlot
+from pipeline.engine.backends.fleet import Fleet
+from pipeline.engine.backends.nodes import Host, WorkerSlot
 from pipeline.engine.backends.pools import (
     Available,
     ResourceShape,

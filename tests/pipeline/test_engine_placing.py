@@ -3,7 +3,7 @@ time."""
 
 import random
 
-from pipeline.engine.backends.fleet import WorkerSlot
+from pipeline.engine.backends.nodes import WorkerSlot
 from pipeline.engine.backends.placing import Placement
 from pipeline.engine.backends.pools import best_first, most_room, room_in
 from pipeline.engine.messages import Assignment

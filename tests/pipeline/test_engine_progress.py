@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.engine.driver.progress import SHOWN, Progress
 from pipeline.engine.driver.protocols import Running
+from pipeline.engine.driver.sums import Summing
 from pipeline.engine.task import TaskSpec
 from pipeline.store.records import PartRecord
 from tests.simulate.clock import VirtualClock
@@ -116,6 +117,26 @@ def test_documents_of_reused_tasks_are_counted_apart():
     progress.close()
     node = snaps[-1]["nodes"]["clean"]
     assert (node["docs_reused"], node["docs"]) == (40, 540)
+
+
+def test_documents_read_are_those_of_sources_each_counted_once():
+    snaps = []
+    progress = Progress("quiet", snaps.append, clock=VirtualClock())
+
+    def record(node: str, docs: int, source: str | None) -> PartRecord:
+        read = {"read": {source: {"records": docs + 1}}} if source else {}
+        return PartRecord(f"{node}-{docs}", "m:T", node, "a", {}, {"in": {source or "web": {"docs": docs}}, **read})
+
+    spec = TaskSpec("clean-500", "m:T", "clean", {})
+    progress.planned([spec, TaskSpec("clean-40", "m:T", "clean", {})], {"clean-40": record("clean", 40, "web")})
+    progress.done(spec, record("clean", 500, "web"))
+    for node, docs, source in (("other", 520, "web"), ("wiki", 7, "wiki"), ("clean:1", 300, None)):
+        summing = Summing(node, "pass")
+        summing.begin(node)
+        summing.add(record(node, docs, source))
+        progress.reused(summing.end().batches[0])
+    progress.close()
+    assert snaps[-1]["docs_read"] == 540 + 7 and snaps[-1]["docs"] == 540 + 520 + 7 + 300
 
 
 class Terminal(io.StringIO):

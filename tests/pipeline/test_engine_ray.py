@@ -21,7 +21,8 @@ from pipeline.engine.worker.limits import ProcessLimits
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 from tests.pipeline.test_confinement import check_hostile, needs_kernel, results_of, targets
-from tests.pipeline.test_engine_processes import alive, check_poison, until
+from tests.pipeline.test_engine_blame import check_poison
+from tests.pipeline.test_engine_processes import alive, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"),
               pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")]

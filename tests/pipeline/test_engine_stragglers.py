@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pipeline.base.prf import prf
+from pipeline.engine.driver.flights import Flight
 from pipeline.engine.driver.scheduler import Scheduler
-from pipeline.engine.driver.stragglers import Flight, to_double
+from pipeline.engine.driver.stragglers import to_double
 from pipeline.engine.messages import Assignment, Done, Event
 from pipeline.engine.task import TaskSpec
 from pipeline.plan.drive import drive

@@ -19,14 +19,12 @@ import pytest
 from pipeline.engine.shuffle.exchange import (
     MAGIC,
     SegmentFile,
-    SegmentWriter,
-    _content,
-    merge,
+    content_hash,
     merge_segments,
     read_segment,
-    sort_keys,
 )
-from pipeline.engine.shuffle.merge import MergeLimits
+from pipeline.engine.shuffle.merge import MergeLimits, merge, sort_keys
+from pipeline.engine.shuffle.segment_writer import SegmentWriter
 from pipeline.engine.task import TaskInputs, TaskOutputs, TaskSpec
 from pipeline.store.content_keys import ref_contents
 from pipeline.store.errors import DamagedFile
@@ -56,7 +54,7 @@ def write(path, rows, ids, buckets, step=997, **kw) -> SegmentWriter:
 def ref(path) -> dict:
     with open(path, "rb") as f:
         header = json.loads(f.read(16 + int.from_bytes(f.read(16)[8:], "little") - 16))
-    return {"$ref": Path(path).name, "content": _content(header), "bytes": os.path.getsize(path),
+    return {"$ref": Path(path).name, "content": content_hash(header), "bytes": os.path.getsize(path),
             "rows": header["rows"]}
 
 
@@ -223,7 +221,8 @@ def test_memory_stays_far_under_the_data(tmp_path):
     code = f"""
         import numpy as np
         from pipeline.engine.worker.attempt import peak_rss_mb
-        from pipeline.engine.shuffle.exchange import SegmentWriter, merge_segments
+        from pipeline.engine.shuffle.exchange import merge_segments
+        from pipeline.engine.shuffle.segment_writer import SegmentWriter
         from pipeline.engine.shuffle.merge import MergeLimits
         from pipeline.store.fs import Store
         from tests.pipeline.test_exchange import RECORD, ref, records
@@ -369,7 +368,8 @@ def test_a_bucket_ten_times_the_limit_takes_the_memory_of_one(tmp_path):
         import numpy as np
         from pathlib import Path
         from pipeline.engine.worker.attempt import peak_rss_mb
-        from pipeline.engine.shuffle.exchange import SegmentWriter, merge_segments
+        from pipeline.engine.shuffle.exchange import merge_segments
+        from pipeline.engine.shuffle.segment_writer import SegmentWriter
         from pipeline.engine.shuffle.merge import MergeLimits
         from pipeline.store.fs import Store
         from tests.pipeline.test_exchange import ref

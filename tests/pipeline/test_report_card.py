@@ -324,6 +324,39 @@ def test_kept_samples_stand_beside_dropped_ones_of_the_same_source():
     assert 'id="samples"' not in render(generated(2, reasons=0)), "nothing was dropped"
 
 
+def test_a_source_without_samples_of_dropped_documents_says_how_many_were_dropped():
+    document = generated(2, reasons=1)
+    [reason] = document["datasets"]["clean"]["reasons"]
+    reason["samples"] = reason["samples"][:1]
+    for sources, text in (({"source-0000": 1, "source-0001": 4}, "4 documents, but none among the samples."),
+                          ({"source-0000": 5}, "None was dropped.")):
+        reason["sources"] = sources
+        page = render(document).partition('id="samples"')[2].partition("</section>")[0]
+        assert text in page.partition("<b>dropped</b>")[2].partition("<b>dropped</b>")[2]
+
+
+def test_domains_with_one_document_are_not_listed():
+    document = generated(2)
+    section = document["domains"]["clean"]
+    for i, row in enumerate(section["top"]):
+        row |= {"kept": 1, "dropped": 3 - i if i < 3 else 0}
+    page = render(document).partition('id="domains"')[2].partition("</section>")[0]
+    assert re.findall(r"<td[^>]*>(d\d+\.example)</td>", page) == ["d0.example", "d1.example", "d2.example"]
+    assert "and 47 smaller domains" in page
+    for row in section["top"]:
+        row |= {"kept": 1, "dropped": 0}
+    page = render(document).partition('id="domains"')[2].partition("</section>")[0]
+    assert "No domain has more than one document." in page and "d0.example" not in page
+
+
+def test_every_link_of_the_head_leads_to_a_section_in_the_order_of_the_page():
+    for document in (generated(2), generated(1, reasons=0, scores=0)):
+        page = render(document)
+        links = re.findall('<a href="#([^"]*)">([^<]*)</a>', page.partition("<nav")[2].partition("</nav>")[0])
+        headings = re.findall('<h2 id="([^"]*)">([^<]*)</h2>', page)
+        assert links == [heading for heading in headings if heading[0] != "warnings"]
+
+
 # -- where it comes from ---------------------------------------------------------------------------------------------
 def test_the_author_is_the_environments_or_gits(monkeypatch, tmp_path):
     for name in origin.AUTHOR_VARIABLES:

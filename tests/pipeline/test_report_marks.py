@@ -13,13 +13,15 @@ from pipeline.report import marks
 from pipeline.report.figures import places
 from pipeline.report.marks import SHOWN, excerpt, stages_of
 from pipeline.report.samples import sample
+from stages.document import Document
+from stages.stage import Stage, StageConfig, resource
 
 
 def match(step: str, reason: str, text: str, meta: str | None = None, language: str = "",
-          config: dict[str, Any] | None = None, files: bool = True) -> dict[str, Any]:
+          config: dict[str, Any] | None = None, files: bool = True, url: str = "") -> dict[str, Any]:
     """The excerpt of a text that a step of a recipe dropped."""
     stages = stages_of({"datasets": {"d": {"steps": [{step: config}]}}}, "d", files=files)
-    return marks.match(stages.get(step), reason, {"text": text, "meta": meta, "language": language})
+    return marks.match(stages.get(step), reason, {"text": text, "meta": meta, "language": language}, url)
 
 
 def test_the_place_is_marked_with_words_around_it():
@@ -67,9 +69,46 @@ def test_a_step_finds_what_it_dropped_by_the_settings_of_the_recipe(tmp_path: Pa
     for step in ("badwords", "c4_badwords"):
         assert match(step, "any", "Eine Distel.", language="de", config=config)["match"][1] == ["mark", "Distel"]
         assert match(step, "any", "Eine Distel.", language="en", config=config) == {}
-        assert match(step, "any", "Eine Distel.", language="de", config=config, files=False) == {}
-        assert match(step, "any", "Eine Distel.", config={"lists": str(tmp_path / "gone.json")}) == {}
-    assert match("badwords", "any", "Eine Distel.", config={"no_such_key": 1}) == {}
+        assert match(step, "any", "Eine Distel.", language="de", config=config, files=False).keys() == {"unmarked"}
+        [said] = match(step, "any", "Eine Distel.", config={"lists": str(tmp_path / "gone.json")}).values()
+        assert "gone.json" in said
+    [said] = match("badwords", "any", "Eine Distel.", config={"no_such_key": 1}).values()
+    assert "no_such_key" in said and "\n" not in said and len(said) <= SHOWN
+    assert match("quality", "quality", "Text.", config={"model": "m.bin"}, files=False) == {}, "it never marks"
+
+
+def test_a_step_that_reads_its_file_at_once_tells_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Reading(Stage):
+        name = "reading"
+
+        class Config(StageConfig):
+            path: str = resource(..., "a file")
+
+        def __init__(self, config: Any = None) -> None:
+            super().__init__(config)
+            raise ValueError(f"no number: {Path(self.config.path).read_text()}")
+
+        def matches(self, doc: Document, reason: str) -> list[tuple[int, int]]:
+            return []
+
+    monkeypatch.setattr(marks, "stage_class", lambda _: Reading)
+    (tmp_path / "key").write_text("hidden words")
+    config = {"path": str(tmp_path / "key")}
+    assert match("c4", "any", "Text.", config=config) == {"unmarked": "no number: hidden words"}
+    for path in ("key", "gone"):
+        [said] = match("c4", "any", "Text.", config={"path": str(tmp_path / path)}, files=False).values()
+        assert said.startswith("the recipe names a file"), "not even whether there is one"
+
+
+def test_the_part_of_a_url_is_marked_and_no_more_of_a_list_is_told(tmp_path: Path):
+    (tmp_path / "words.txt").write_text("tulip\ndistel\n")
+    config = {"integrated": False, "banned_words": str(tmp_path / "words.txt")}
+    url = "https://a.example/<b>-tulip"
+    result = match("url", "hard_blacklisted", "A tulip.", config=config, url=url)
+    assert result == {"url_match": [["text", "https://a.example/<b>-"], ["mark", "tulip"]]}
+    assert "&lt;b&gt;-<mark>tulip</mark>" in str(places(result["url_match"]))
+    [said] = match("url", "hard_blacklisted", "A tulip.", config=config, url=url, files=False).values()
+    assert "tulip" not in said and "words.txt" not in said
 
 
 def test_hostile_text_is_only_text():

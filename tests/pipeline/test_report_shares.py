@@ -6,7 +6,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from typing import Any
 
-from pipeline.report.shares import COLOURED, REASONS, SOURCES, before_after, share_sections
+from pipeline.report.shares import COLOURED, OTHERS, REASONS, SOURCES, before_after, share_sections
 
 
 def document(sources: int, reasons: int, **more: Any) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def document(sources: int, reasons: int, **more: Any) -> dict[str, Any]:
              "sources": dict.fromkeys(kept, reasons - i)} for i in range(reasons)]
     return {"names": {"datasets": ["d"]}, "datasets": {"d": {
         "docs": sum(k["docs"] for k in kept.values()), "kept": kept, "reasons": rows, "languages": {}, "lengths": {},
-        "dropped_languages": {}, **more}}}
+        "dropped_languages": {}, **more}}, "licences": {"d": {}}}
 
 
 def test_many_sources_and_reasons_are_combined_and_nothing_is_lost():
@@ -48,7 +48,31 @@ def test_lengths_that_were_not_counted_are_not_drawn():
 def test_languages_that_changed_most_are_named():
     [section] = before_after(document(1, 2, lengths={"s0": {"5": 100}}, languages={"s0": {"en": 90, "de": 10}},
                                       dropped_languages={"step": {"fr": 300, "de": 10}}))
-    assert section["languages"]["changes"] == [("fr", "73.2%", "0%"), ("en", "22.0%", "90.0%"),
-                                               ("de", "4.9%", "10.0%")]
+    [shares] = section["shares"]
+    assert shares["kind"] == "language"
+    assert shares["changes"] == [("fr", "73.2%", "0%"), ("en", "22.0%", "90.0%"), ("de", "4.9%", "10.0%")]
     [one] = before_after(document(1, 2, lengths={"s0": {"5": 100}}, languages={"s0": {"en": 90}}))
-    assert one["languages"] is None
+    assert one["shares"] == [] and one["personal"] is None
+
+
+def test_licences_and_personal_data_before_and_after():
+    figures = document(1, 2, dropped_licences={"s0": {"": 1, "mit": 2}},
+                       pii={"pii_emails": 6, "pii_ips": 0, "pii_own": 0},
+                       dropped_pii={"pii_emails": 2, "pii_ips": 0, "pii_own": 3})
+    figures["licences"]["d"] = {"s0": {"mit": 60, "other": 1}}
+    figures["signals"] = {"d": {"read": {"exact": True}, "signals": [{"signal": "pii_emails", "docs": 101}]}}
+    [section] = before_after(figures)
+    [licences] = section["shares"]
+    assert licences["keys"] == [("mit", 0), ("none stated", 1), ("another licence", 2)]
+    assert "mit 60.2%, none stated 38.8%, another licence 1.0%" in licences["bars"][0][1]
+    assert "mit 60.0%, none stated 39.0%" in licences["bars"][1][1]
+    assert section["personal"] == {"searched": 101, "exact": True, "rows": [
+        {"kind": "e-mail addresses", "before": 8, "after": 6}, {"kind": "own", "before": 3, "after": 0}]}
+    figures["datasets"]["d"]["dropped_licences"] = {}
+    [old] = before_after(figures)
+    assert (old["shares"], old["personal"]) == ([], None), "an older version did not count what it dropped"
+
+
+def test_labels_that_are_combined_are_named():
+    [section] = before_after(document(1, 2, languages={"s0": {f"l{i}": 9 - i for i in range(9)}}))
+    assert section["shares"][0]["keys"][-1] == ("3 more languages", OTHERS)

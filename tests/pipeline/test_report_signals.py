@@ -187,6 +187,16 @@ def test_documents_that_no_part_read_has_are_counted(tmp_path: Path, monkeypatch
     assert read == {"docs": 3 if kept_last else 4, "of": 7, "exact": False, "uncovered": 4 if kept_last else 3}
 
 
+@pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (1.0, "about 1"), (0.7, "about 0.688"), (215.0, "208 to 216"),
+                                             (-215.0, "-216 to -208")])
+def test_a_signal_that_is_alike_in_all_documents_is_told_by_its_bin(value, text):
+    row = {"signal": "s", "step": "step", "docs": 9, "kept": 9, "bounds": [],
+           "bins": {"kept": {str(score_bin(value)): 9}, "dropped": {}}}
+    section = {"read": {}, "left_out": 0, "signals": [row]}
+    shown = sections({"names": {"datasets": ["d"]}, "signals": {"d": section}}, [])
+    assert shown["signals"][0]["cards"][0]["only"] == text
+
+
 def test_charts_say_what_they_show():
     row = {"signal": "<b>s", "step": "step", "docs": 14, "kept": 9, "bins": {"kept": {"200": 9}, "dropped": {"10": 5}},
            "bounds": [{"key": "least", "side": "min", "value": 0.4, "at": [{"value": 0.4, "docs": 9, "kept": 9}]}]}

@@ -65,14 +65,19 @@ def doc(language: str, source: str = "x", **signals: float) -> Document:
     return Document(id="0", text="four words are here", language=language, source=source, signals=signals)
 
 
+def licensed(doc: Document) -> Document:
+    doc.meta["licence"] = "MIT"
+    return doc
+
+
 @pytest.mark.parametrize("until_drop", [True, False])
 def test_what_is_counted_of_whom(until_drop):
     steps = [LoadedStage(s.name, "k", f"{i}:{s.name}", s) for i, s in enumerate((Scored(), Counting()))]
     tally = Tally(steps, ["a_score", "pii_ips", "other"], until_drop)
     tally.kept([doc("en", a_score=0.7, other=1.0, pii_ips=2.0), doc("de", "y", a_score=0.1, other=0.0, pii_ips=3.0)])
-    tally.dropped(doc("fr", a_score=0.7, other=1.0, pii_ips=9.0), "scored")
+    tally.dropped(licensed(doc("fr", a_score=0.7, other=1.0, pii_ips=9.0)), "scored")
     tally.dropped(doc("fr", other=1.0), "counting")          # of it no score is known
-    tally.removed(doc("en", a_score=0.7, other=1.0), "minhash", 1.0)
+    tally.removed(licensed(doc("en", a_score=0.7, other=1.0, pii_ips=4.0)), "minhash", 1.0)
     tally.removed(doc("4111 1111 1111 1111", a_score=0.7), "minhash", None)
     counters: dict[str, Any] = {"kept": {}, "languages": {}, "lengths": {}}
     tally.into(counters)
@@ -81,7 +86,8 @@ def test_what_is_counted_of_whom(until_drop):
     assert counters["dropped_languages"] == {"scored": {"fr": 1}, "counting": {"fr": 1},
                                              "minhash": {"en": 1, "other": 1}}
     assert counters["dropped_lengths"] == {"x": {"4": 4}}, "of 19 characters, whoever dropped them"
-    assert counters["pii"] == {"pii_ips": 5}
+    assert counters["dropped_licences"] == {"x": {"mit": 2, "": 2}}
+    assert (counters["pii"], counters["dropped_pii"]) == ({"pii_ips": 5}, {"pii_ips": 13})
     assert counters["scores"] == {"a_score": {str(score_bin(0.1)): 1, str(score_bin(0.7)): 2}}
     assert counters["similarity"] == {"minhash": {"19": 1}}
     beyond = not until_drop                                   # the stage behind the one that dropped it saw it, too

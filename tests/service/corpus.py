@@ -81,9 +81,9 @@ def put_part(store: Store, scratch: Path, key: str, node: str, kept: Iterable[di
 
 def publish_rows(store: Store, scratch: Path, kept: list[dict[str, Any]], parts: int = 5, *, name: str = "d",
                  dropped: Sequence[dict[str, Any]] = (), quarantined: Sequence[dict[str, Any]] = (),
-                 salt: str = "") -> None:
-    """Publish the documents `kept` in `parts` parts. The first half of the parts comes from a node of the plan that
-    does not have the signal `b`."""
+                 salt: str = "", signals: tuple[str, ...] = ("a",)) -> None:
+    """Publish the documents `kept` in `parts` parts. All parts have the columns `signals`. The first half of the parts
+    comes from a node of the plan that does not have the signal `b`."""
     records = []
     for i in range(parts):
         def share(rows: Sequence[dict[str, Any]], i: int = i) -> list[dict[str, Any]]:
@@ -92,5 +92,5 @@ def publish_rows(store: Store, scratch: Path, kept: list[dict[str, Any]], parts:
         late = any("b" in row["signals"] for rows in (kept, dropped) for row in share(rows))
         key = hashlib.md5(f"{salt}/{i}".encode()).hexdigest()
         records.append(put_part(store, scratch, key, "late" if late else "early", share(kept), share(dropped),
-                                share(quarantined), ("a", "b") if late else ("a",)))
+                                share(quarantined), (*signals, "b") if late else signals))
     publish(store, name, [PassParts(records)])

@@ -4,6 +4,7 @@ documents."""
 from __future__ import annotations
 
 import math
+import random
 import re
 import threading
 from collections import Counter
@@ -24,7 +25,7 @@ from pipeline.service.query import DocumentKind, PlaceGone, Queries
 from pipeline.service.reader import PartReader
 from pipeline.store.errors import DamagedFile
 from pipeline.store.fs import Store
-from tests.service.corpus import HOSTILE, documents, publish_rows
+from tests.service.corpus import HOSTILE, SOURCES, documents, publish_rows
 
 KEPT, DROPPED = documents(300, 1), documents(120, 2, dropped=True)
 BAD = [{"id": "" if i % 2 else f"{i:032x}", "source": "web", "file": f"f{i % 3}", "record": i, "stage": None,
@@ -183,6 +184,74 @@ def test_pages_beyond_what_is_read_ahead_are_the_sorted_documents(tmp_path):
                 assert ids(walk(queries, at, Filter(), SortOrder(by, descending), limit)) == ids(wanted)
 
 
+def test_pages_of_random_questions_are_those_of_python(tmp_path):
+    """Few documents have equal values of `c`, half of them have one value of `a`, and some parts have no `b`."""
+    rng, store, rows = random.Random(17), Store(tmp_path / "store"), documents(600, 17)
+    for row in rows:
+        row["signals"]["a"] = rng.choice((0.0, -0.0, 1.0, 1.0, 1.0, math.nan, math.inf, -2.5))
+        row["signals"]["c"] = float(rng.randrange(400))
+    publish_rows(store, tmp_path / "scratch", rows, 12, signals=("a", "c"))
+    at = DocumentKind(store, "kept", "d")
+    for by in ("a", "b", "c") * 4:
+        least, descending = rng.choice((None, 3.0, 390.0)), rng.random() < 0.5
+        sources = tuple(rng.sample(SOURCES, rng.randrange(4)))
+        filter = Filter(source=sources, signals=() if least is None else (SignalRange("c", least),))
+        taken = sorted((r for r in rows if (not sources or r["source"] in sources)
+                        and (least is None or r["signals"]["c"] >= least)), key=lambda r: r["id"])
+        wanted = [r for r in taken if by in r["signals"]]
+        wanted.sort(key=lambda r: (math.inf, 1) if math.isnan(v := r["signals"][by]) else (v, 0), reverse=descending)
+        wanted += [r for r in taken if by not in r["signals"]]
+        queries, got, after = Queries(), [], ""
+        for limit in (rng.randrange(1, 30), rng.randrange(1, 9)):
+            page = queries.page(at, filter, SortOrder(f"signals.{by}", descending), limit, queries.stop(), after,
+                                show=("url", "signals"))
+            got += page.rows
+            if not (after := page.next or ""):
+                break
+        assert [(r["id"], r["url"], repr(r["signals"]["c"])) for r in got] == [
+            (r["id"], r["url"], repr(r["signals"]["c"])) for r in wanted[:len(got)]]
+        assert after or len(got) == len(wanted)
+
+
+def test_a_first_sorted_page_reads_ids_only_of_parts_that_have_its_documents(tmp_path, monkeypatch):
+    store, rows, read = Store(tmp_path / "store"), documents(400, 18), []
+    for i, row in enumerate(rows):
+        row["signals"]["a"] = float(i // 3)                      # three documents have one value
+    publish_rows(store, tmp_path / "scratch", rows, 40)
+    real = PartReader.rows_of_each
+    monkeypatch.setattr(PartReader, "rows_of_each",
+                        lambda self, selects: read.extend((sql, values[0]) for sql, values in selects) or real(
+                            self, selects))
+    queries, at = Queries(), DocumentKind(store, "kept", "d")
+    page = queries.page(at, Filter(), SortOrder("signals.a"), 23, queries.stop(), show=("url",))
+    first = sorted(rows[:24], key=lambda r: (r["signals"]["a"], r["id"]))[:23]
+    assert page.rows == [{"id": row["id"], "url": row["url"]} for row in first]
+    best, ranked, *shown = read
+    assert len(best[1]) == 40 and " id" not in best[0].partition(" FROM ")[0]
+    assert len(ranked[1]) == 3 and len(shown) == 3               # the parts have ten documents each
+    assert not any("id" in sql.partition(" FROM ")[0].replace("file_row", "").split(", ") for sql, _ in shown)
+    read.clear()
+    for row in rows:
+        row["signals"]["a"] = float(row["signals"]["a"] > 2)     # more equal values than spare ones
+    publish_rows(store, tmp_path / "scratch2", rows, 40, salt="new")
+    page = queries.page(at, Filter(), SortOrder("signals.a", True), 23, queries.stop())
+    assert ids(page.rows) == sorted(row["id"] for row in rows[9:])[:23] and len(read[1][1]) == 40
+
+
+def test_a_page_in_stored_order_reads_about_as_many_parts_as_have_its_documents(tmp_path, monkeypatch):
+    """Every part has one document of the domain: a page of 40 documents is found in 42 parts, not in 63."""
+    store, rows, read = Store(tmp_path / "store"), documents(160, 19), []
+    for i, row in enumerate(rows):
+        row["url"] = f"https://{'one' if i % 2 else 'other'}.example/{i}"
+    publish_rows(store, tmp_path / "scratch", rows, 80)
+    real = PartReader.source
+    monkeypatch.setattr(PartReader, "source", lambda self, numbers=None: read.extend(numbers) or real(self, numbers))
+    queries = Queries()
+    page = queries.page(DocumentKind(store, "kept", "d"), Filter(domain="one.example"), SortOrder(), 40, queries.stop())
+    assert ids(page.rows) == [row["id"] for row in rows[1:80:2]] and page.next
+    assert read == list(range(42))
+
+
 def test_a_repeated_question_reads_no_part_and_has_the_same_answer(tmp_path, monkeypatch):
     store, queries = Store(tmp_path / "store"), Queries()
     publish_rows(store, tmp_path / "scratch", documents(200, 15), 10)
@@ -201,8 +270,9 @@ def test_a_repeated_question_reads_no_part_and_has_the_same_answer(tmp_path, mon
 
     answers = questions()
     assert len({repr(answer) for answer in answers}) == len(answers)
-    real = PartReader.rows
-    monkeypatch.setattr(PartReader, "rows", lambda self, sql, values: reads.append(sql) or real(self, sql, values))
+    real = PartReader.rows_of_each
+    monkeypatch.setattr(PartReader, "rows_of_each",
+                        lambda self, selects: reads.extend(sql for sql, _ in selects) or real(self, selects))
     again = questions()
     assert repr(again[:2] + again[3:]) == repr(answers[:2] + answers[3:]) and len(reads) <= 12
     assert not any("GROUP BY" in sql or "ORDER BY v" in sql or "text" in sql.partition("WHERE")[0] for sql in reads)
@@ -526,6 +596,35 @@ def test_a_query_ends_when_its_time_is_up():
         database.rows(LONG, [])
     with pytest.raises(TooDear):
         stop.check()
+
+
+def test_all_selects_of_a_query_end_when_its_time_is_up():
+    with Database([], QueryLimits(), Stop(0.3)) as database, pytest.raises(TooDear):
+        database.rows_of_each([(LONG, [])] * 5)
+
+
+def test_selects_that_run_at_a_time_have_the_same_limits(tmp_path):
+    inside, outside = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    for path in (inside, outside):
+        duckdb.sql("select 1 as x").write_parquet(str(path))
+    both = threading.Barrier(2, timeout=60)
+    with Database([str(inside)], QueryLimits(threads=2), Stop(60)) as database:
+        assert database.rows_of_each([("SELECT ? AS x", [i]) for i in range(9)]) == [[{"x": i}] for i in range(9)]
+        for connection in database._connections:
+            with pytest.raises(duckdb.Error):
+                connection.execute("SELECT * FROM read_parquet(?)", [str(outside)])
+            with pytest.raises(duckdb.Error):
+                connection.execute("SET enable_external_access = true")
+        with pytest.raises(ValueError, match="one SELECT"):
+            database.rows_of_each([("SELECT 1", []), ("CREATE TABLE t (a int)", [])])
+
+        class Meeting(Stop):
+            def check(self) -> None:
+                if threading.current_thread() is not threading.main_thread():
+                    both.wait()                                  # passes only if two selects run at a time
+
+        database._stop = Meeting(60)
+        assert len(database.rows_of_each([("SELECT 1", [])] * 2)) == 2
 
 
 def test_a_query_ends_when_the_client_goes():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -14,17 +15,21 @@ import pytest
 from starlette.datastructures import QueryParams
 from starlette.testclient import TestClient
 
+from pipeline.cluster.attempts import bad_name
 from pipeline.cluster.queue import Queue
 from pipeline.recipe.marks import parse_yaml
+from pipeline.service import tune
 from pipeline.service.checks import check
 from pipeline.service.latest import runs_with
+from pipeline.service.playground import Playground
 from pipeline.service.tune import RequestedChanges
-from pipeline.service.tune_page import address, read_form
+from pipeline.service.tune_page import address, name_of, read_form
 from pipeline.store.fs import Store
 from tests.service.conftest import write_run
 from tests.service.corpus import documents, publish_rows
 from tests.service.test_pages import client_of, links, read, text_of
 from tests.service.tuned_site import make_site
+from tests.service.tuned_site import run as run_site
 
 PAGE = "/stores/s/runs/r/datasets/clean/tune"
 
@@ -97,6 +102,62 @@ def test_a_wrong_value_is_told_and_stays_in_its_field(browser: TestClient) -> No
     assert "dup_line_frac" in text_of(tree.xpath("//div[@role='alert']")[0]) and tree.xpath("//form[@id='tune']")
     assert "Traceback" not in text_of(read(browser, f"{PAGE}?changes=%7B", 422))
     read(browser, PAGE.replace("clean", "gone"), 404)
+
+
+def test_counting_exactly_is_the_only_button_if_the_sample_has_all_documents(
+        browser: TestClient, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def buttons(client: TestClient) -> list[str]:
+        return [text_of(button) for button in read(client, PAGE).get_element_by_id("tune").iter("button")]
+
+    assert buttons(browser) == ["Count exactly"]
+    monkeypatch.setattr(tune, "Playground", partial(Playground, sample=30))
+    sampled = client_of({"s": site / "store"})
+    assert buttons(sampled) == ["Ask the sample", "Count exactly"]
+    changes = {"thresholds": {"1": {"min_doc_words": 120}}, "off": []}
+    shown = row(read(browser, address("s", "r", "clean", RequestedChanges(**changes))), "Totals", "Kept")
+    assert shown == row(read(sampled, address("s", "r", "clean", RequestedChanges(**changes), exact=True)), "Totals",
+                        "Kept")
+
+
+def test_a_threshold_that_is_off_is_called_empty_everywhere(browser: TestClient) -> None:
+    """As the field is, which cannot hold the recipe's word `null`."""
+    tree = read(browser, PAGE)
+    helps = {element.get("id"): text_of(element) for element in tree.xpath("//span[contains(@class, 'help')]")}
+    assert helps["k-1-min_doc_words-help"].startswith("fewest words; empty: no such rule – in the run: 60,")
+    assert helps["k-1-max_doc_words-help"].startswith("most words; empty: no limit – in the run: 100000,")
+    assert "in the run: empty" in helps["k-0-top_2_gram-help"]
+    assert not re.search(r"\bnull\b|\bnone\b", " ".join(helps.values()))
+
+
+def test_the_page_says_of_which_documents_it_counts_tokens(tmp_path: Path) -> None:
+    site = make_site(tmp_path, "last", "until-drop")
+    recipe = (site / "r.yaml").read_text()
+    for shards, said in (("clean", False), ("other", True)):
+        (site / "r.yaml").write_text(recipe.replace("run:", (
+            "  other: {from: clean, steps: [exact]}\ntokenizer: {train: {kind: bpe, vocab: 300, from: clean}}\n"
+            f"shards: {{a: {{from: {shards}, longest: 64, val: 10%}}}}\nrun:")))
+        run_site(site, site / "store")
+        shown = text_of(read(client_of({"s": site / "store"}), PAGE))
+        assert "Tokens are those of the documents of clean, for training and held out." in shown
+        assert ("Shards are made from other, so the report" in shown) == said
+    shown = text_of(read(client_of({"s": site / "store"}), PAGE.replace("clean", "other")))
+    assert "Tokens are those" in shown and "Shards are made from" not in shown
+
+
+def test_the_name_of_a_run_says_what_is_changed() -> None:
+    steps = {1: "gopher_quality", 3: "fineweb"}
+
+    def name(thresholds: dict[int, dict[str, Any]], *off: int) -> str:
+        return name_of(RequestedChanges(thresholds=thresholds, off=off), steps)
+
+    assert name({1: {"min_doc_words": 150}}) == "min_doc_words-150"
+    assert name({1: {"max_doc_words": None}}, 3) == "max_doc_words-null-without-fineweb"
+    assert name({0: {"keep": ["en", "de"]}, 1: {"min": 0.25}}) == "keep-en-de-min-0.25"
+    assert name({2: {f"threshold_{n}": n for n in range(9)}}) == (
+        "threshold_0-0-threshold_1-1-threshold_2-2-threshold_3-3-and-5-more")
+    assert name({0: {"max": -1}}) == "max-1" and name({}) == "unchanged"
+    for value in ("../" * 80, "é" * 90, "\u202e/"):
+        assert bad_name(name({0: {"drop": value}})) is None
 
 
 def test_every_kind_of_key_is_read_back_as_it_was() -> None:
@@ -181,6 +242,8 @@ def test_run_shows_the_plan_and_then_submits_it_once(site: Path) -> None:
     tree = lxml.html.document_fromstring(plan.text)
     assert row(tree, "What runs", "clean")[0] == "stale"
     shown = text_of(tree)
+    assert tree.xpath("//input[@id='run']/@value") == ["min_doc_words-78-without-fineweb"]
+    assert shown.index("Name of the run") < shown.index("What runs"), "the plan may be long"
     assert "that the recipe of r gives as well" in shown and "What the check says" not in shown
     assert "wait for them" not in shown, "all tasks are known"
     queue = Queue(Store(site / "store"))
@@ -193,7 +256,11 @@ def test_run_shows_the_plan_and_then_submits_it_once(site: Path) -> None:
     assert [next(iter(step)) for step in steps] == ["gopher_repetition", "gopher_quality", "c4", "pii"]
     assert steps[1]["gopher_quality"]["min_doc_words"] == 78 and entry.name == "r"
     [shown] = read(browser, "/stores/s/queue").xpath("//table[caption='What waits and runs']/tbody/tr")
-    assert entry.run in text_of(shown)
+    assert entry.run == "min_doc_words-78-without-fineweb" and entry.run in text_of(shown)
+    tree = read(browser, address("s", "r", "clean", RequestedChanges(**changes)))
+    tree = lxml.html.document_fromstring(press(browser, tree, "/tune/plan").text)
+    assert tree.xpath("//input[@id='run']/@value") == [f"{entry.run}-2"]
+    assert press(browser, tree, "/tune/run", run=entry.run).status_code == 409, "the name is taken"
 
 
 def test_the_plan_says_that_more_tasks_follow_and_where_the_lines_of_a_new_warning_are(tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def test_planted_questions_are_found_in_books(dialect):
     draw = random.Random(17)
     recall: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for number, name in enumerate(EVALS):
-        texts = list(read_set(Path(sets[name]), {"question": EVALS[name]["question"]}))
+        texts = [text for row in read_set(Path(sets[name]), {"question": EVALS[name]["question"]}) for text in row]
         for item in draw.sample(texts, 16 if number < 5 else 15):
             for kind, change in {"verbatim": lambda t, _: t, "case": other_case, "spaces": other_spaces,
                                  "number": other_number}.items():
@@ -504,16 +504,31 @@ def test_all_items_of_a_document_are_counted_not_only_those_noted(tmp_path):
     assert len(doc.meta["contamination"]) == 50 and doc.signals["contaminated_items"] == 100
     assert stage.counts(doc) == {"mine": {"dropped": 1, "cut": 0, "noted": 0,
                                           "items": {"question": {str(row): 1 for row in range(100)}}}}
-    few = Document("0" * 32, rows[7]["question"], meta={"contaminated_rows": {"old": {"question": [1]}}})
+    few = Document("0" * 32, rows[7]["question"], meta={"contaminated_rows": {"old": {"question": {"5": [1]}}}})
     assert stage.process(few) and "contaminated_rows" not in few.meta
     assert stage.counts(few) == {"mine": {"dropped": 1, "cut": 0, "noted": 0, "items": {"question": {"7": 1}}}}
+
+
+def test_a_short_item_beyond_the_list_is_noted_and_causes_nothing(tmp_path):
+    long = [{"question": f"Who paints the {a}{b} oven green?"} for a in "abcdefgh" for b in "abcdefgh"]
+    stage = ready({"long": write_set(tmp_path / "long.jsonl", long),
+                   "short": write_set(tmp_path / "short.jsonl", [{"question": "Fire"}])})
+    doc = Document("0" * 32, "\n".join(row["question"] for row in long) + "\nFire\n")
+    assert stage.process(doc) == "contaminated" and {hit["set"] for hit in doc.meta["contamination"]} == {"long"}
+    assert stage.counts(doc)["short"] == {"dropped": 0, "cut": 0, "noted": 1, "items": {}}
+    assert len(stage.counts(doc)["long"]["items"]["question"]) == 64
+
+
+def test_all_rows_of_a_set_count_also_the_last_without_a_text(tmp_path):
+    path = write_set(tmp_path / "set.jsonl", [{"question": "Who paints the oven green?"}, {"question": None}])
+    assert ready({"mine": path})._index().sets["mine"]["rows"] == 2
 
 
 def test_a_question_of_many_rows_is_listed_with_each_of_them(tmp_path):
     path = write_set(tmp_path / "set.jsonl", [{"question": "Who paints the oven green?"}] * 60)
     stage = ready({"mine": path})
     stage.process(doc := Document("0" * 32, "Who paints the oven green?"))
-    assert doc.meta["contaminated_rows"] == {"mine": {"question": list(range(60))}}
+    assert doc.meta["contaminated_rows"] == {"mine": {"question": {"5": list(range(60))}}}
 
 
 @pytest.mark.parametrize("question", [

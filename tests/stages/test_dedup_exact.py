@@ -10,11 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
+import pyarrow as pa
 import pytest
 
 from pipeline.store.fs import Store
-from stages.dedup.exact import Exact, ExactHash, NoSuchMetadata, same_url
-from stages.dedup.fragment import Sizes
+from stages.dedup.exact import Exact, NoSuchMetadata
+from stages.dedup.exact_hash import ExactHash, same_url
+from stages.dedup.fragment import Sizes, ids_to_ints
 from stages.dedup.units import same_text
 from stages.document import Document, DuplicateId
 from tests.stages.dedup_fragment import Doc, run_fragment, write_parts
@@ -97,6 +99,11 @@ def test_untouched_parts_have_no_slice(tmp_path):
     assert [s is not None for s in got.slices] == [False, False, False, False, True]
     assert run_fragment(Exact(), parts[:4], store).slices == [None] * 4
     assert run_fragment(Exact(), [], store).slices == []
+
+
+def test_ids_in_upper_case_are_refused():
+    with pytest.raises(ValueError, match="lower-case"):
+        ids_to_ints(pa.array(["ab" * 16, "AB" * 16]))
 
 
 def test_same_id_twice_is_an_error(tmp_path):

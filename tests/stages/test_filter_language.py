@@ -389,6 +389,22 @@ def test_paragraphs_are_identified_by_themselves():
     assert "language_share" not in empty and empty["language_paragraphs"] == empty["languages"] == 0
 
 
+def test_foreign_paragraphs_and_letters_are_marked():
+    text = MIXED
+    stage = loaded(paragraphs=True, min=0, min_share=0.9)
+    doc = Document("0" * 32, text)
+    reason = stage.process(doc)
+    assert (reason, doc.language) == ("language_share", "en")
+    fresh = Language(model=str(lid176_model()), paragraphs=True)
+    for shown in (stage, fresh):
+        spans = shown.matches(Document("", text, language="en"), reason)
+        assert [text[a:b] for a, b in spans] == [FRENCH, RUSSIAN, *GERMAN.split("\n")]
+    assert fresh.matches(Document("", text, language="en"), "language") == []
+    for text, parts in ((f"A few words. {RUSSIAN[:13]} ok", [RUSSIAN[:13].strip()]), (JAPANESE + " Haus", ["Haus"]),
+                        ("no other", []), ("", []), ("12 = 12", [])):
+        assert [text[a:b] for a, b in fresh.matches(Document("", text), "script_share")] == parts
+
+
 def test_foreign_paragraphs_are_cut_and_counted():
     stage = loaded(paragraphs=True, drop_foreign=True, min=0.0)
     doc = Document("id", MIXED)

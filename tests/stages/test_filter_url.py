@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import xxhash
 
+from stages import vectors
 from stages.document import Document
 from stages.filter.blacklists import categories_of
 from stages.filter.url import Url
@@ -99,6 +100,39 @@ def test_integrated_lists_equal_datatrove():
         assert ours.process(Document("id", "x", url=url)) == (None if result is True else result[1])
 
 
+# -- places in a URL ---------------------------------------------------------------------------------------------------
+def marked(stage: Url, url: str, reason: str) -> list[str]:
+    return [url[a:b] for a, b in stage.url_matches(url, reason)]
+
+
+@pytest.mark.parametrize("name", ["url", "url_dclm"])
+def test_every_blocked_url_has_a_marked_part_by_which_it_is_blocked(name):
+    """A URL of which only the marked parts are left in place is dropped for the same reason."""
+    for case in read_vectors(FOLDER / f"{name}.jsonl")[1]:
+        stage, url, reason = vectors.stage_of("url", json.dumps(case["config"]), FOLDER), case["url"], case["reason"]
+        if reason is not None:
+            assert marked(stage, url, reason) != [], url
+        if reason in ("hard_blacklisted", "soft_blacklisted", "blacklisted_subword"):
+            rest = Document("id", "", url="http://fine.org/" + " ".join(marked(stage, url, reason)))
+            assert stage.process(rest) == reason, url
+
+
+@pytest.mark.parametrize(("dialect", "url", "reason", "parts"), [
+    ("datatrove", "http://me@a.worse.co.uk:80/worse.co.uk", "domain", ["worse.co.uk"]),
+    ("datatrove", "http://host.shared.com/host.shared.com", "subdomain", ["host.shared.com"]),
+    ("dclm", "http://www.bad.com:80/x", "domain", ["www.bad.com"]),
+    ("datatrove", "http://x.com/Slur-slur_roodeword", "hard_blacklisted", ["slur"]),
+    ("dclm", "http://x.com/Slur-a/RUDE-word", "hard_blacklisted", ["Slur", "RUDE-word"]),
+    ("datatrove", "http://free.win/a-freebie", "soft_blacklisted", ["free", "win"]),
+    ("datatrove", "http://x.com/the-CA-si.no-page", "blacklisted_subword", ["CA-si.no"]),
+    ("dclm", "http://x.com/İ/the-CA-si.no", "blacklisted_subword", ["CA-si.no"]),
+    ("dclm", "http://x.com/the-ca_sino", "blacklisted_subword", []),
+    ("datatrove", "http://a.com/this", "url", ["http://a.com/this"]), ("datatrove", "not a url", "domain", []),
+    ("datatrove", "http://x.com/", "url_gambling", [])])
+def test_the_blocked_part_of_a_url_is_marked(lists, dialect, url, reason, parts):
+    assert marked(Url(integrated=False, dialect=dialect, **lists), url, reason) == parts
+
+
 # -- archives of categories --------------------------------------------------------------------------------------------
 def archive(path, files: dict[str, bytes], links: dict[str, str] | None = None) -> str:
     with tarfile.open(path, "w:gz") as tar:
@@ -148,6 +182,12 @@ def test_categories_block_hosts_and_what_is_below(ut1):
         assert stage.process(doc) == (reason and f"url_{reason}"), url
         assert bool(doc.signals.get("url_category")) == bool(reason)
         assert stage.verdict(Document("", signals=doc.signals)) == (reason and f"url_{reason}")
+    for url, reason, part in (
+            ("http://me:pw@a.b.BET.com:80/x?bet.com", "gambling", "BET.com"), ("http://10.1.2.3/x", "gambling",
+            "10.1.2.3"), ("http://www.shop.com:80/games/one/two?x#y", "gambling", "shop.com:80/games"),
+            ("http://x.com/q?id=1#y", "gambling", "x.com/q?id=1"), ("http://both.com/", "mixed_adult", "both.com"),
+            ("http://both.com/", "adult", None), ("http://fine.com/", "gambling", None)):
+        assert marked(stage, url, f"url_{reason}") == [part] * (part is not None), url
     assert categories(ut1, "porn").process(Document("id", "", url="http://both.com/")) == "url_porn", "a link"
     assert categories(ut1, "gambling").process(Document("id", "", url="http://both.com/")) is None
 

@@ -115,7 +115,12 @@ def test_a_bad_word_is_marked_wherever_it_counts():
      ["CC BY-NC 2.0", "creativecommons.org/licenses/by-nd/4.0", "Creative Commons Attribution-NonCommercial 4.0"]),
     ("rights", {}, "rights_reserved", "İ All Rights Reserved.", ["All Rights Reserved"]),
     ("rights", {}, "rights_copyright", "Text. © 2020 Somebody", ["© 2020"]),
-    ("rights", {}, "rights_noai", "All rights reserved", [])])
+    ("rights", {}, "rights_noai", "All rights reserved", []),
+    ("pii", {"cards": True, "drop": ["cards"]}, "pii_cards", "Pay by <CREDIT_CARD>, ask email@example.com",
+     ["<CREDIT_CARD>"]),
+    ("pii", {"drop": ["emails", "ips"]}, "pii_ips", "From 22.214.171.124 and 2001:db8::1, email@example.com",
+     ["22.214.171.124", "2001:db8::1"]),
+    ("pii", {}, "pii_own", "<CREDIT_CARD>", [])])
 def test_the_rules_own_words_are_marked(name, config, reason, text, marked):
     assert parts(text, stage_class(name)(config).matches(Document("", text), reason)) == marked
 

@@ -15,6 +15,7 @@ from stages.extract.html.mill import choice, columns
 from stages.extract.html.mill import features as f
 from stages.extract.html.mill.page import PageArrays, serialised, table, walk
 from stages.extract.html.mill.render import render
+from stages.extract.html.mill.second_pass import SECOND, second_features, structures
 from stages.extract.html.mill.tags import BLOCK, BREAK, IN_A, IN_COMMENT, IN_PRE, KIND, NAMES, RAW, SKIP, VOID, fnv
 
 TOKEN = re.compile(
@@ -292,10 +293,10 @@ def all_of(markup: str) -> PageArrays:
     page = walk(serialised(markup), collect=True, deepest=255)
     assert page is not None
     blocks = len(page.blocks)
-    out, look = np.empty((blocks, f.FEATURES), np.int32), np.empty((blocks, len(f.SECOND)), np.int32)
+    out, look = np.empty((blocks, f.FEATURES), np.int32), np.empty((blocks, len(SECOND)), np.int32)
     f.describe(page.elements, len(page.elements), page.blocks, blocks, page.text, out)
-    f.second_features(page.elements, len(page.elements), page.blocks, blocks, f.structures(page.elements, page.blocks),
-                      np.full(blocks, 500, np.int32), look)
+    second_features(page.elements, len(page.elements), page.blocks, blocks, structures(page.elements, page.blocks),
+                    np.full(blocks, 500, np.int32), look)
     for marks in (False, True):
         render(page, np.ones(blocks, bool), markup=marks)
     return page

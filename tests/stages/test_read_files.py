@@ -28,7 +28,7 @@ from stages import stage
 from stages.catalog import READERS, reader_class
 from stages.document import BadRecord, Document, document_id
 from stages.extract.html.step import Html
-from stages.read import parquet, streams
+from stages.read import parquet, row_groups, streams
 from stages.read.code import Code
 from stages.read.files import HtmlFiles, PdfFiles, TextFiles
 from stages.read.jsonl import Jsonl
@@ -307,7 +307,7 @@ def test_parquet_reads_books_a_few_at_a_time(tmp_path):
     pq.write_table(pa.table({"text": books, "n": range(40)}), tmp_path / "a.parquet", use_dictionary=False)
     info = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
     assert info.num_rows == 40
-    assert parquet.rows_per_batch(info, ["text"]) == 15 and parquet.rows_per_batch(info, ["n"]) == 256
+    assert row_groups.rows_per_batch(info, ["text"]) == 15 and row_groups.rows_per_batch(info, ["n"]) == 256
     assert [d.text for d in read(Parquet(), tmp_path / "a.parquet")] == books
 
 
@@ -492,11 +492,11 @@ def test_a_dictionary_page_tells_how_large_its_entries_can_be(tmp_path):
     info = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
     [chunk] = [info.column(0)]
     assert chunk.has_dictionary_page and chunk.total_uncompressed_size > 16 << 20
-    size = parquet._dictionary_bytes(chunk, str(tmp_path / "a.parquet"))
+    size = row_groups.dictionary_bytes(chunk, str(tmp_path / "a.parquet"))
     assert 1 << 20 <= size < 4 << 20                     # about pyarrow's limit of a dictionary page
-    assert parquet.rows_per_batch(info, ["text"], str(tmp_path / "a.parquet")) > 100
-    assert parquet.rows_per_batch(info, ["text"]) < 20
+    assert row_groups.rows_per_batch(info, ["text"], str(tmp_path / "a.parquet")) > 100
+    assert row_groups.rows_per_batch(info, ["text"]) < 20
     assert [d.text for d in read(Parquet(), tmp_path / "a.parquet")] == texts
     pq.write_table(pa.table({"text": ["y" * (9 << 20)] * 50}), tmp_path / "b.parquet", compression="zstd")
     large = pq.ParquetFile(tmp_path / "b.parquet").metadata.row_group(0)
-    assert parquet._dictionary_bytes(large.column(0), str(tmp_path / "b.parquet")) >= 9 << 20
+    assert row_groups.dictionary_bytes(large.column(0), str(tmp_path / "b.parquet")) >= 9 << 20

@@ -53,10 +53,10 @@ Deep.
 Done."""
 
 
-def tar(files: dict[str, str | bytes]) -> bytes:
+def tar(files: dict[str, str | bytes] | list[tuple[str, str | bytes]]) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
-        for name, text in files.items():
+        for name, text in files.items() if isinstance(files, dict) else files:
             data = text if isinstance(text, bytes) else text.encode()
             info = tarfile.TarInfo(name)
             info.size = len(data)
@@ -103,6 +103,14 @@ def test_a_month_of_arxiv_is_a_paper_a_member(tmp_path):
     assert len({i.id for i in items if isinstance(i, Document)}) == 3
     assert items[0].id == document_id("papers", "arXiv_src_2101_001.tar", "2101/2101.00001.gz", 0)
     assert read(tmp_path / "arXiv_src_2101_001.tar", max_paper=900)[0].reason == "too_large"
+
+
+@pytest.mark.parametrize("name", ["p.tar.gz", "p.gz", "month.tar"])
+def test_the_last_of_equal_names_counts_however_a_paper_is_packed(tmp_path, name):
+    paper = gzip.compress(tar([("a.tex", MAIN + "first"), ("./a.tex", MAIN + "second")]))
+    (tmp_path / name).write_bytes(tar({"2101/1.gz": paper}) if name == "month.tar" else paper)
+    (doc,) = read(tmp_path / name)
+    assert "second" in doc.text and "first" not in doc.text
 
 
 def test_single_files_and_what_is_none(tmp_path):

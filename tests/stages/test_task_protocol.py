@@ -8,7 +8,7 @@ import inspect
 import pytest
 
 from pipeline.engine import task as engine
-from pipeline.engine.shuffle.exchange import SegmentWriter
+from pipeline.engine.shuffle.segment_writer import SegmentWriter
 from stages import task
 from stages.catalog import load
 

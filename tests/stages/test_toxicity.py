@@ -69,6 +69,23 @@ def test_sentences_above_the_limit_are_cut(model):
     assert (reason, doc.text, doc.signals["toxicity_cut"]) == ("toxicity_all", nasty * 2, 1.0)
 
 
+def test_what_made_a_document_toxic_is_marked(model, monkeypatch):
+    nice, nasty, worse = NICE.lower(), NASTY.lower(), "grobble snarg flumpit! "
+    text = f"{nice}{nasty}\n\n{worse}{nice}"
+
+    def marked(text: str, reason: str, **config) -> list[str]:
+        return [text[a:b] for a, b in Toxicity(model=model, **config).matches(Document("", text), reason)]
+
+    assert marked(text, "toxicity") == [worse.strip()], "the sentence with the highest score"
+    assert marked(text, "nsfw", signal="nsfw", max=0.9) == [worse.strip()]
+    assert marked(nice * 2, "toxicity") == [], "what is above the threshold lies behind the part that is searched"
+    assert marked(nasty * 2, "toxicity_all", max=None, max_sentence=0.4) == [nasty.strip()] * 2
+    assert marked(text, "toxicity", max=None) == []
+    monkeypatch.setattr("stages.filter.toxicity.MOST_CHECKED_BYTES", 10)
+    with pytest.raises(ValueError, match="too many to be loaded for a report"):
+        marked(text, "toxicity")
+
+
 def test_several_models_have_signals_of_their_own(model):
     reason, doc = look(model, NASTY.lower(), signal="nsfw")
     assert reason == "nsfw" and set(doc.signals) == {"nsfw"}

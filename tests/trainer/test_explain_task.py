@@ -257,6 +257,8 @@ def test_trainings_with_a_common_beginning_are_searched_from_where_they_differ(t
 @pytest.mark.parametrize(("words", "said"), [
     (["24", "--task", "nothing"], "--task nothing: unknown"),
     (["24", "--task", "next", "--against", "23"], "step_00000023"),
+    (["12", "--task", "next", "--against", "24"], "--against 24: name a step before step 12"),
+    (["24", "--task", "next", "--against", "24"], "--against 24: name a step before step 24"),
     (["12", "--task", "next"], "--against"), (["24", "--data", "x"], "--task"),
     (["7", "--task", "next"], "next.json: no such result (steps that have one: 12, 24)"),
     (["24", "--task", "next", "--data", "store"], "--data")])

@@ -62,8 +62,8 @@ def check_sizes(documents: ShardDocuments, width: int) -> None:
 
 
 def check_size(size: int, subject: str) -> None:
-    """Raise ExportError when a file of `size` bytes is too large for offsets of u32. The message names `subject`, for
-    which the file would be needed."""
+    """Raise ExportError if a file of `size` bytes would be too large for offsets of u32. `subject` says in the message
+    what needs so large a file, such as a document."""
     if size >= LIMIT:
         raise ExportError(f"{subject} needs a file of {size:,} bytes: this --format has files below 4 GiB; choose "
                           f"another")

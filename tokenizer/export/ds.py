@@ -7,14 +7,16 @@
     00000.ds.metadata    text, three lines without a newline at the end: TOKENIZER|BYTES, the number of tokens, and this
                          number in short form ("1.5M T"). BYTES is the size of a token (2 or 4)
 
-If one shard has a loss mask, all get one, because datatrove wants a .loss file for each .ds file. TOKENIZER is
-`tokenizer-` and the first 12 hex characters of the tokenizer's sha256, as in the store; a shard set does not know the
-tokenizer's name on a hub. datatrove needs BYTES to merge files of u32. nanotron loads the tokenizer that the line
-names, so for nanotron the name must be replaced by one that it can load.
+If one shard has a loss mask, all get one, because datatrove wants a .loss file for each .ds file. datatrove needs BYTES
+to merge files of u32.
 
-In an export in training order, the samples, each of L + 1 tokens, are back to back. With a sequence length of L,
-datatrove and nanotron then read exactly these samples. In the index, a document that goes on after its sample ends with
-the sample. Files are numbered from 0.
+TOKENIZER is `tokenizer-` and the first 12 hex characters of the tokenizer's sha256, as in the store. A shard set does
+not know the tokenizer's name on a hub. nanotron loads the tokenizer by the name TOKENIZER, so for nanotron, replace it
+by a name that nanotron can load.
+
+In an export in training order, the samples of L + 1 tokens are back to back. With a sequence length of L, datatrove and
+nanotron then read exactly these samples. A document that is cut at the end of a sample also ends there in the index.
+Files are numbered from 0.
 """
 
 from __future__ import annotations

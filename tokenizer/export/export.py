@@ -40,10 +40,14 @@ class Exported(NamedTuple):
 
 def export(shards: ShardSet, name: str, out: Path | OpenTarget, drop_loss: bool = False,
            progress: Callable[[int, int], None] = lambda done, total: None) -> Exported:
-    """Write the documents of a shard set in the format `name`. `out` is a new folder for the files, or a function that
-    opens another place for them. With `drop_loss`, loss masks are left out, so that all tokens count in the loss.
-    `progress` gets the bytes read and the bytes to read. Raises ExportError if the format cannot hold the set, and
-    ShardError if a file of the set is damaged; then the folder `out` stays as it was."""
+    """Write the documents of a shard set in the format `name`.
+
+    `out` is a new folder for the files. It can also be a function that opens another place for them, such as object
+    storage. With `drop_loss`, loss masks are left out, so that all tokens count in the loss. `progress` gets the number
+    of bytes read so far and of all bytes to read.
+
+    Raises ExportError if the format cannot hold the set, and ShardError if a file of the set is damaged. After an
+    error, the folder `out` is as it was before."""
     done = 0
 
     def read(size: int) -> None:
@@ -103,8 +107,8 @@ def write_samples(samples: ExportSamples, name: str, out: Path | OpenTarget) -> 
 
 
 def check_holds_loss(name: str, folder: Path) -> None:
-    """Raise ExportError if the format `name` has no place for loss masks (which say which tokens count in the loss).
-    Called when the tokens to export, in `folder`, have such masks."""
+    """Raise ExportError if the format `name` has no place for loss masks, which say which tokens count in the loss.
+    `folder` is where the tokens with such masks are, for the message."""
     if not FORMATS[name].holds_loss:
         holding = ", ".join(other for other in FORMATS if FORMATS[other].holds_loss)
         raise ExportError(f"{folder}: the tokens have loss masks, which --format {name} cannot hold; choose one of "

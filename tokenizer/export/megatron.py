@@ -11,13 +11,13 @@
                        (N + 1) × i64  the first sequence of each document, then N: 0 to N
 
 Tokens of four bytes are signed, so ids from 2**31 on are refused; smaller ids have the same bytes as in u32. Megatron
-chooses u16 for vocabularies below 65,500 when it writes, but obeys the code when it reads. A path for `--data-path` is
+itself writes u16 for vocabularies below 65,500, but reads any type that the code names. A path for `--data-path` is
 that of a pair without `.bin`. The names are not plain numbers, because `--data-path` would take a number for a weight.
 
-In an export in training order, the L + 1 tokens of a sample are one sequence and one document, so the samples of a file
-are the elements of Megatron's IndexedDataset, in their order. Files are numbered from 0. Only the EOS tokens show where
-documents begin in a sample. A training keeps the order only if it reads IndexedDataset directly: Megatron's GPTDataset
-shuffles the sequences.
+In an export in training order, the L + 1 tokens of a sample are one sequence and one document. So the elements of
+Megatron's IndexedDataset are the samples of a file, in their order. Files are numbered from 0. Only the EOS tokens show
+where documents begin in a sample. A training keeps the order only if it reads IndexedDataset directly, because
+Megatron's GPTDataset shuffles the sequences.
 """
 
 from __future__ import annotations

@@ -4,16 +4,16 @@
                                    20240520 and 1 for tokens of u16, 20240801 and 7 for u32
                         T × u16 or u32; tokens of u8 are written as u16
 
-The name is that of the split (train or val). In this format an end-of-text token begins each document, and
-modded-nanogpt finds the documents by this token. In a shard EOS ends each document. So the file begins with EOS, and
-the last EOS of the shard is left out: the text of each document has the same tokens, with EOS in front of it instead of
-behind it.
-modded-nanogpt and the C code of llm.c read u16 alone; train_llama3.py of llm.c reads u32.
+The name begins with that of the split (train or val). modded-nanogpt and the C code of llm.c read only u16;
+train_llama3.py of llm.c reads u32.
 
-In an export in training order, the first L tokens of each sample are back to back, in files `train_000000.bin` and so
-on, because llm.c cuts rows of L tokens without overlap. As the target of the last position of a row, llm.c takes the
-first token of the next row. This one target of each row is wrong, because the next row is from another place of the
-data. modded-nanogpt begins rows at EOS, so with it the order is lost.
+In this format EOS begins each document, and modded-nanogpt finds the documents by it. In a shard EOS ends each
+document. So a file has an EOS in front of the shard's tokens, and lacks the shard's last EOS.
+
+In an export in training order, the files are train_000000.bin and so on. They hold the first L tokens of each sample
+back to back, because llm.c reads rows of L tokens that do not overlap. llm.c takes the first token of the next row as
+the last target of a row. This target is wrong, because the next row is from another place of the data. modded-nanogpt
+does not keep the order, because it begins rows at EOS.
 """
 
 from __future__ import annotations

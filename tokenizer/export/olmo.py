@@ -13,8 +13,9 @@ OLMo-core reads the first two columns of a line. dolma has the path of a source 
 
 In an export in training order, the first L tokens of each sample are back to back, because OLMo-core cuts instances of
 L tokens without overlap. An instance of L tokens has L - 1 targets, so the last target of each sample is lost. A line
-of the .csv.gz file is then a piece of a document that lies within one sample; ID is the number of the sample, SRC its
-stream and LOC its window in the stream. Files are numbered from 0.
+of the .csv.gz file stands for a piece of a document inside one sample. ID is the number of the sample, and SRC its
+stream. LOC is the number of the window that the sample reads: the stream is divided into windows of L tokens. Files are
+numbered from 0.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Reads the packed rows (training samples of whole documents) of a shard set for an export, in the order of the set. If
-the set was imported from rows, the packed rows are exactly the imported ones, in the same files and with the same
-origins. So the export equals what was imported.
+"""Reads the packed rows (training samples of whole documents) of a shard set for an export, in the order of the set.
+
+If the set was made by importing rows of another project, the export has the same rows in the same files. As far as the
+imported files gave them, the rows keep their sample numbers, streams, epochs and windows.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from tokenizer.shards.rows import RowOrigin
 
 
 class PackedSamples(ExportSamples):
-    """Reads the packed rows of a shard set for an export. Each row is a training sample of whole documents. They are
-    the packed rows that were published last with the set. With `drop_loss`, loss masks are ignored, so that all tokens
-    count in the loss. `progress` is called after each read, with the number of bytes of tokens that were read."""
+    """Reads the packed rows of a shard set for an export. A packed row is a training sample of whole documents. If the
+    set was packed several times, the rows that were published last are read.
+
+    With `drop_loss`, loss masks are ignored, so that all tokens count in the loss. After each read, `progress` is
+    called with the number of bytes of tokens that were read."""
 
     def __init__(self, shards: ShardSet, drop_loss: bool, progress: Callable[[int], None]) -> None:
         manifest, packing = shards.manifest, shards.published_packing()
@@ -92,9 +95,11 @@ class PackedSamples(ExportSamples):
                            np.array([origin.sample for origin in origins], np.uint64))
 
     def _origins(self, starts: np.ndarray, first: int) -> list[RowOrigin]:
-        """Return the origins of rows of one shard: where the training that wrote an imported row had read it. The rows
-        are numbered from `first` on and begin with the tokens `starts`. A row without such an origin gets its own
-        number as sample and window, the stream of the set, and epoch 0."""
+        """Return the origin of each of some rows of one shard: sample number, stream, epoch and window. An imported row
+        has the origin that its file gave it. Any other row has its own number as sample and window, the stream of the
+        set, and epoch 0.
+
+        The rows are numbered from `first` on. `starts` has the first token of each row, counted over all shards."""
         rows = range(first, first + len(starts))
         ids = [span.id for span in self.shards.documents_at(starts.tolist())] if self._has_ids else [""] * len(rows)
         return [RowOrigin.of_id(id) or RowOrigin(row, self.streams[0], 0, row) for id, row in zip(ids, rows)]

@@ -6,10 +6,10 @@
                                     loss       list<bool>  whether each of them is a target; only if the set has masks
 
 The name is that of the split (train or val), from which datasets derives its split. Pages are compressed with zstd. A
-row group has about four million tokens, or 65,536 documents if these have fewer.
+row group has about four million tokens, but at most 65,536 documents.
 
-In an export in training order, the files have the same names, but the columns of `tokenizer.shards.rows`: a row has all
-L + 1 tokens of a sample.
+In an export in training order, a row has all L + 1 tokens of a sample. The files have the same names, and the columns
+of `tokenizer.shards.rows`.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def columns_of(block: SampleBlock, streams: Sequence[str]) -> list[pa.Array]:
 
 
 def offsets_of(ids: list[str], ends: np.ndarray) -> pa.Array:
-    """Return the offsets of an Arrow array with a list for each document, i32, from the exclusive ends of the
-    documents. Raises ExportError when an end is too large for i32."""
+    """Convert the exclusive ends of documents to the offsets of an Arrow list array with a list per document, i32.
+    Raises ExportError when an end is too large for i32."""
     if int(ends[-1]) >= 1 << 31:
         raise ExportError(f"document {ids[-1]} has {int(ends[-1]):,} tokens: --format parquet holds documents of fewer "
                           f"than {1 << 31:,}; choose another format")

@@ -1,6 +1,8 @@
-"""Defines what an export in rows needs of its samples (`ExportSamples`), and reads the samples of a training in the
-order of training from the rows that `tokenmill materialize` has written. Every file of rows that is read is first
-compared with its sha256. `tokenizer.export.packed` reads the packed rows of a shard set instead.
+"""Reads training samples for an export. `ExportSamples` is the interface that the writers of all formats use.
+
+This module reads the samples of a training in their order, from the rows that `tokenmill materialize` has written.
+Every file of rows is compared with its sha256 before it is read. `tokenizer.export.packed` reads the packed rows of a
+shard set instead.
 """
 
 from __future__ import annotations
@@ -46,12 +48,13 @@ class RowPart(NamedTuple):
     packed rows were imported."""
 
     file: int                     # number of the file
-    begin: int                    # rows [begin, stop): of the file, or of the whole set if they are its packed rows
+    begin: int                    # rows [begin, stop) of the file, or, for packed rows, of the whole set
     stop: int
 
 
 class ExportSamples(Protocol):
-    """Reads samples for an export in rows. All samples have L = `sequence` targets."""
+    """The training samples that an export writes, whatever they are read from. All samples have L = `sequence`
+    targets."""
 
     folder: Path                  # for error messages
     tokenizer: TokenizerRef
@@ -69,12 +72,12 @@ class ExportSamples(Protocol):
         """How many tokens an export reads: L + 1 of each sample."""
 
     def first_of(self, part: RowPart) -> int:
-        """Return the number of the first sample of a part (samples that come from one file), as `SampleBlock.first`
-        counts samples."""
+        """Return the number of the first sample of a part (samples that come from one file). It is the number that
+        `SampleBlock.first` has for this sample."""
 
     def original(self, part: RowPart, kind: str) -> Path | None:
-        """Return the path of a file that already has the wanted bytes: a file of a `kind`, such as tokens, with exactly
-        the samples of `part`. Returns None if there is no such file."""
+        """Return the path of an existing file that holds exactly the samples of `part`. `kind` says which of a sample's
+        data the file holds, for instance tokens. Returns None if there is no such file."""
 
     def blocks(self, part: RowPart) -> Iterator[SampleBlock]:
         """Yield the samples of a part (samples that come from one file), about BLOCK_TOKENS tokens at a time."""
@@ -122,7 +125,7 @@ class TrainingSamples(ExportSamples):
 
     def original(self, part: RowPart, kind: str) -> Path | None:
         """Return the path of the materialised file of a `kind` (such as tokens) that has exactly the samples of `part`.
-        Returns None if the file has further samples, too, or if there is no such file."""
+        Returns None if the file has other samples, too, or if there is no file of this kind."""
         file = self.rows.manifest.files[part.file]
         whole = (part.begin, part.stop) == (0, file.rows)
         return self.rows.folder / file.files[kind] if whole and kind in file.files else None
@@ -156,9 +159,9 @@ def unpacked(bits: np.ndarray, length: int) -> np.ndarray:
 
 
 def each_token(targets: np.ndarray, width: int) -> np.ndarray:
-    """Return a flag for each of the first `width` tokens of samples, u8 (samples, width): whether it counts in the
-    loss. `targets` has the flags of tokens 1 to L. Token 0 is not a target in its sample; its flag is 1, and readers do
-    not use it."""
+    """Return a flag for each of the first `width` tokens of samples: whether the token counts in the loss, u8 (samples,
+    `width`). `targets` has the flags of tokens 1 to L. The flag of token 0, which is not a target, is 1; no reader uses
+    it."""
     flags = np.ones((len(targets), width), np.uint8)
     flags[:, 1:] = targets[:, :width - 1]
     return flags

@@ -128,7 +128,6 @@ class ExportSource:
         return np.ones(stop - start, np.uint8) if counts is None else counts.view(np.uint8)
 
     def _ends(self, number: int, start: int, stop: int) -> np.ndarray:
-        """Return the ends of those documents of a shard that end after token `start` and at `stop` at the latest,
-        counted in tokens of the shard."""
+        """Return the ends e of documents of a shard with `start` < e <= `stop`, in tokens of the shard."""
         offset = self.shards.offsets[number]
         return self.shards.ends(offset + start + 1, offset + stop + 1) - offset

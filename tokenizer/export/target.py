@@ -1,5 +1,5 @@
-"""Writes the files of an export or import into a folder that appears whole or not at all. A command may give another
-place for the files, such as object storage (`OpenTarget`)."""
+"""Writes the files of an export or import into a folder, which appears under its name only when all files are complete.
+A caller may give another place for the files, such as object storage (`OpenTarget`)."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Target(ABC):
     @property
     @abstractmethod
     def work(self) -> Path:
-        """A folder of this machine for temporary data: notes, and files whose names are not known before they are
-        complete."""
+        """A local folder for temporary files: data that only the import needs, and files that get their names when they
+        are complete."""
 
     @abstractmethod
     def create(self, name: str) -> AbstractContextManager[BinaryIO]:
@@ -50,8 +50,9 @@ class Target(ABC):
                 file.write(np.ascontiguousarray(block).data)
 
     def share(self, name: str, original: Path | None, contents: Iterable[np.ndarray]) -> None:
-        """Write the file `name` with the bytes `contents`. If `original` is not None, it is a file with the same bytes,
-        to which a subclass may link instead. `contents` is read in any case, because reading it checks it."""
+        """Write the file `name` with the bytes `contents`. If `original` is given, it is a file with the same bytes,
+        and a subclass may make a hard link to it instead of writing. `contents` is always read to its end, because
+        reading it compares the original with its checksums."""
         self.write(name, contents)
 
 
@@ -71,8 +72,8 @@ OpenTarget = Callable[[str], AbstractContextManager[Target]]
 
 
 class FolderTarget(Target):
-    """Writes files into a local folder, which must exist, and must be empty. `appearing` makes the folder appear whole
-    or not at all; this class does not."""
+    """Writes files into a local folder, which must exist and be empty. Each file appears in it at once. Use `appearing`
+    to make the whole folder appear only when all files are complete."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -144,7 +145,7 @@ def contents_of(*facts: object) -> str:
 @contextlib.contextmanager
 def appearing(out: Path, option: str) -> Iterator[Path]:
     """A context manager for writing the folder `out`. It yields a hidden folder beside `out`, which is renamed to `out`
-    when the body ends and removed when the body raises. Raises ExportError when `out` exists, except as an empty
+    when the body ends and removed when the body raises. Raises ExportError when `out` exists and is not an empty
     folder. The error begins with `option`, the option of the command that names `out`."""
     check_free(out, option)
     part = beside(out.absolute())
@@ -164,7 +165,8 @@ def appearing(out: Path, option: str) -> Iterator[Path]:
 
 
 def check_free(out: Path, option: str) -> None:
-    """Raise ExportError when `out`, which `option` names, exists, except as an empty folder that can be replaced."""
+    """Raise ExportError unless `out` can become a new folder: it must not exist, or be an empty folder that can be
+    replaced. The error begins with `option`, the option of the command that names `out`."""
     if out.is_symlink():
         raise ExportError(f"{option}: {out} is a symbolic link; name a new folder")
     if out.exists() and not out.is_dir():

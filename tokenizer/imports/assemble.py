@@ -22,9 +22,9 @@ class Assembly:
     [i·G, (i+1)·G) of the stream, where G is `shard_bytes` in tokens. So the shards do not depend on how the documents
     are divided among the imported files.
 
-    The name of a file holds its sha256, so a file gets its name when it is complete: `move` is called with the file in
-    `folder` and this name. By default the file is renamed. If `move` moves files elsewhere, the folder never holds more
-    than one shard.
+    A file's name contains its sha256, which is known only when the file is complete. The file is then passed to `move`
+    with its name. By default it is renamed inside `folder`. A `move` that takes it elsewhere, for instance to object
+    storage, keeps `folder` small: it holds the files of one shard at a time.
 
     With `packs`, the documents are the pieces of rows (`tokenizer.imports.rows`), and the packed rows of each shard are
     written, too. All documents of a row are then in one shard: the shard of its first document."""

@@ -23,20 +23,23 @@ REPLACEMENT = "\ufffd"
 
 
 class FirstTexts:
-    """Checks by the first texts of a source whether the given tokenizer made its tokens. A tokenizer that did not make
-    them decodes many of them to bytes that are not valid UTF-8, or to its unknown token. Sound documents have few such
-    places."""
+    """Checks whether the given tokenizer made the tokens of a source, by the texts of the first documents. Another
+    tokenizer decodes many of the tokens to bytes that are not valid UTF-8, or to its unknown token. Sound documents
+    have few such places."""
 
     DOCUMENTS = 64                # number of documents that are checked
-    SHARE, FEWEST = 0.1, 1000     # largest share of unreadable characters or tokens, checked once there are so many
+    SHARE, FEWEST = 0.1, 1000     # largest unreadable share of characters or tokens; fewest that are judged
 
     def __init__(self, unknown: int | None) -> None:
         self.unknown, self.documents = unknown, 0
         self.chars = self.replaced = self.tokens = self.unknown_tokens = 0
 
     def add(self, place: object, tokens: np.ndarray, text: str) -> None:
-        """Count a document with its tokens and decoded text. `place` is its file. Raises WrongTokenizer if too much of
-        the texts so far is unreadable."""
+        """Count a document: its tokens and the text decoded from them. Does nothing after the first DOCUMENTS
+        documents. The error names `place`, the file of the document.
+
+        Raises WrongTokenizer if more than the share SHARE of the counted characters are U+FFFD, or of the counted
+        tokens the unknown token. At least FEWEST characters or tokens must have been counted."""
         if self.documents >= self.DOCUMENTS:
             return
         self.documents += 1
@@ -64,13 +67,15 @@ def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.
                   progress: Callable[[int, int], None] = lambda done, total: None, file_bytes: int = FILE_BYTES,
                   unknown: int | None = None, stored: StoredFiles | None = None) -> Decoded:
     """Write the texts of the documents in a file or folder `path` to `out`, in their order, as files 00000.jsonl and so
-    on. `out` is a new folder, or a function that opens another place. With `stored`, the files are read from object
-    storage, and `path` only names them in messages. `decode` is the tokenizer's function that turns tokens into a text,
-    and `unknown` is its unknown token (None: it has none).
+    on. A new file begins after `file_bytes` bytes.
 
-    A line has the keys `id` and `text`; the text is without the EOS at its end. The id is the one in the files; if they
-    have no ids, it is FILE#NUMBER. A new file begins after `file_bytes` bytes. `progress` gets the bytes read and the
-    bytes to read.
+    `out` is a new folder. It can also be a function that opens another place, such as object storage. With `stored`,
+    the files are read from object storage, and `path` is used only in messages. `decode` is the tokenizer's function
+    that turns tokens into a text. `unknown` is the tokenizer's unknown token, or None if it has none. `progress` gets
+    the number of bytes read so far and of all bytes to read.
+
+    A line has the keys `id` and `text`. The text is without the document's EOS. The id is the one in the files, or
+    FILE#NUMBER if they have no ids.
 
     Raises TokenFileError when a file does not have the format `format`, when another tokenizer seems to have made it,
     or when there are no documents. Also raises it when a loss mask says that some tokens are no targets, which texts
@@ -104,9 +109,9 @@ def decode_tokens(path: Path, format: str, coding: Coding, decode: Callable[[np.
 
 def lines_of(source: ImportSource, blocks: Iterator[ImportedDocuments],
              decode: Callable[[np.ndarray], str], first: FirstTexts) -> Iterator[tuple[bytes, int, bool]]:
-    """Yield for each document: its line of JSON, its number of tokens, and whether the text seems damaged. That is so
-    if it holds U+FFFD, which the tokenizer writes in place of bytes that are not valid UTF-8. `first` checks the texts
-    of the first documents. Raises TokenFileError when a loss mask says that some tokens are no targets."""
+    """Yield (line of JSON, number of tokens, whether the text seems damaged) for each document. A text seems damaged if
+    it contains U+FFFD, which the tokenizer writes in place of bytes that are not valid UTF-8. `first` checks the first
+    texts. Raises TokenFileError when a loss mask says that some tokens are no targets."""
     for documents in blocks:
         if documents.targets is not None and not documents.targets.all():
             raise TokenFileError(f"{source.folder / documents.file}: has a loss mask, which texts cannot carry; remove "

@@ -18,8 +18,9 @@ TELLING = 10_000
 
 
 class ImportedDocuments(NamedTuple):
-    """Consecutive documents of a file, with their tokens back to back, in the type of the shard set. Each has EOS at
-    its end, unless the documents are pieces of rows (training samples) (`ImportSource.sequence`)."""
+    """Consecutive documents of a file, with their tokens back to back, in the type of the shard set. Each ends in EOS.
+    If the files hold training samples (`ImportSource.sequence`), these are pieces of documents, which need not end in
+    EOS."""
 
     file: str                     # relative to the folder of the files
     first: int                    # number of the first of them in the file, from 0
@@ -53,12 +54,14 @@ def cut_at_ends(source: ImportSource,
                 index: Iterable[Ends],
                 index_path: object,
                 loss: TokenFile | None = None) -> Iterator[ImportedDocuments]:
-    """Yield the documents of the file `name`, opened as `body`, which has nothing but tokens of type `dtype`. `index`
-    gives the ends of all documents of this file, in order; error messages name it as `index_path`. `loss` is the file
-    with the loss mask: a u8 for each token, 1 if the token is a target and else 0. Raises TokenFileError when the index
-    or the loss mask does not fit `body`, when a document is longer than the limits of `source` allow, or when it does
-    not end in EOS. If the files hold training samples (`source.sequence`), a document may be a piece of a sample, and
-    EOS is not demanded."""
+    """Yield the documents of a file of tokens, cut where an index says. `name` is the file's name and `body` the open
+    file, which consists of tokens of type `dtype`. `index` yields the ends of all documents of the file, in order.
+    `index_path` is the name of the index in error messages. `loss` is the file of the loss mask: a u8 per token, 1 if
+    it is a target, else 0.
+
+    Raises TokenFileError in these cases: the index or the loss mask does not fit `body`, a document is longer than the
+    limits of `source` allow, or a document does not end in EOS. If the files hold training samples (`source.sequence`),
+    a document may be a piece of a sample, and need not end in EOS."""
     total, begin, number = body.count(dtype), 0, 0
     if loss is not None and loss.size != total:
         raise TokenFileError(f"{loss.path}: {loss.size:,} bytes, one a token would be {total:,}: {AGAIN}")
@@ -183,9 +186,9 @@ def cut_at_eos(source: ImportSource, pieces: Iterable[TokenRange]) -> Iterator[I
 
 
 def endless(source: ImportSource, piece: TokenRange, tokens: int, seen: bool) -> TokenFileError:
-    """Return the error for a document without EOS among its first `tokens` tokens. `piece` holds the beginning of the
-    document. If no EOS was `seen` before it and the document is long, the error is a WrongTokenizer, because the
-    tokenizer of the files then probably has another EOS. Otherwise it is a TokenFileError."""
+    """Return the error for a document that has no EOS among the `tokens` tokens read of it. `piece` holds its
+    beginning. If the document is long, and no EOS was `seen` before, the tokenizer of the files probably has another
+    EOS. The error is then a WrongTokenizer, otherwise a TokenFileError."""
     kind = WrongTokenizer if not seen and tokens >= TELLING else TokenFileError
     return kind(f"{source.folder / piece.file}: no EOS (token id {source.coding.eos}) after byte {piece.byte:,}, so "
                 f"the end of the document there cannot be found; {OTHER}, or see that no file is missing or truncated")

@@ -64,8 +64,8 @@ def width_in(source: ImportSource, name: str) -> int | None:
 
 
 def check_tokenizer(source: ImportSource, name: str) -> None:
-    """Raise WrongTokenizer if the metadata of a file name another tokenizer than the given one, by the beginning of its
-    sha256, as an export of ours writes it. Metadata that name a tokenizer on a hub are not checked."""
+    """Raise WrongTokenizer if the metadata of a file name another tokenizer than the given one. They are compared if
+    they name it by the beginning of its sha256, as our exports do, and not by its name on a hub."""
     match = re.match(rb"tokenizer-([0-9a-f]{12})\|", first_line(source, name))
     if match and match[1].decode() != source.coding.sha256[:12]:
         raise WrongTokenizer(f"{source.folder / name}: the tokens are of the tokenizer whose sha256 begins with "

@@ -56,17 +56,20 @@ def import_tokens(path: Path, format: str, coding: Coding, out: Path, name: str,
                   progress: Callable[[int, int], None] = lambda done, total: None, shard_bytes: int = SHARD_BYTES,
                   is_held_out: Callable[[str], bool] | None = None, sequence: int = 0, limits: ImportLimits = LIMITS,
                   stored: StoredFiles | None = None, place: OpenTarget | None = None) -> Imported:
-    """Write the documents in a file or folder `path` as the shard set split=train of the stream `name` in the new
+    """Write the documents in a file or folder `path` as the shard set split=train of the stream `name`, in the new
     folder `out`. Returns counts of what was written.
 
-    With `stored`, the files are read from object storage, and `path` only names them in messages. With `place`, the set
-    is written to the place that it opens, and `out` only names it. `place` gets a hash that identifies all arguments
-    except `make_id` and `is_held_out`.
+    With `stored`, the files are read from object storage, and `path` is used only in messages. With `place`, the set is
+    written to the place that this function opens, for instance in object storage, and `out` is used only for the path
+    in the result. `place` gets a hash: if it is equal, so are the files that are written, provided that `make_id` and
+    `is_held_out` are the same.
 
-    For files without ids, `make_id` makes the id of a document from the name of its file and its number in the file.
-    Documents for whose ids `is_held_out` is true go to the set split=val instead. `progress` gets the bytes read and
-    the bytes to read. With `sequence` = L, the files have rows (training samples) of L + 1 tokens instead of documents.
-    The rows become packed rows of the set, and none is held out.
+    If the files have no ids, `make_id` makes the id of a document from the name of its file and its number in the file.
+    Documents for whose ids `is_held_out` returns True go to the set split=val instead. `progress` gets the number of
+    bytes read so far and of all bytes to read.
+
+    With `sequence` = L, the files have rows (training samples) of L + 1 tokens instead of documents. The rows become
+    packed rows of the set, and none is held out.
 
     Raises TokenFileError when a file does not fit the format, when two documents have the same id, or when there are no
     documents for training. Raises ExportError when `out` exists and is not an empty folder. After an error, nothing is

@@ -103,9 +103,10 @@ def shard_of(source: ImportSource, entry: Any) -> MdsFile:
 
 
 def of_rows(source: ImportSource, columns: dict[str, str], sizes: list[int | None]) -> dict[str, str]:
-    """Return {column: encoding} for files whose samples are rows of L = `source.sequence` targets. Lengths are removed
-    from the encodings (ndarray:uint16:N gives ndarray:uint16). Raises TokenFileError when a column has another encoding
-    or length than such rows need. `sizes` are the sizes of the columns in bytes, or None."""
+    """Check the columns of files whose samples are rows of L = `source.sequence` targets. `columns` maps each column to
+    its encoding, and `sizes` has their sizes in bytes, or None. Returns `columns` without the lengths in the encodings,
+    such as ndarray:uint16 for ndarray:uint16:N. Raises TokenFileError when a column has an encoding or a length that
+    rows of L targets cannot have."""
     where, result = source.folder / INDEX, {}
     lengths = {"tokens": source.sequence + 1, "loss": source.sequence}
     for (name, encoding), size in zip(columns.items(), sizes):

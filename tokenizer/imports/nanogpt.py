@@ -4,9 +4,9 @@ In these files EOS begins each document, and a document may go on in the next fi
 So an import leaves out the first EOS of all files, and adds one at the end. A document that has an EOS inside becomes
 two documents, because only EOS separates documents in these files.
 
-With `ImportSource.sequence` = L, the files hold rows (training samples) of L tokens each, back to back. Each EOS in a
-row is then taken for the end of a piece of a document. That is so even if the EOS was written as the beginning of a
-document, because the two cannot be told apart.
+With `ImportSource.sequence` = L, the files hold rows (training samples) of L tokens each, back to back. The rows may
+come from a program that ends documents with EOS, or from one that begins them with EOS. A file does not say which. An
+import always takes an EOS for the end of a document.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ NUMPY = b"\x93NUMPY"
 #: number of lines of a .csv.gz file that are read at a time, and largest size of a line in bytes
 LINES, LONGEST_LINE = 1 << 14, 1 << 16
 MASK = "labels_mask"
-#: number of tokens from which on it is no coincidence that every second token is 0
+#: fewest tokens of which every second one must be 0 to show that the width is wrong
 TELLING = 32
 
 

@@ -1,7 +1,8 @@
 """Reads Parquet files with a row per document; `tokenizer.export.parquet` gives their columns.
 
 `input_ids` may be lists of any integers. The columns `id` (string) and `loss` (lists of bool, or of integers 0 and 1)
-may be missing; others are ignored, also an `id` of another type. Either all files have the column `loss` or none.
+may be missing. All other columns are ignored, and so is an `id` that is not a string. Either all files have the column
+`loss` or none.
 
 With `ImportSource.sequence`, each row of the table is a training sample, which may hold parts of several documents. Its
 columns are those of `tokenizer.shards.rows`. All but `input_ids` may be missing. Without `ends`, each EOS ends a
@@ -57,7 +58,7 @@ class ParquetReader:
                                                  f"count in the loss")
                         rows = batches(table, columns, source.limits)
                         while True:
-                            with limited_memory(source.limits.memory):     # not for the code that uses the documents
+                            with limited_memory(source.limits.memory):     # ends before the caller gets the documents
                                 if (batch := next(rows, None)) is None:
                                     break
                                 documents = (rows_in if source.sequence else documents_of)(source, file, name, row,
@@ -79,8 +80,8 @@ class ParquetReader:
 
 def columns_of(file: TokenFile, schema: pa.Schema) -> list[str]:
     """Return the columns to read from a file with a row per document: `input_ids`, and `loss` and `id` if they exist.
-    Raises TokenFileError when `input_ids` is missing, when one of the first two has another type than the format says,
-    or when two columns have the same name."""
+    An `id` that is not a string is left out. Raises TokenFileError when `input_ids` is missing, when `input_ids` or
+    `loss` has a wrong type, or when two columns have the same name."""
     if "input_ids" not in schema.names:
         raise TokenFileError(f"{file.path}: has no column input_ids, but {', '.join(schema.names)}; rename that of the "
                              f"tokens")
@@ -149,9 +150,9 @@ def documents_of(source: ImportSource, file: TokenFile, name: str, row: int,
 
 
 def row_columns(file: TokenFile, schema: pa.Schema) -> list[str]:
-    """Return the columns to read from a file with a row per training sample: those of `columns_of` without `id`, then
-    `ends` and the columns that say where a sample comes from. The latter are left out if they are missing or have other
-    types than the format says. Raises TokenFileError as `columns_of` does."""
+    """Return the columns to read from a file with a row per training sample: `input_ids`, `loss` if it exists, `ends`,
+    and the four columns that say where a sample comes from. `ends` is left out if it is missing or has a wrong type.
+    The four columns are left out if that is so for one of them. Raises TokenFileError as `columns_of` does."""
     columns = [column for column in columns_of(file, schema) if column != "id"]
     is_positions = "ends" in schema.names and pa.types.is_list(schema.field("ends").type) and pa.types.is_integer(
         schema.field("ends").type.value_type)
@@ -199,5 +200,5 @@ def rows_in(source: ImportSource, file: TokenFile, name: str, row: int, batch: p
 
 
 def flat(lists: Lists) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values of an Arrow array of lists, those of all lists back to back, and the length of each list."""
+    """Return (values of all lists of an Arrow list array, back to back; length of each list)."""
     return lists.flatten().to_numpy(zero_copy_only=False), lists.value_lengths().to_numpy().astype(np.int64)

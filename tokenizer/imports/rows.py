@@ -5,8 +5,9 @@ A row has L + 1 tokens, or L in formats that leave out the last one. It consists
 and perhaps padding. Each piece becomes a document. In a shard set every document must end in EOS. So a piece that was
 cut at the end of its row, and does not end in EOS, gets an EOS behind it. This EOS is no target and belongs to no row.
 
-Padding becomes no document, because a packed row with fewer tokens is padded again when it is read. Padding can be
-recognised only by a loss mask. So the packed rows of the set are equal to the rows of the files, token by token.
+Padding does not become a document, because padding is added again when a packed row that is too short is read. Padding
+is recognised by the loss mask. In files without a loss mask it becomes a document like any other piece. In both cases,
+the packed rows have the same tokens as the rows of the files.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from tokenizer.shards.rows import RowOrigin
 
 
 class RowPieces(NamedTuple):
-    """Consecutive whole rows (training samples) of a file: the pieces in them as documents that end in EOS, and which
-    documents belong to which row."""
+    """Consecutive whole rows (training samples) of a file. Each piece of a row is a document that ends in EOS."""
 
     documents: ImportedDocuments
     sizes: np.ndarray             # tokens of each document that belong to its row: all, or all but an added EOS
@@ -41,8 +41,8 @@ def piece_ids(origins: Iterable[RowOrigin], counts: np.ndarray) -> list[str]:
 def blocks_of(source: ImportSource, reader: ImportFormat,
               names: list[str]) -> Iterator[tuple[ImportedDocuments, RowPieces | None]]:
     """Yield the documents of the files `names`, block by block, as (documents, None). If the files have rows (training
-    samples) instead of documents, yield (the pieces of documents in some whole rows, these rows). The errors are those
-    of `ImportFormat.documents` and `rows_of`."""
+    samples) instead, each block has whole rows and is yielded as (the pieces of documents in them, the rows). The
+    errors are those of `ImportFormat.documents` and `rows_of`."""
     blocks = reader.documents(source, names)
     if not source.sequence:
         for block in blocks:

@@ -20,8 +20,8 @@ from tokenizer.shards.layout import ShardError, token_dtype
 AGAIN = "copy the file again, or write it anew"
 OTHER = "give the tokenizer with which the files were written, as --tokenizer or in the recipe"
 SEQUENCE = "give their sequence length: `shards import --sequence`, or `sequence:` of a source in the recipe"
-#: from this share of tokens outside the vocabulary on, and this number of them, the tokenizer is wrong. Fewer may be a
-#: damaged page of a file
+#: the tokenizer is wrong if more than this share of the tokens, and more than this number of them, are outside the
+#: vocabulary. Fewer may come from a damaged page of a file
 MOST_OUTSIDE, FEWEST_OUTSIDE = 0.05, 50
 #: fewest documents of which a majority without EOS shows that the tokenizer is wrong
 FEWEST_ENDS = 4
@@ -37,8 +37,8 @@ class TokenFileError(ShardError):
 
 
 class WrongTokenizer(TokenFileError):
-    """Raised if another tokenizer than the given one has made the tokens. Unlike a damaged file, this concerns all
-    files of a source."""
+    """Raised if the tokens were made by another tokenizer than the given one. A damaged file can be skipped, but a
+    wrong tokenizer spoils all files of a source."""
 
 
 class Coding(NamedTuple):
@@ -51,11 +51,13 @@ class Coding(NamedTuple):
 
 @dataclass(frozen=True)
 class ImportLimits:
-    """How much an import reads at a time, and what it refuses to read. An import reads whole documents, about
-    `block_tokens` tokens at a time, and `index_entries` entries of an index at a time, so memory does not grow with the
-    size of a file. A document of more than `longest` tokens (1 GiB of four bytes each) is refused, because it probably
-    means that the ends of documents were not found. Of Parquet, at most `rows` rows are read at a time, and they may
-    take `memory` bytes while they are decoded: a row of 611 bytes may decode to 200 million tokens."""
+    """How much an import reads at a time, and what it refuses to read. With these limits, memory does not grow with the
+    size of a file.
+
+    Documents are read whole, about `block_tokens` tokens at a time. An index is read `index_entries` entries at a time.
+    A document of more than `longest` tokens is refused: most likely, the ends of documents were not found. At most
+    `rows` rows of a Parquet file are read at a time, and decoding them may take at most `memory` bytes. This limit is
+    needed because a row of 611 bytes may decode to 200 million tokens."""
 
     block_tokens: int = 1 << 22
     longest: int = 1 << 28
@@ -138,8 +140,8 @@ class TokenFile:
         return np.frombuffer(self.read(start, count * dtype.itemsize), dtype)
 
     def place(self, byte: int, width: int) -> Callable[[int], str]:
-        """Return a function from i to the file and byte of token i, as text for error messages. Token 0 begins at byte
-        `byte`, and each token has `width` bytes."""
+        """Return a function that formats the place of token i as "FILE: byte N", for error messages. Token 0 begins at
+        byte `byte`, and each token has `width` bytes."""
         return lambda token: f"{self.path}: byte {byte + token * width:,}"
 
     def count(self, dtype: np.dtype, start: int = 0) -> int:
@@ -172,16 +174,16 @@ class TokenFile:
 
 
 class ImportSource:
-    """Files of another project: the folder or file `path`, whose tokens were made as `coding` says. `progress` is
-    called after each read, with the number of bytes that were read.
+    """The files of another project that are imported: the folder or file `path`. `coding` describes the tokenizer that
+    made the tokens. `progress` is called after each read, with the number of bytes that were read.
 
-    With `names`, the source has exactly these files below the folder `path`, and `find` returns where a file is on this
-    machine. With `stored`, the source has exactly the files of this folder of object storage. The folder `path` is then
-    not read, and only appears in messages.
+    By default the source has all files below `path`. With `names`, it has only these files below the folder `path`, and
+    `find` maps such a name to the path of the file on this machine. With `stored`, it has the files of this folder of
+    object storage, and `path` is used only in messages.
 
-    With `sequence` = L, the files have rows of L + 1 tokens (training samples) instead of documents, or rows of the
-    first L tokens if `ImportFormat.keeps_rows` is false. What the formats yield as documents are then the pieces of
-    documents in the rows, which need not end in EOS (`tokenizer.imports.rows`)."""
+    With `sequence` = L, the files have rows (training samples) instead of documents. A row has L + 1 tokens, or the
+    first L of them if `ImportFormat.keeps_rows` is false. Each document that is read is then a piece of a document in a
+    row, and need not end in EOS (`tokenizer.imports.rows`)."""
 
     def __init__(self, path: Path, coding: Coding, progress: Callable[[int], None] = lambda size: None,
                  names: Collection[str] | None = None, find: Callable[[str], str] | None = None,
@@ -197,8 +199,10 @@ class ImportSource:
 
     def files(self, suffix: str) -> list[str]:
         """Return the files whose names end in `suffix`, relative to the folder and sorted. Hidden files and files below
-        hidden folders are left out. Raises TokenFileError when there is no such file, when only some of the names say
-        that the file is held out from training (such as `val_…`), or when a folder in it is a symbolic link."""
+        hidden folders are left out.
+
+        Raises TokenFileError when there is no such file, or when a folder below the source is a symbolic link. Also
+        raises it when some but not all names say that a file is held out from training, such as `val_…`."""
         if self._names is not None:
             names = visible(name for name in self._names if name.endswith(suffix))
         elif not self.path.exists():
@@ -242,8 +246,10 @@ class ImportSource:
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[TokenFile]:
-        """A context manager for reading a file. Raises TokenFileError at the end of the context if another program has
-        changed the file meanwhile; this error then replaces any error that the change has caused."""
+        """A context manager for reading a file. Raises TokenFileError if the file is missing or cannot be read.
+
+        Raises TokenFileError at the end of the context if another program has changed the file meanwhile. If the body
+        has raised a TokenFileError, this error replaces it, because the change is probably the cause."""
         try:
             name.encode()
         except UnicodeError:
@@ -278,9 +284,10 @@ class ImportSource:
         return tokens.astype(self.dtype, copy=False)
 
     def check_ends(self, tokens: np.ndarray, ends: np.ndarray, place: Callable[[int], str]) -> None:
-        """Raise TokenFileError when a document does not end in EOS. If most of many documents do not, raise
-        WrongTokenizer instead. `ends` are the exclusive ends of the documents in `tokens`. `place` returns the file and
-        byte of a token, for the message. Pieces of rows (`sequence`) are not checked."""
+        """Raise TokenFileError when a document does not end in EOS. If there are several documents, and more than half
+        of them do not, raise WrongTokenizer instead. `ends` are the exclusive ends of the documents in `tokens`.
+        `place` returns the file and byte of a token, for the message. Nothing is checked if the files have rows
+        (`sequence`), whose pieces need no EOS."""
         wrong = np.flatnonzero(tokens[ends - 1] != self.coding.eos)
         if len(wrong) and not self.sequence:
             last = int(ends[wrong[0]]) - 1

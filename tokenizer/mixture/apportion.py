@@ -1,17 +1,19 @@
-"""Apportions samples to streams: which stream (the tokens of one source, language or bucket) sample n is from, and how
-many samples each stream has among the first n.
+"""Apportions samples to streams. A stream is the tokens of one source, language or bucket. This module says from which
+stream sample n is drawn, and how many of the first n samples are drawn from each stream.
 
 Weights are integers. Webster's method (Sainte-Laguë) is used: draw k (from 0) of a stream of weight w is due at time
 (2k + 1) / w. Samples are numbered in the order of due time; of draws due at the same time, that of the lowest stream
 index comes first. Adding a sample never takes one away from a stream (a divisor method is house-monotone: Balinski &
 Young, *Fair Representation*, 1982), so the order does not depend on batch size, ranks or workers.
 
-The *quota* of a stream is its share of the samples so far. For a few streams Webster's method keeps close to it. But
-suppose that one stream has a third of the weight and 999 equal streams have the rest. All 999 are then due at the same
-times, and the large stream is up to 166 samples off its quota. Therefore many streams are apportioned in a binary tree.
-Its leaves are the streams. Each node divides its samples between its two children, and each child is within half a
-sample of its quota. The tree is Huffman's: the two lightest nodes are joined first. In such a tree a node that is not a
-leaf has at most two thirds of the weight of the node above it, so a stream is off its quota by at most
+The *quota* of a stream is its share of the samples so far. With few streams, Webster's method keeps every stream close
+to its quota. With many streams it may not: suppose that one stream has a third of the weight, and 999 equal streams
+have the rest. All 999 are then due at the same times, and the large stream is up to 166 samples off its quota.
+
+Many streams are therefore the leaves of a binary tree. Each node divides its samples between its two children by
+Webster's method. Each child then has at most half a sample more or less than its share of the node's samples. The tree
+is Huffman's: the two lightest nodes are joined first. In it, an inner node has at most two thirds of the weight of the
+node above it. The errors of all levels therefore add up to at most
 
     1/2 + 1/2 · (1 + 2/3 + (2/3)² + …) = 2 samples.
 
@@ -52,28 +54,30 @@ def check_weights(weights: Sequence[int]) -> None:
 
 
 def check_range(total: int, n: int) -> None:
-    """Raise CurriculumError if weights with the sum `total` are too large for int64 arithmetic with `n` samples."""
+    """Raise CurriculumError if apportioning the first `n` samples needs numbers that int64 cannot hold. `total` is the
+    sum of the weights."""
     if total >= BIG or (2 * n + 1) * total >= 1 << 62:
         raise CurriculumError(f"weights with the sum {total} over {n} samples overflow 64 bits: use smaller weights")
 
 
 def is_flat(weights: Sequence[int]) -> bool:
-    """Return whether Webster's method alone may divide samples among streams (data sources) with these weights.
-    Otherwise a binary tree of streams is needed. There must be at most FLAT streams of weight above 0, and the method
-    must keep each of them within two samples of its quota (its share of the samples so far).
+    """Return whether Webster's method can divide samples among streams (data sources) with these weights without a
+    tree. At most FLAT streams may have a weight above 0. Each of them must stay within two samples of its quota, its
+    share of the samples so far.
 
-    Webster's method draws samples as if, up to a time t, every stream of weight w had drawn w·t/2 samples, rounded.
-    Rounding makes each of the k streams wrong by at most 1/2. So a stream with the share s of all weights is off its
-    quota by at most (1 − s)/2 through its own rounding, and by s·(k − 1)/2 through that of the other streams."""
+    For the second condition, an upper bound is computed. At time t, a stream of weight w has drawn w·t/2 samples,
+    rounded, so each of the k streams is wrong by at most 1/2. Suppose that a stream has the share s of all weights. Its
+    own rounding then makes an error of at most (1 − s)/2, and that of the other streams one of at most s·(k − 1)/2."""
     live = [weight for weight in weights if weight]
     return len(live) <= FLAT and max(live) * (len(live) - 2) <= 3 * sum(live)
 
 
 class Apportionment:
     """The order in which samples are drawn from streams (data sources). `weights` has an integer weight for each
-    stream. Each list in `groups` has the indices of the streams that form one group; no stream is in two groups. Memory
-    and the time of a call are proportional to the number of streams and to the number of samples in the arrays that the
-    call takes or returns. `counts` takes no time for each sample."""
+    stream. Each list in `groups` has the indices of the streams that form one group; no stream is in two groups.
+
+    Memory is proportional to the number of streams. So is the time of `counts`, whatever the number of samples. The
+    other methods take time and memory for each sample that they are asked about."""
 
     def __init__(self, weights: Sequence[int], groups: Sequence[Sequence[int]] = ()) -> None:
         check_weights(weights)
@@ -104,8 +108,8 @@ class Apportionment:
                        for k, (_, child) in enumerate(node)}
 
     def _join(self, children: list[tuple[int, int]]) -> tuple[int, int]:
-        """Add a Huffman tree over `children`, which are (weight, child). Returns the (weight, number) of its root. If
-        there is only one child, no node is added and the child is returned."""
+        """Join nodes into a Huffman tree. `children` are pairs (weight, child), where a child is a node or a stream.
+        Returns the pair of the tree's root. A single child is returned as it is."""
         waiting = [(weight, age, child) for age, (weight, child) in enumerate(children)]
         heapq.heapify(waiting)
         for age in range(len(children), 2 * len(children) - 1):
@@ -131,17 +135,18 @@ class Apportionment:
         return draws
 
     def _counts(self, nodes: np.ndarray, samples: np.ndarray) -> np.ndarray:
-        """For each of N nodes of the tree, return how many of the node's first samples go to each of its children.
-        `nodes` int64 (N,) are the numbers of the nodes, and `samples` int64 (N,) says how many first samples of each
-        node to count. Returns int64 (largest number of children, N). If the weights sum to BIG or more, samples and
-        counts are Python's integers (dtype object)."""
+        """Return how many samples each child of a node gets if the node gets `samples` samples. This is computed for N
+        nodes at once: `nodes` has their numbers and `samples` their samples, both int64 (N,).
+
+        Returns int64 (largest number of children, N). If the weights sum to BIG or more, samples and results are
+        Python's integers (dtype object)."""
         weights, totals = self._weights[:, nodes], self._totals[nodes]
         if len(weights) == 2:
-            first = (2 * samples * weights[0] + totals) // (2 * totals)       # rounded, a half to the first child
+            first = (2 * samples * weights[0] + totals) // (2 * totals)       # rounded; a half goes to the first child
             return np.stack([first, samples - first])
         counts: np.ndarray = (2 * samples * weights + totals) // (2 * totals)         # all draws due by 2n/total
         off = counts.sum(0) - samples
-        while off.any():                             # the draws before and after that time, one by one
+        while off.any():                             # take away the latest draws, or add the next ones, one by one
             columns = np.arange(nodes.size)
             last = _extreme(2 * counts - 1, weights, latest=True)
             counts[last, columns] -= off > 0
@@ -151,14 +156,13 @@ class Apportionment:
         return counts
 
     def _sample_of(self, nodes: np.ndarray, own: np.ndarray, draws: np.ndarray) -> np.ndarray:
-        """Return at which samples of a node some of its children are drawn. Entry i is about draw number `draws[i]`
-        (from 0) of child number `own[i]` of the node `nodes[i]`. All arrays are int64 (N,), or (1,) if one value
-        applies to all draws.
+        """Return at which samples of a node its children are drawn, for several draws at once. Draw i is number
+        `draws[i]`, counted from 0, of child number `own[i]` of the node `nodes[i]`. All arrays are int64 (N,), or (1,)
+        if one value applies to all.
 
-        Draw j of a child of weight w is due at T = (2j + 1)/w. Of a child of weight v, as many draws precede it as
-        there are odd numbers below T·v. A draw that is due at the same time precedes it only if its child has a lower
-        index.
-        """
+        Draw j of a child of weight w is due at T = (2j + 1)/w. The result is the number of draws of all children that
+        precede it. A child of weight v has as many draws before T as there are odd numbers below T·v. If one of its
+        draws is due exactly at T, this draw precedes only if the child has a lower index."""
         due, weight = 2 * draws + 1, self._weights[own, nodes]
         numbers = np.zeros_like(due)
         for k, weights in enumerate(self._weights):
@@ -166,9 +170,10 @@ class Apportionment:
         return numbers
 
     def sample_of(self, stream: int, draws: np.ndarray | int) -> np.ndarray:
-        """Return at which samples stream (data source) number `stream` is drawn. `draws` is one number or an array,
-        where 0 means the first draw from the stream. Returns the sample number of each draw, as an int64 array. Raises
-        CurriculumError when the stream has weight 0, or when the numbers are too large for int64 (`check_range`)."""
+        """Return the numbers of the samples that are drawn from the stream (data source) with the index `stream`.
+        `draws` says which of the stream's draws to look up, counted from 0: one number, or an array. Returns int64, one
+        sample for each draw. Raises CurriculumError when the stream has weight 0, or when the numbers are too large for
+        int64 (`check_range`)."""
         numbers = np.array(draws, dtype=np.int64, ndmin=1)
         if not self.weights[stream]:
             raise CurriculumError(f"stream {stream} has weight 0 and gives no samples")
@@ -211,9 +216,9 @@ class Apportionment:
 
 
 def _extreme(dues: np.ndarray, weights: np.ndarray, latest: bool) -> np.ndarray:
-    """Return for each column the row whose draw is due last if `latest`, else the row whose draw is due first, as int64
-    (N,). `dues` and `weights` are int64 (rows, N); the draw of a row is due at the time dues / weights. Of several rows
-    due at the same time, the last row is returned if `latest`, else the first. Rows of weight 0 are ignored."""
+    """Return for each column the row with the latest draw, or with the earliest one if `latest` is False, int64 (N,).
+    The draw of a row is due at the time dues / weights; both are int64 (rows, N). Of rows with equal times, the last
+    one is returned if `latest`, else the first. Rows of weight 0 are ignored."""
     best = np.zeros(dues.shape[1], np.int64)
     columns = np.arange(dues.shape[1])
     for k in range(1, len(dues)):

@@ -1,11 +1,13 @@
-"""The resolved curriculum: the contents of `curriculum.json`.
+"""The curriculum that a training reads: the contents of `curriculum.json`.
 
-The pipeline writes the file once (`resolve.resolve`). The trainer reads only this file, never the recipe's curriculum.
-The file holds everything that determines the order of samples: the seed, the streams (the tokens of one source,
-language or bucket each) with token counts and hashes, and the phases (stretches of the training) with integer weights
-of streams. A sample is one window of a stream: `sequence` consecutive tokens, as set by its phase, plus one more as the
-last target. Samples are numbered from 0 over all phases. A step is `batch` consecutive samples. A phase is a whole
-number of steps.
+The pipeline makes it from the curriculum of the recipe, once (`resolve.resolve`). The trainer reads only this file. The
+file holds everything that determines the order of samples: the seed, the streams and the phases. A stream is the tokens
+of one source, language or bucket; the file has its token counts and hashes. A phase is a stretch of the training; the
+file has the integer weights of its streams.
+
+A sample is one window of a stream: `sequence` consecutive tokens and the token after them, which is the last target.
+Each phase sets its `sequence`. Samples are numbered from 0 over all phases. A step is `batch` consecutive samples, and
+a phase has a whole number of steps.
 """
 
 from __future__ import annotations
@@ -65,8 +67,8 @@ class Curriculum:
 
     @property
     def splits(self) -> dict[str, list[str]]:
-        """Return the labels of those split shards (shards divided into streams by labels, such as language) that a
-        phase (stretch of the training) reads, as {name of the shards: names of the labels}."""
+        """Return the shards of the mixtures that are split into streams by labels (such as language), as {name of the
+        shards: names of their labels}."""
         return {name: entry["labels"] for phase in self.phases for name, entry in (phase.made or {}).items()}
 
     @property
@@ -260,8 +262,9 @@ def _digest(doc: Mapping[str, Any]) -> str:
 
 
 def _exact(cls: type, doc: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the JSON object `doc` as a dict with the keys of the dataclass `cls`. Raises CurriculumError, with `where`
-    in the message, if the keys are not the fields of `cls`; fields with a default may be missing."""
+    """Check that the JSON object `doc` has the fields of the dataclass `cls` as its keys, and return it as a dict.
+    Fields with a default may be missing. Raises CurriculumError, with `where` in the message, if a key is missing or
+    unknown."""
     keys = {spec.name for spec in fields(cls)}
     needed = {spec.name for spec in fields(cls) if spec.default is MISSING}
     missing, unknown = sorted(needed - set(doc)), sorted(set(doc) - keys)
@@ -295,14 +298,13 @@ def check_rate(rate: Mapping[str, Any], tokens: int, key: str) -> None:
 
 
 def edit(old: Curriculum, sample: int, phases: Sequence[Phase], streams: Sequence[Stream] = ()) -> Curriculum:
-    """Return a curriculum that has the samples of `old` before sample number `sample` (the first one of a step, or the
-    number of all samples), followed by the phases `phases` (stretches of the training).
+    """Return a curriculum that keeps the samples of `old` before sample number `sample`, and goes on with `phases`
+    (stretches of the training). `sample` must be the first one of a step, or the number of all samples.
 
-    The samples before `sample` stay the same, bit for bit. A phase reserves the windows of tokens that it will read as
-    samples. If a phase is cut short, the windows that it has reserved but not read go to the next phase with the same
-    sequence length, if the stream is still in the same epoch. The `start` of each of `phases` is overwritten. `streams`
-    are added to the streams of `old`: new data always forms a new stream.
-    """
+    The samples before `sample` stay the same, bit for bit. If a phase is cut short, it has reserved windows of tokens
+    that it does not read. They go to the next phase with the same sequence length, if the stream is still in the same
+    epoch. The `start` of each of `phases` is overwritten. `streams` are added to the streams of `old`: new data always
+    forms a new stream."""
     edited = cut(old, sample)
     start = edited[-1].stop
     for phase in phases:
@@ -314,9 +316,9 @@ def edit(old: Curriculum, sample: int, phases: Sequence[Phase], streams: Sequenc
 
 
 def cut(old: Curriculum, sample: int) -> list[Phase]:
-    """Return the phases (stretches of the training) of `old` that begin before sample number `sample`; the last of them
-    is shortened to end before this sample. If `sample` is the number of all samples, these are all phases. Raises
-    CurriculumError when `sample` is 0, beyond the end of the run, or inside a step."""
+    """Return the phases (stretches of the training) of `old` up to sample number `sample`. The last one is shortened so
+    that it ends before this sample. If `sample` is the number of all samples, all phases are returned as they are.
+    Raises CurriculumError when `sample` is 0, beyond the end of the run, or inside a step."""
     if not 0 < sample <= old.samples:
         raise CurriculumError(f"an edit at sample {sample} is outside the run's {old.samples} samples")
     if sample == old.samples:

@@ -1,8 +1,8 @@
-"""The two inner loops of the order of samples, compiled with numba where it is installed.
+"""The two inner loops of the order of samples, compiled with numba where it is installed. A kernel is a function that
+numba compiles.
 
-A kernel is a function that numba compiles. `tokenizer.mixture.permutation` and `tokenizer.mixture.apportion` compute
-the same numbers with numpy. They do so on machines without numba, and until a process has had so much to do that
-importing numba pays.
+`tokenizer.mixture.permutation` and `tokenizer.mixture.apportion` compute the same numbers with numpy where numba is
+missing. They also use numpy at first, because importing numba takes longer than computing a few numbers.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _computed = 0
 
 
 def is_compiled(numbers: int) -> bool:
-    """Return whether a kernel should compute the next `numbers` numbers. The numbers of all calls in this process are
-    added up; the answer is no until their sum is above ENOUGH, so that a process that computes little does not import
-    numba. Where numba is not installed, the answer is always no."""
+    """Return whether a kernel should compute the next `numbers` numbers. This is so once all calls in this process have
+    asked for more than ENOUGH numbers together, so that a process that computes little does not import numba. Where
+    numba is not installed, the result is always False."""
     global _computed
     _computed += numbers
     return _computed > ENOUGH and has_numba()
@@ -76,11 +76,12 @@ def walk(which: np.ndarray, numbers: np.ndarray, sizes: np.ndarray, halves: np.n
 
 @njit(cache=True)
 def draw(counts: np.ndarray, weights: np.ndarray, children: np.ndarray, streams: np.ndarray, draws: np.ndarray) -> None:
-    """Draw consecutive samples from a tree of streams (data sources). Writes the stream of each sample to `streams`,
-    and the number of its draw from that stream to `draws`. `weights` and `children` are those of
-    `apportion.Apportionment`, by child and node; the last node is the root, and all others have two children. `counts`
-    says how many of the samples before the first drawn one went to each child of the root. The new samples are added to
-    it."""
+    """Draw consecutive samples from a tree of streams (data sources). The stream of each sample is written to
+    `streams`, and the number of its draw from that stream to `draws`.
+
+    `weights` and `children` are those of `apportion.Apportionment`, by child and node. The last node is the root, and
+    all other nodes have two children. `counts` says how many samples each child of the root has before the first one to
+    be drawn; the new samples are added to it."""
     most, root = weights.shape[0], weights.shape[1] - 1
     for i in range(streams.size):
         best = -1                                    # the child of the root whose next draw is due first
@@ -93,7 +94,7 @@ def draw(counts: np.ndarray, weights: np.ndarray, children: np.ndarray, streams:
         while node >= 0:                             # sample `number` of the node
             first, both = 2 * weights[0, node], 2 * (weights[0, node] + weights[1, node])
             due = number * first + both // 2
-            drawn = due // both                      # of the first `number` samples, the first child has so many
+            drawn = due // both                      # how many of the first `number` samples the first child has
             if due - drawn * both + first >= both:   # the next sample is the first child's
                 number, node = drawn, children[0, node]
             else:

@@ -38,14 +38,15 @@ def read_mix(mix: Mapping[str, Any], key: str, sizes: Mapping[str, float], token
              splits: Mapping[str, list[str]] = MappingProxyType({})
              ) -> tuple[dict[str, int], dict[str, list[str]] | None]:
     """Convert the `mix` of a phase (stretch of the training) of `tokens` tokens into integer weights of streams (data
-    sources). Returns ({stream: weight}, {group: its streams}), without streams of weight 0 and without groups that have
-    no other streams. Without any group, the second value is None.
+    sources). Returns ({stream: weight}, {group: its streams}). Streams of weight 0, and groups that have only such
+    streams, are left out. Without groups, the second value is None.
 
-    `sizes` has the number of tokens of every existing stream, and sets the order of the streams. Groups are sorted by
-    name. `splits` maps the names of split shards to the labels by which they are split into streams. Split shards are a
-    group. A stream of theirs is left out with a warning if its weight would be below one in WEIGHT_SUM. Warnings are
-    appended to `warnings`. Raises CurriculumError if an entry is wrong; the message names `key`, the path of the mix in
-    the recipe."""
+    `sizes` has the number of tokens of every existing stream. The weights are in its order, and the groups are sorted
+    by name. `splits` maps the names of split shards to the labels by which they are split into streams. The streams of
+    such shards form a group. One of them whose weight would be below one in WEIGHT_SUM is left out, with a warning.
+
+    Warnings are appended to `warnings`. Raises CurriculumError if an entry is wrong; the message names `key`, the path
+    of the mix in the recipe."""
     inside: dict[str, tuple[Fraction, dict[str, Fraction]]] = {}
     for name, value in mix.items():
         if isinstance(value, Mapping) or name in splits:
@@ -75,7 +76,8 @@ def read_mix(mix: Mapping[str, Any], key: str, sizes: Mapping[str, float], token
             if stream in shares:
                 raise CurriculumError(f"{key}: the phase has stream '{stream}' twice; give it one place")
             shares[stream] = share * part
-    shares = {stream: shares[stream] for stream in sizes if stream in shares}     # the order of lines decides nothing
+    # sorted, so that the order of the lines in the recipe does not matter
+    shares = {stream: shares[stream] for stream in sizes if stream in shares}
     weights = _integers(shares, [*groups.values()], key, optional)
     if small := sorted(stream for stream in optional if shares[stream] and not weights[stream]):
         warnings.append(f"{key}: not read, as their weights are below one in {WEIGHT_SUM:,}: {', '.join(small)}")
@@ -86,10 +88,9 @@ def read_mix(mix: Mapping[str, Any], key: str, sizes: Mapping[str, float], token
 
 
 def streams_in(mix: Mapping[str, Any]) -> list[str]:
-    """Return the names of all streams (data sources) that the `mix` of a phase (stretch of the training) names. An
-    entry with a plain weight adds its own name, even if that is the name of split shards (which are divided into
-    streams by labels). An entry that is a mapping adds the names under its key `streams`, if it has this key. The
-    values need not be valid."""
+    """Return all names of streams (data sources) in the `mix` of a phase (stretch of the training). An entry with a
+    plain weight is named by its key, which may also be the name of shards that are split into streams. Of an entry that
+    is a mapping, the names under its key `streams` are returned, if it has one. The mix need not be valid."""
     return [stream for name, value in mix.items() for stream in (
         [name] if not isinstance(value, Mapping)
         else value["streams"] if isinstance(value.get("streams"), (Mapping, list)) else ())]
@@ -152,10 +153,11 @@ def _share(value: Any, key: str) -> Fraction:
 
 def _integers(shares: Mapping[str, Fraction], groups: Sequence[Sequence[str]], key: str,
               optional: Set[str]) -> dict[str, int]:
-    """Return integer weights of streams (data sources), in the ratio of `shares`. If exact weights would sum to more
-    than WEIGHT_SUM, they are rounded. Then WEIGHT_SUM is first divided between the groups and the streams in no group,
-    and each group's part is divided between its streams. Raises CurriculumError if a weight above 0 is rounded to 0,
-    except for the streams in `optional`."""
+    """Return integer weights of streams (data sources), in the ratio of `shares`.
+
+    Weights that would sum to more than WEIGHT_SUM are rounded: WEIGHT_SUM is divided between the groups and the streams
+    without a group, and the part of each group between its streams. Raises CurriculumError if a weight above 0 becomes
+    0, except for the streams in `optional`."""
     scale = math.lcm(*(share.denominator for share in shares.values()))
     weights = {name: int(share * scale) for name, share in shares.items()}
     divisor = math.gcd(*weights.values())

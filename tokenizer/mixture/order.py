@@ -1,13 +1,14 @@
 """Computes the order of training samples by pure functions, without an index: sample number → (stream, epoch, window).
 
-A stream is the tokens of one source, language or bucket, a window is the consecutive tokens of one sample, and an epoch
-is one complete reading of a stream. Memory use is proportional to the number of streams. docs/contracts.md (Shards and
+A stream is the tokens of one source, language or bucket. A window is the consecutive tokens of one sample. An epoch is
+one complete reading of a stream. Memory use is proportional to the number of streams. docs/contracts.md (Shards and
 order) defines the order; it rests on three ideas:
 
 * **Which stream** sample n is from is determined by apportionment (`tokenizer.mixture.apportion`). In every prefix and
   in every batch, each stream is therefore within a few samples of its share (`tokenizer.mixture.realised` gives the
   bounds), whatever the batch size and the number of ranks or workers.
-* **Which window** draw j of a stream reads is determined by a keyed permutation (`tokenizer.mixture.permutation`).
+* **Which window** of a stream the j-th sample from this stream reads is determined by a keyed permutation
+  (`tokenizer.mixture.permutation`).
 * **The sequence length may change** between phases (stretches of the training) without reading a token twice. An epoch
   of a stream is a permuted sequence of super-windows, i.e. blocks of `longest` tokens. A phase reserves the next
   super-windows that it needs, and permutes windows of its own length inside its reservation.
@@ -39,9 +40,9 @@ MOST_EPOCHS = 10**5
 
 @dataclass(frozen=True)
 class Piece:
-    """What one phase (a stretch of the training) has reserved in one epoch of a stream: a number of super-windows,
-    which are blocks of `longest` consecutive tokens. The super-windows are divided into windows (samples) of `length`
-    tokens. The phase reads the windows of a piece in a permuted order."""
+    """A reservation of one phase (a stretch of the training) in one epoch of a stream. It consists of super-windows,
+    which are blocks of `longest` consecutive tokens. They are divided into windows (samples) of `length` tokens. The
+    phase reads the windows of a piece in a permuted order."""
 
     stream: int
     epoch: int
@@ -54,9 +55,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Extent:
-    """A range of samples of one stream (data source) that read the windows of one piece (the blocks that a phase of the
-    training has reserved). Samples are counted per stream and phase: samples [start, stop) that phase `phase` draws
-    from the stream read the windows at positions offset, offset + 1, … of the permuted piece."""
+    """Which windows a range of samples reads. The samples are those that phase `phase` draws from one stream (data
+    source), counted from 0. Samples [start, stop) read the windows of `piece` (a reservation of this or an earlier
+    phase) in the piece's permuted order, from position `offset` on."""
 
     phase: int
     start: int
@@ -66,9 +67,9 @@ class Extent:
 
 
 class Located(NamedTuple):
-    """What a range of samples reads: which window (range of consecutive tokens; in a packed stream, a packed row) of
-    which stream, in which phase (stretch of the training) and epoch (reading of the stream). The fields are int64
-    arrays of equal length, with an entry per sample, in the order of the samples."""
+    """What a range of samples reads: phase (stretch of the training), stream (data source), epoch (reading of the
+    stream) and window. A window is a range of consecutive tokens; in a packed stream, it is a packed row. The fields
+    are int64 arrays with an entry per sample, in the order of the samples."""
 
     phase: np.ndarray
     stream: np.ndarray
@@ -166,9 +167,9 @@ class Order:
         return [_Reads(self, p) for p in range(len(self.curriculum.phases))]
 
     def locate(self, first_sample: int, stop_sample: int) -> Located:
-        """Return which data samples [first_sample, stop_sample) read: phase (stretch of the training), stream (data
-        source), epoch (reading of the stream) and window (range of tokens) of each. Time and memory are proportional to
-        the number of these samples, whether they are early or late in the run."""
+        """Return what samples [first_sample, stop_sample) read: for each sample its phase (stretch of the training),
+        stream (data source), epoch (reading of the stream) and window (range of tokens). Time and memory are
+        proportional to the number of these samples, whether they are early or late in the run."""
         if not 0 <= first_sample <= stop_sample <= self.samples:
             raise CurriculumError(f"samples [{first_sample}, {stop_sample}) are outside the curriculum's "
                                   f"{self.samples} samples")
@@ -185,13 +186,14 @@ class Order:
 
     def samples_of(self, stream: int, first: int, stop: int,
                    phase: int | None = None) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Return the samples that read a given part of a stream (data source): super-windows (blocks of `longest`
-        tokens) [first, stop), in one phase (stretch of the training), or in all phases if `phase` is None. This is the
-        inverse of `locate`.
+        """Return the samples that read super-windows [first, stop) of a stream (data source); a super-window is a block
+        of `longest` tokens. `phase` limits the result to one phase (stretch of the training). This is the inverse of
+        `locate`.
 
         Returns {phase: (sample numbers, windows, epochs)}, int64 arrays sorted by window, then epoch. A window appears
-        once for each epoch in which a sample reads it. A phase that reads none of the windows is left out.
-        `materialize` uses this to read each shard once, in file order, and to write each window to its sample's row."""
+        once for each epoch in which a sample reads it. A phase that reads none of the windows is left out. With this,
+        `materialize` reads each shard once, in the order of the file, and writes each window to the rows of its
+        samples."""
         seed, name = self.curriculum.seed, self.names[stream]
         pieces: dict[Piece, list[Extent]] = {}
         for p, row in enumerate(self.extents):
@@ -259,10 +261,9 @@ class _Reads:
             permutation_key(seed, names[piece.stream], piece.epoch, "super") for piece in pieces])
 
     def windows(self, streams: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return which windows (training samples) some draws read, as (epochs, numbers of windows). Entry i is about
-        draw number `draws[i]` of stream number `streams[i]`; draws are counted from 0 in each phase and stream. Window
-        w is tokens [w·L, w·L + L] of the stream, where L is the sequence length of the phase. All arrays are int64
-        (N,)."""
+        """Return (epochs, numbers of windows): the windows (training samples) that some draws read. Draw i is number
+        `draws[i]` from stream number `streams[i]`, counted from 0 in each phase and stream. Window w is tokens [w·L,
+        w·L + L] of the stream, where L is the sequence length of the phase. All arrays are int64 (N,)."""
         drawn = self._before[streams] + draws
         extents = np.searchsorted(self._starts, drawn, side="right") - 1
         place = self._inside.permute(extents, drawn - self._starts[extents] + self._offsets[extents])

@@ -20,9 +20,10 @@ CHUNK = 1 << 14
 
 
 def permutation_key(seed: int, stream: str, epoch: int, reservation: int | str) -> str:
-    """Return the text that determines a permutation of an epoch's data. `reservation` is the index of the phase
-    (stretch of the training) whose reserved windows (samples) are permuted, or "super" for the permutation of all
-    super-windows (blocks of `longest` tokens) of the epoch."""
+    """Return the text from which the keys of a permutation are derived. An epoch of a stream has two kinds of
+    permutations: that of its super-windows (blocks of `longest` tokens), for which `reservation` is "super", and those
+    of the windows (samples) that a phase of the training has reserved. For these, `reservation` is the index of the
+    phase."""
     return f"v1/{seed}/{stream}/{epoch}/{reservation}"
 
 
@@ -53,9 +54,8 @@ class KeyedPermutations:
         return self._walk(which, numbers, backward=True)
 
     def _walk(self, which: np.ndarray, numbers: np.ndarray, backward: bool) -> np.ndarray:
-        """Map each `numbers[i]` by the Feistel network of permutation number `which[i]`, or back if `backward`. A
-        network permutes a larger range than [0, n), so it is applied again until the result is below n (cycle
-        walking)."""
+        """Map each `numbers[i]` by permutation number `which[i]`, or by its inverse if `backward`. The Feistel network
+        permutes a larger range than [0, n), so it is applied again until the result is below n (cycle walking)."""
         if kernels.is_compiled(numbers.size):
             mapped = np.empty(numbers.size, np.int64)
             outside = kernels.walk(which, numbers, self._sizes, self._half, self._keys, backward, mapped)

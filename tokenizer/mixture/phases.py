@@ -28,8 +28,8 @@ class Stream:
     replaces: tuple[str, ...] = ()
 
     def supers(self, longest: int) -> int:
-        """Return the number of super-windows (blocks of `longest` tokens, or packed rows, which are samples) of the
-        stream. A shorter block at its end is never read."""
+        """Return the number of super-windows of the stream: blocks of `longest` tokens. A shorter block at its end is
+        never read. If the stream has packed rows (training samples of whole documents), each row is a super-window."""
         return max(0, self.tokens - 1) // longest if self.packing is None else self.rows
 
     def padding(self, longest: int) -> float:
@@ -44,8 +44,8 @@ TOLERANCE = 0.01
 
 def epochs_allowed(limit: float) -> float:
     """Return how often a stream (data source) may be read if `max_epochs` is `limit`. A limit above 1 may be exceeded
-    by 1 %. The reason is that rules such as `unimax: 4` use up the limit, and that rounding to integer weights and
-    whole windows may then exceed it. With a limit of up to 1, no token is read twice."""
+    by 1 %, because a rule such as `unimax: 4` plans exactly 4 epochs, and rounding to integer weights and whole windows
+    may add a little. With a limit of up to 1, no token is read twice."""
     return limit * (1 + TOLERANCE) if limit > 1 else limit
 
 
@@ -54,11 +54,12 @@ class Phase:
     """One stretch of the training with its own mixture of streams.
 
     `lr` is a word or a mapping. A word (one of `curriculum.RATES`) says how the learning-rate schedule of the whole run
-    behaves in this phase. With a mapping the phase has a learning-rate curve of its own, and the run's schedule does
-    not apply: {peak: the highest rate, warmup: tokens, shape: one of `curriculum.RATE_SHAPES`, floor: share of the peak
-    at the end}. If `rope_theta` or `rope_scaling` is given, it replaces that of `train.model` in this phase. A field
-    with a default may be left out of the file.
-    """
+    behaves in this phase. A mapping is a learning-rate curve of the phase's own, and replaces the run's schedule. It
+    has the keys `peak` (the highest rate), `warmup` (in tokens), `shape` (one of `curriculum.RATE_SHAPES`) and `floor`
+    (share of the peak at the end).
+
+    `rope_theta` and `rope_scaling`, if given, replace those of `train.model` in this phase. A field with a default may
+    be left out of the file."""
 
     name: str
     start: int                    # number of the first sample
@@ -76,7 +77,7 @@ class Phase:
     rope_scaling: dict[str, Any] | None = None
     ramp: list[list[int]] | None = None     # [[stop, batch], …]: smaller batches, each up to sample `stop` of the phase
     groups: dict[str, list[str]] | None = None    # group → its streams, which together get the sum of their weights
-    made: dict[str, Any] | None = None      # split shards → {labels, their entry of the mix}: where weights come from
+    made: dict[str, Any] | None = None      # split shards → their labels, and their entry of the mix
 
     @property
     def stop(self) -> int:
@@ -84,9 +85,9 @@ class Phase:
 
     @property
     def stretches(self) -> list[tuple[int, int, int]]:
-        """Divide the samples of the phase into ranges that are read with one batch size, and return these: [(first,
-        stop, batch), …]. Samples are counted from 0 at the start of the phase, and `batch` is the number of samples per
-        step. There are several ranges if the batch size grows within the phase, otherwise one."""
+        """Return the ranges of the phase's samples that are read with one batch size, as [(first, stop, batch), …].
+        Samples are counted from 0 at the start of the phase, and `batch` is the number of samples per step. There is
+        one range, or several if the batch size grows within the phase."""
         stretches, first = [], 0
         for stop, batch in [*(self.ramp or ()), (self.samples, self.batch)]:
             stop = min(stop, self.samples)           # an edit may have cut the phase before this stop

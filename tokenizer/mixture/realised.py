@@ -1,5 +1,5 @@
-"""Reports how a training mixes its streams (data sources). `plan` says what the run will read. `realised` compares what
-it has read after a number of samples with the weights."""
+"""Reports the mixture of streams (data sources) in a training: what the run will read (`plan`), and how far what it has
+read so far agrees with the weights (`realised`)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tokenizer.mixture.order import Order, apportioned
 
 
 def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
-    """Return what a run will read: a row, as a mapping, for each phase (stretch of the training) and each stream (data
-    source) that has a weight in the phase, in the order of the curriculum.
+    """Return what a run will read, in the order of the curriculum. There is a row, a mapping, for each phase (stretch
+    of the training) and each stream (data source) that has a weight in it:
 
         phase, stream  their names
         weight, share  the stream's weight, as an integer and as a share of the phase's samples
@@ -35,7 +35,7 @@ def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
             if not weight:
                 continue
             reserved_before = order.used[p - 1][s] if p else 0
-            # later draws are later samples, so the first second reading is the earliest
+            # later draws are later samples, so the first extent of a second epoch has the earliest sample that repeats
             repeated = next((extent.start for extent in order.extents[p][s] if extent.piece.epoch > 0), None)
             rows.append({
                 "phase": phase.name, "stream": name, "weight": weight, "share": weight / sum(streams_of.weights),
@@ -48,9 +48,9 @@ def plan(curriculum: Curriculum) -> list[dict[str, Any]]:
 
 
 def _unread(order: Order) -> dict[tuple[int, int], int]:
-    """Return how much reserved data stays unread, as {(phase, stream): number of windows}. A phase (stretch of the
-    training) reserves whole blocks of a stream (data source). The windows (samples) in these blocks that no phase reads
-    are counted for the phase that reserved them. Phases and streams are given by index."""
+    """Return the number of windows (samples) that are reserved and never read, as {(phase, stream): number}. A phase
+    (stretch of the training) reserves whole blocks of a stream (data source), so it may reserve more windows than it
+    reads. A window that a later phase reads is not counted. Phases and streams are given by index."""
     drawn: dict[Any, int] = {}
     for row in order.extents:
         for extents in row:
@@ -79,9 +79,11 @@ def plan_text(curriculum: Curriculum) -> str:
 
 def realised(curriculum: Curriculum, samples: int) -> list[dict[str, Any]]:
     """Compare the planned mixture of streams (data sources) with what the first `samples` samples of a run have read.
-    Returns the rows of `realised_in`. In each row, `planned` and `realised` differ by less than one if the phase
-    (stretch of the training) has up to three streams, by at most two if it has more, and by at most four if some of its
-    streams are in groups (`tokenizer.mixture.apportion`)."""
+    Returns the rows of `realised_in`.
+
+    In each row, `planned` and `realised` differ by less than 1 if the phase (stretch of the training) has at most three
+    streams, otherwise by at most 2. If some of its streams are in groups, they differ by at most 4
+    (`tokenizer.mixture.apportion`)."""
     return realised_in(curriculum, [(0, samples)])
 
 
@@ -90,9 +92,10 @@ def realised_in(curriculum: Curriculum, ranges: Sequence[tuple[int, int]]) -> li
     …]. Returns one row, a mapping, for each pair of phase (stretch of the training) and stream (data source) in which
     the stream has a weight.
 
-    `planned` is the stream's share of those samples that belong to the phase, by its weight; it may be fractional.
-    `realised` is the number of samples that are read from the stream, and `tokens` is their number of targets. The
-    counts are exact, and computing them takes no time per sample."""
+    `planned` is the number of samples that the stream should get by its weight: its share of the samples in `ranges`
+    that belong to the phase. It may be fractional. `realised` is the number of samples that are read from the stream,
+    and `tokens` is the number of their targets. The counts are exact. Computing them takes the same time for any number
+    of samples."""
     rows = []
     for phase in curriculum.phases:
         streams_of = apportioned(phase, [stream.name for stream in curriculum.streams])

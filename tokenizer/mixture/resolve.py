@@ -92,9 +92,9 @@ def resolve(recipe: Mapping[str, Any], shard_sets: Mapping[str, Mapping[str, Any
 
 
 def stream_sizes(streams: Sequence[Stream], splits: Mapping[str, list[str]], longest: int) -> dict[str, int]:
-    """Return the number of tokens of each stream (data source). A stream of split shards (`splits`: shards that are
-    divided into streams by labels) with at most `longest` tokens counts as empty. It does not fill one of the blocks of
-    `longest` tokens that phases reserve, so no sample can read it."""
+    """Return the number of tokens of each stream (data source). `splits` names the shards that are divided into streams
+    by labels. One of their streams counts as empty if it has at most `longest` tokens: phases reserve blocks of
+    `longest` tokens, each with the token after it, and so small a stream has none."""
     return {s.name: 0 if s.tokens <= longest and any(s.name.startswith(f"{name}.") for name in splits) else s.tokens
             for s in streams}
 
@@ -103,15 +103,17 @@ def resolve_phases(entries: Sequence[Mapping[str, Any]], total: int, sizes: Mapp
                    existing: Sequence[Phase] = (), where: str = "curriculum.phases",
                    splits: Mapping[str, list[str]] = MappingProxyType({})) -> list[Phase]:
     """Return the phases (stretches of the training) for `entries` of a recipe's `curriculum.phases`. The new phases
-    come after the phases `existing`. `until` of an entry counts tokens from the start of the run; percentages are
-    shares of `total` tokens. `sizes` has the number of tokens of every existing stream, and `splits` the labels by
-    which shards are split. Warnings are appended to `warnings`.
+    come after the phases `existing`.
 
-    A key that an entry does not give is inherited from the entry before it (the first entry inherits from the last of
-    `existing`), except for `name`, `until`, `extra` and `reset_optimizer`. Of a `batch` that grows, the largest size is
-    inherited. After an entry whose `lr` is a curve of its own, `lr` must be given. Raises CurriculumError if an entry
-    is wrong; the message begins with `where`.
-    """
+    `until` of an entry counts tokens from the start of the run. Percentages are shares of `total` tokens. `sizes` has
+    the number of tokens of every existing stream. `splits` has the labels of the shards that are split into streams.
+
+    An entry inherits the keys that it does not give from the entry before it, and the first entry from the last of
+    `existing`. There are four exceptions: `name`, `until`, `extra` and `reset_optimizer`. Of a `batch` that grows, the
+    largest size is inherited. After an entry whose `lr` is a curve of its own, `lr` must be given.
+
+    Warnings are appended to `warnings`. Raises CurriculumError if an entry is wrong; the message begins with
+    `where`."""
     phases: list[Phase] = []
     previous = existing[-1] if existing else None
     entry: dict[str, Any] = {"lr": "stable", "max_epochs": {}, "on_exhausted": "error"}
@@ -146,7 +148,7 @@ def resolve_phases(entries: Sequence[Mapping[str, Any]], total: int, sizes: Mapp
         partial = grown % batch
         full_batches = round((target - end - partial * sequence) / (batch * sequence))
         samples = partial + max(grown // batch + 1, full_batches) * batch
-        if isinstance(entry["batch"], Mapping):     # a batch size grows only once: the next phase inherits the largest
+        if isinstance(entry["batch"], Mapping):     # the next phase does not grow again: it inherits the largest size
             entry["batch"] = max(parse_count(size, f"{key}.batch") for size in entry["batch"].values())
         weights, groups, made = (previous.weights, previous.groups, previous.made) \
             if previous is not None and entry["mix"] is previous.weights \
@@ -168,11 +170,13 @@ def _batches(value: Any, sequence: int, tokens: int, key: str,
     """Convert the `batch` of a phase (stretch of the training) in a recipe into the fields `ramp` and `batch` of
     `Phase`. The phase has `tokens` tokens.
 
-    `value` is a number of tokens per step such as '0.5M'. If the batch size grows within the phase, it is a mapping
-    such as {0: 64k, 100M: 128k, 1B: 0.5M}; a key says after how many tokens of the phase the batch size applies. This
-    point is rounded to whole steps. If each batch size is a multiple of the one before it, the point is rounded so that
-    every batch size starts at a sample number of the phase that is a multiple of this size. The number of samples in
-    the phase is then a multiple of the last batch size, as it would be with this size from the beginning."""
+    `value` is a number of tokens per step such as '0.5M'. If the batch size grows within the phase, `value` is a
+    mapping such as {0: 64k, 100M: 128k, 1B: 0.5M}: each key says after how many tokens of the phase a batch size
+    begins.
+
+    The point where a batch size begins is rounded to whole steps of the size before it. If each size is a multiple of
+    the one before it, the point is rounded to a multiple of the new size instead. It is counted in samples from the
+    start of the phase. The phase then has as many samples as if it had the last batch size from the start."""
     table = value if isinstance(value, Mapping) else {0: value}
     try:
         rows = sorted((quantities.parse_count(begin, least=0), begin) for begin in table)
@@ -201,25 +205,26 @@ def _batches(value: Any, sequence: int, tokens: int, key: str,
 
 
 def split_labels(by: Sequence[Any]) -> list[str]:
-    """Return the names of the labels in `shards.NAME.by`. The label of an item {signal.NAME: [edges]} is
-    signal.NAME."""
+    """Return the names of the labels in `shards.NAME.by`. An item is the name of a label, or {signal.NAME: [edges]},
+    whose label is called signal.NAME."""
     return [item if isinstance(item, str) else next(iter(item)) for item in by]
 
 
 def _made(mix: Mapping[str, Any], splits: Mapping[str, list[str]]) -> dict[str, Any] | None:
-    """Return the field `made` of a `Phase` (stretch of the training): {split shards: {labels, and their entry in the
-    `mix` of the phase}}, or None if the mix has no split shards (which are divided into streams by labels). The field
-    records from which rules the weights of streams were computed."""
+    """Return the field `made` of a `Phase`, which records the rules from which weights were computed. It has an entry
+    for each of the split shards in the mix (shards that are divided into streams by labels): the names of their labels,
+    and their entry in the mix. Returns None if the mix has no split shards."""
     return {name: {"labels": splits[name], **(entry if isinstance(entry, Mapping) else {"share": entry})}
             for name, entry in sorted(mix.items()) if name in splits} or None
 
 
 def _epochs(value: Any, key: str, sizes: Mapping[str, float],
             splits: Mapping[str, list[str]]) -> dict[str, float]:
-    """Parse the key `max_epochs` of a phase (stretch of the training) in a recipe. Returns {stream: how many epochs
-    (readings) of the stream are allowed from the start of the run to the end of the phase}. `splits` names the shard
-    sets that are split by labels into several streams, which are called NAME.LABEL. A limit for such a NAME applies to
-    each of its streams that has no limit of its own."""
+    """Parse the key `max_epochs` of a phase (stretch of the training) in a recipe. Returns {stream: how often it may
+    have been read by the end of the phase, counted from the start of the run}.
+
+    `splits` names the shard sets that are split by labels into several streams, called NAME.LABEL. A limit for NAME
+    applies to all of these streams except those with a limit of their own."""
     epochs = {stream: _float(limit) for stream, limit in value.items()} if isinstance(value, Mapping) else {}
     if not isinstance(value, Mapping) or not all(is_number(limit) and limit >= 0 for limit in epochs.values()):
         raise CurriculumError(f"{key}: epochs by stream, e.g. {{code: 2}}, not {value!r}")

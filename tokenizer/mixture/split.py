@@ -11,9 +11,11 @@ An entry of a mix may be such shards, here `web`, which are split by language an
     web: {share: 75, by: bucket, curve: {power: 2, rate: 1}}    tokens times a factor that rises with the quality
     web: {share: 75, by: language, alpha: 0.3, within: {by: bucket, curve: {power: 2, rate: 1}}}
 
-`within` divides what each label gets among the streams of the label. Where no rule is given, a share is divided in
-proportion to tokens. If all labels together have too few tokens for the limit of `unimax` or of a curve (`cap`), all
-are read more often than the limit says, in proportion to their tokens.
+The rule divides the share between the labels; without a rule, it is divided in proportion to tokens. `within` divides
+the part of each label between the streams with this label; without it, the part is divided in proportion to tokens.
+
+`unimax` and a curve (by its key `cap`) limit how often tokens are read. If even these limits allow fewer tokens than
+the share needs, all labels are read more often, in proportion to what the limits allow.
 """
 
 from __future__ import annotations
@@ -40,11 +42,13 @@ Sizes = Mapping[str, float]
 
 def divide(name: str, spec: Mapping[str, Any], labels: list[str], key: str, sizes: Sizes, budget: float,
            warnings: list[str]) -> dict[str, Fraction]:
-    """Return the share of each stream in what a phase (stretch of the training) reads from the split shards `name`. The
-    shares sum to 1, but for rounding to multiples of 2^-GRID_BITS if their common denominator is larger. `spec` is the
-    entry of the mix. `labels` are the names of the labels by which the shards are split into streams, such as language.
-    `budget` is the number of tokens that the phase reads from these shards. Streams without tokens are left out.
-    Warnings are appended to `warnings`. A CurriculumError names `key`, the path of the entry in the recipe."""
+    """Return {stream: share} for the streams of the split shards `name`: how they divide what a phase (stretch of the
+    training) reads from these shards. The shares sum to 1, up to rounding to multiples of 2^-GRID_BITS. Streams without
+    tokens are left out.
+
+    `spec` is the entry of the mix. `labels` are the names of the labels by which the shards are split, such as
+    language. `budget` is the number of tokens that the phase reads from these shards. Warnings are appended to
+    `warnings`. A CurriculumError names `key`, the path of the entry in the recipe."""
     members = {stream: size for stream, size in sizes.items() if stream.startswith(f"{name}.") and size > 0}
     if not members:
         raise CurriculumError(f"{key}: no stream of '{name}' has enough tokens for a training sample; lower "
@@ -64,9 +68,9 @@ def divide(name: str, spec: Mapping[str, Any], labels: list[str], key: str, size
 
 def _divide(members: Sizes, prefix: int, spec: Mapping[str, Any], labels: list[str], key: str, budget: float,
             notes: dict[str, None]) -> dict[str, Fraction]:
-    """Return the share of each stream (part of the split shards) of `members` ({stream: tokens}) by the rules `spec`;
-    {} if the rules give no stream a share. In the name of a stream, its labels begin at character `prefix`. Warnings
-    are added to `notes` as keys."""
+    """Return {stream: share} for some streams of the split shards, by the rules `spec`; {} if the rules give no stream
+    a share. `members` maps these streams to their numbers of tokens. Their names have the labels from character
+    `prefix` on. Warnings are added to `notes` as keys."""
     unknown = sorted(set(spec) - {"by", "within", *RULES})
     if unknown:
         raise CurriculumError(f"{key}.{unknown[0]}: unknown key of a group of split shards; there are share, by, "
@@ -103,8 +107,8 @@ def _divide(members: Sizes, prefix: int, spec: Mapping[str, Any], labels: list[s
 
 def _rule(sizes: Sizes, spec: Mapping[str, Any], key: str, budget: float,
           notes: dict[str, None]) -> dict[str, Fraction]:
-    """Return the weight of each label by the one rule of RULES in `spec`; without a rule, the label's tokens. `sizes`
-    are the tokens of each label. Warnings are added to `notes` as keys."""
+    """Return {label: weight}. `spec` may have one rule, whose name is one of RULES. Without a rule, the weight of a
+    label is its number of tokens, which `sizes` has. Warnings are added to `notes` as keys."""
     rules = [rule for rule in RULES if spec.get(rule) is not None]
     if len(rules) > 1:
         raise CurriculumError(f"{key}: {' and '.join(rules)} are rules for the same weights; give one of them")
@@ -131,9 +135,9 @@ def _rule(sizes: Sizes, spec: Mapping[str, Any], key: str, budget: float,
 
 
 def unimax_parts(sizes: Sizes, budget: float, epochs: float) -> dict[str, Fraction]:
-    """Divide `budget` tokens equally between streams (data sources) of these sizes, each read at most `epochs` times.
-    If even the largest possible amounts do not add up to `budget`, each stream gets its largest amount, and the sum is
-    smaller."""
+    """Return how `budget` tokens are divided equally between streams (data sources) of these sizes, with each stream
+    read at most `epochs` times. If all streams together allow fewer tokens than `budget`, each gets as many as it
+    allows, and the result sums to less."""
     parts: dict[str, Fraction] = {}
     left = Fraction(budget)
     for number, (size, stream) in enumerate(sorted((size, stream) for stream, size in sizes.items())):
@@ -143,9 +147,9 @@ def unimax_parts(sizes: Sizes, budget: float, epochs: float) -> dict[str, Fracti
 
 
 def _check_tables(spec: Mapping[str, Any], members: Sizes, prefix: int, key: str, notes: dict[str, None]) -> None:
-    """Warn, in `notes`, about labels in the tables of `spec` that no stream (part of the split shards) has. This is no
-    error: a rare label has no stream of its own, and which labels are rare is only known when all documents have been
-    encoded."""
+    """Add a warning to `notes` for each label in the tables of `spec` that no stream of the split shards has. It is no
+    error, because a rare label gets no stream of its own. Which labels are rare is known only when all documents have
+    been encoded."""
     names = {stream[prefix:] for stream in members}
     known = names | {part for name in names for part in name.split(".")}
     for rule in ("weights", "upsample"):
@@ -172,13 +176,15 @@ def _table(value: Any, sizes: Sizes, key: str) -> dict[str, Fraction]:
 
 
 def _curve(sizes: Sizes, value: Any, key: str, budget: float, notes: dict[str, None]) -> dict[str, Fraction]:
-    """Return how many tokens a phase (stretch of the training) of `budget` tokens reads of each quality bucket, as OLMo
-    3 mixes its vigintiles (twentieths of a source by quality).
+    """Return {label: tokens}: how many tokens a phase (stretch of the training) of `budget` tokens reads from each
+    quality bucket, as OLMo 3 mixes its vigintiles (twentieths of a source by quality).
 
-    A bucket is read f times, where f is the mean of C·x^power·e^(rate·x) over the bucket, and x rises from 0 (worst
-    text) to 1 (best). C is the number with which the tokens read sum to `budget`. The curve is 0 for x below `drop`, so
-    buckets below it are not read. None is read more than `cap` times; if that does not suffice for `budget`, a warning
-    says so, and the amounts returned sum to less. Labels that are no buckets are not read."""
+    A bucket is read f times, where f is the mean of C·x^power·e^(rate·x) over the bucket. x rises from 0 (worst text)
+    to 1 (best). C is chosen so that the tokens read sum to `budget`. The curve is 0 for x below `drop`, so buckets
+    below `drop` are not read. Labels that are not buckets are not read either.
+
+    Each bucket is read at most `cap` times. If this limit leaves fewer tokens than `budget`, the result sums to less,
+    and a warning says so. Warnings are added to `notes` as keys."""
     unknown = sorted(set(value) - set(CURVE_KEYS)) if isinstance(value, Mapping) else []
     if not isinstance(value, Mapping) or unknown:
         raise CurriculumError(f"{key}: a mapping such as {{power: 2, rate: 1}}, with the keys {', '.join(CURVE_KEYS)}; "

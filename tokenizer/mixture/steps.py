@@ -68,9 +68,9 @@ def step_of(curriculum: Curriculum, sample: int) -> int:
 
 
 def readers_of(curriculum: Curriculum, stream: str, first: int, last: int, length: int) -> list[dict[str, Any]]:
-    """Return the reads of windows `first` to `last` (inclusive) of a stream (data source), in the order of the
-    training. Windows have `length` tokens; phases (stretches of the training) with another sequence length are left
-    out. Each read is a mapping: {step (from 1), phase, sample, window, epoch}."""
+    """Return where a training reads windows `first` to `last` (inclusive) of a stream (data source). Each reading is a
+    mapping {step (from 1), phase, sample, window, epoch}, in the order of the training. Windows have `length` tokens.
+    Phases (stretches of the training) with another sequence length are left out."""
     order, ratio = Order(curriculum), curriculum.longest // length
     result = []
     for p, phase in enumerate(curriculum.phases):
@@ -85,9 +85,9 @@ def readers_of(curriculum: Curriculum, stream: str, first: int, last: int, lengt
 
 
 def rows_of(curriculum: Curriculum, step: TrainingStep) -> list[dict[str, Any]]:
-    """Return the windows that a step reads, as a mapping for each row (sample) of its batch: {row (from 1), sample,
-    stream, epoch, window, tokens}. `window` is the number of the window in its stream (data source), and `tokens` is
-    its length L."""
+    """Return what a step reads: a mapping for each row (sample) of its batch, {row (from 1), sample, stream, epoch,
+    window, tokens}. `window` is the number of the row's window in its stream (data source), and `tokens` is its length
+    L."""
     at = Order(curriculum).locate(step.first, step.stop)
     return [{"row": i + 1, "sample": step.first + i, "stream": curriculum.streams[stream].name, "epoch": epoch,
              "window": window, "tokens": length}

@@ -30,9 +30,9 @@ def places(shard_set: ShardIndex, id: str) -> Iterator[dict[str, Any]]:
 
 
 def places_of(shard_set: ShardIndex, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """Yield, for the documents with the given numbers, the mappings that `places` yields. Documents are numbered from 0
-    over all shards of the set. Numbers that are next to each other in `numbers`, and in the same row group of a
-    document table, are read together."""
+    """Find documents by their numbers, which count from 0 over all shards of the set. Yields a mapping for each
+    document, as `places` does. Neighbours in `numbers` that are in the same row group of a document table are read
+    together."""
     firsts = [0, *accumulate(info.documents for info in shard_set.manifest.shards)]
 
     def group_of(number: int) -> tuple[int, int]:
@@ -78,7 +78,8 @@ def window_documents(shard_set: ShardIndex, window: int, length: int) -> list[di
         key     the part (file of a published dataset) from which it was encoded; None if the set was not made from one
         at      the number of its row in that part
 
-    The last position of a window is only a target, so a document that begins there is left out."""
+    A document that begins at the last position of a window is left out, because the model never reads the last
+    token."""
     if shard_set.packed is not None:
         return _row_documents(shard_set, shard_set.packed, window)
     start, parts = window * length, shard_set.manifest.parts

@@ -1,6 +1,6 @@
-"""Writes the lookup index of a shard set (`tokenizer.shards.lookup`). Memory hardly grows with the number of documents.
-Keys are sorted in runs of a fixed size, and the runs are merged from a temporary file. Of each page of the index that
-is written, only its first key and its checksum stay in memory.
+"""Writes the lookup index of a shard set (`tokenizer.shards.lookup`). Memory hardly grows with the number of documents:
+keys are sorted in runs of a fixed size, and the runs are merged from a temporary file. Of each page that was written,
+only the first key and the checksum stay in memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tokenizer.shards.lookup import (
 from tokenizer.shards.origin import OpenPart
 from tokenizer.shards.urls import documents, paths_of
 
-#: entries that are sorted in memory, and that the merge of all runs holds
+#: number of entries that are sorted in memory at a time, and that merging all runs holds in memory
 RUN = 1 << 21
 _DIGITS = np.full(256, 255, np.uint8)
 _DIGITS[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
@@ -42,11 +42,13 @@ _DIGITS[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
 
 def write_index(shards: ShardIndex, folder: Path, datasets: Iterable[tuple[str, Mapping[str, str]]],
                 open_part: OpenPart, run: int = RUN, page: int = PAGE) -> Path:
-    """Write the lookup index of a shard set to the folder `folder`, and return its path. The URLs of the documents are
-    read from published datasets. `datasets` yields these as (name, {key of a part: its path}), where a part is a file
-    of a dataset, and `open_part` opens a part. The index has no URLs if the documents have no texts in the store, as
-    those of an imported set. About `run` entries of each column are sorted in memory at a time, and a page of the index
-    has `page` entries. Raises ShardError when a part no longer has the documents that were encoded from it."""
+    """Write the lookup index of a shard set to the folder `folder`, and return its path.
+
+    The URLs of the documents are read from the published datasets, which `datasets` yields as (name, {key of a part:
+    its path}). A part is a file of a dataset, and `open_part` opens one. If the texts of the documents are not in the
+    store, as with an imported set, the index has no URLs. About `run` entries of each column are sorted in memory at a
+    time, and a page of the index has `page` entries. Raises ShardError when a part no longer has the documents that
+    were encoded from it."""
     with ExitStack() as stack:
         columns = {name: EntrySorter(folder, run) for name in (COLUMNS if shards.manifest.has_texts else COLUMNS[:1])}
         for sorter in columns.values():
@@ -85,9 +87,11 @@ def hex_keys(ids: Sequence[str]) -> np.ndarray | None:
 
 def write_tree(file: BinaryIO, blocks: Iterator[np.ndarray], size: int) -> dict[str, object]:
     """Append the tree of a column of the lookup index to `file`, which is at its end. `blocks` are the column's sorted
-    entries, arrays [n, 2]. A page has `size` entries; the last page of a level may have fewer. Returns {"levels":
-    [offset, number of entries] of each level, leaves first; "root": checksum of the page of the last level}. A column
-    without entries has no levels, and the root 0."""
+    entries, arrays [n, 2]. A page has `size` entries; the last page of a level may have fewer.
+
+    Returns what the header says of the column: `levels` has [offset, number of entries] for each level, leaves first,
+    and `root` is the checksum of the single page of the last level. A column without entries has no levels, and the
+    root 0."""
     levels: list[list[int]] = []
     while True:
         above: list[tuple[int, int]] = []
@@ -147,12 +151,12 @@ class EntrySorter:
             self._pending, self._waiting = [], 0
 
     def sorted(self) -> Iterator[np.ndarray]:
-        """Yield all entries in order, as arrays [n, 2] of about `run` entries at most."""
+        """Yield all entries in order, as arrays [n, 2] of at most about `run` entries."""
         self._spill()
         size = max(1, self._run // len(self._ends))
         runs = [_IndexRun(self._file.fileno(), first, stop, size) for first, stop in zip(self._ends, self._ends[1:])]
         while runs := [run for run in runs if len(run.block)]:
-            # the last key that is in memory of every run: smaller keys are complete
+            # all entries with keys below this one are in memory, because every run is in memory up to it
             bound = min(run.block[-1, 0] for run in runs)
             yield _by_key([run.below(bound) for run in runs])
             for run in runs:                      # one key may have more entries than the memory holds
@@ -186,8 +190,8 @@ class _IndexRun:
         return taken
 
     def below(self, key: np.uint64) -> np.ndarray:
-        """Remove the entries with keys below `key` from the front of the run, and return them. They must all be in
-        `block`."""
+        """Remove the entries with keys below `key` from the front of the run, and return them. All of them must be in
+        `block`, that is, `key` must not be above the last key in `block`."""
         return self._take(int(np.searchsorted(self.block[:, 0], key, "left")))
 
     def equal(self, key: np.uint64) -> Iterator[np.ndarray]:

@@ -24,8 +24,9 @@ WORDS = PART // 8
 
 @functools.cache
 def crc_tables() -> np.ndarray:
-    """Return the tables that `crc32` needs, u32 (12, 256). Table k < 8 has the sum of each byte followed by k zeros;
-    table 8 + k the sum of each byte followed by k zeros and those of a part of a block."""
+    """Return the tables for computing CRC-32, u32 (12, 256). Table k < 8 is for `add_word`: it has the sum of each byte
+    followed by k zero bytes. Table 8 + k is for `skip_part`: it has what byte k of a sum becomes after PART zero
+    bytes."""
     tables = np.zeros((12, 256), np.uint32)
     tables[0] = np.arange(256)
     for _ in range(8):
@@ -51,7 +52,7 @@ def add_word(crc: np.uint32, word: np.uint64, tables: np.ndarray) -> np.uint32:
 
 @njit(cache=True, nogil=True)
 def skip_part(crc: np.uint32, tables: np.ndarray) -> np.uint32:
-    """Return the sum `crc` continued with as many zeros as a part of a block has bytes."""
+    """Return the sum `crc` continued with PART zero bytes. With it, sums of consecutive parts of a block are joined."""
     byte = np.uint32(255)
     return np.uint32(tables[8, crc & byte] ^ tables[9, crc >> np.uint32(8) & byte]
                      ^ tables[10, crc >> np.uint32(16) & byte] ^ tables[11, crc >> np.uint32(24)])
@@ -80,17 +81,22 @@ def crc32(data: np.ndarray, tables: np.ndarray) -> np.uint32:
 def gather(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: np.ndarray, rows: np.ndarray,
            tokens: np.ndarray, like: np.ndarray, tables: np.ndarray, ranges: np.ndarray) -> None:
     """Copy windows (training samples of L + 1 tokens) of a shard set to `tokens`, which has L + 1 columns. Window i
-    begins at token firsts[i] of shard shards[i], and goes to tokens[rows[i]]. `memory` are the bytes of this process.
-    `places` has six numbers (PLACES) for each shard, so that one call can read from any number of shards: where in
-    `memory` its tokens, its document ends, its `known` (`tokenizer.shards.sums`) and the checksums of its tokens begin,
-    how many document ends it has, and the size of its tokens in bytes. Tokens are of the type of `like`. `tables` are
-    those of `crc_tables`.
+    begins at token firsts[i] of shard shards[i], and goes to tokens[rows[i]]. Tokens have the type of `like`.
 
-    Also find the documents that end in window i, and write the range [low, high) of their numbers in the shard to
-    ranges[i]. These are the ends e with firsts[i] < e <= firsts[i] + L. The range is (-1, -1) if it is not proved
-    right. That is so if a block of the window's tokens differs from its checksum, if the ends in the range and their
-    two neighbours do not increase, or if one of them is in a block of the file whose entry in `known` is 0 (not
-    compared with its checksum yet)."""
+    `memory` are the bytes of this process. `places` has PLACES numbers for each shard, so that one call can read from
+    any number of shards. The first four say where in `memory` these begin: its tokens, its document ends, the flags
+    `known` (`tokenizer.shards.sums`), and the checksums of its tokens. The last two are the number of its document
+    ends, and the size of its tokens in bytes. `tables` are those of `crc_tables`.
+
+    The documents that end in window i are found, too: their ends e have firsts[i] < e <= firsts[i] + L. The range [low,
+    high) of their numbers in the shard is written to ranges[i]. (-1, -1) is written instead if the data cannot be
+    trusted, that is in these cases:
+
+    - A block of the window's tokens differs from its checksum.
+    - The ends in the range and their two neighbours do not increase.
+    - One of these ends is in a block that was not compared with its checksum before (its flag in `known` is 0).
+
+    The caller then checks the window itself, and raises an error if it is damaged."""
     width, size = tokens.shape[1], like.itemsize
     for i in range(firsts.size):
         first, place = firsts[i], places[shards[i]]
@@ -119,7 +125,7 @@ def gather(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: n
             sound &= known[block] != 0
         for number in range(begin + 1, stop):
             sound &= ends[number - 1] < ends[number]
-        # the ends next to the range prove it right
+        # the range is right if its ends, and the two next to it, lie where they should
         sound &= (low == 0 or ends[low - 1] <= first) and (low == ends.size or ends[low] > first)
         sound &= (high == low or ends[high - 1] < first + width) and (high == ends.size or ends[high] >= first + width)
         ranges[i, 0], ranges[i, 1] = (low, high) if sound else (-1, -1)
@@ -128,8 +134,8 @@ def gather(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: n
 @njit(cache=True, nogil=True)
 def positions(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: np.ndarray, ranges: np.ndarray,
               bounds: np.ndarray) -> None:
-    """Write the document ends in the ranges that `gather` has found to `bounds`, as positions 1 to L in their windows
-    (training samples). The ends of one window follow those of another."""
+    """Write the document ends that `gather` has found to `bounds`, as positions 1 to L in their windows (training
+    samples). They are in the order of the windows, without gaps."""
     number = 0
     for i in range(firsts.size):
         place = places[shards[i]]

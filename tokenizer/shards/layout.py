@@ -64,7 +64,7 @@ class ShardError(TokenmillError, ValueError):
 
 def token_dtype(vocab_size: int) -> np.dtype:
     """Return the dtype of tokens in shards: the smallest of u8, u16 and u32 that holds all ids of a vocabulary of
-    `vocab_size` tokens. It depends only on the size of the vocabulary, not on the tokens that occur."""
+    `vocab_size` tokens. All shards with this vocabulary have the same dtype."""
     if not 0 < vocab_size <= 1 << 32:
         raise ShardError(f"a vocabulary of {vocab_size} does not fit into u32 tokens")
     return np.dtype("u1") if vocab_size <= 1 << 8 else np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
@@ -126,13 +126,14 @@ class Manifest:
 
     @property
     def imported(self) -> bool:
-        """Whether `tokenmill shards import` wrote the set. A run cannot make such a set again if it is lost."""
+        """Whether `tokenmill shards import` wrote the set. Such a set cannot be made again by running the recipe if it
+        is lost."""
         return "format" in self.source
 
     @property
     def has_rows(self) -> bool:
         """Whether the set was imported from rows (training samples of one length). Its packed rows are these rows, and
-        its documents are the pieces in them."""
+        each of its documents is a piece of a document in one row."""
         return "rows" in self.source
 
     @property
@@ -152,9 +153,9 @@ class Manifest:
         return replace(manifest, sha256=manifest.identity())
 
     def identity(self) -> str:
-        """Return the sha256 that identifies the shard set. It covers the tokens, boundaries, ids, text sizes and loss
-        masks of the documents, the names of stream and split, and what is needed to read the tokens, such as dtype,
-        tokenizer and EOS."""
+        """Return the sha256 that identifies the shard set. It covers what defines the documents: tokens, boundaries,
+        ids, text sizes and loss masks. It also covers the names of stream and split, and what is needed to read the
+        tokens, such as dtype, tokenizer and EOS."""
         doc = {"magic": self.magic, "version": self.version, "stream": self.stream, "split": self.split,
                "dtype": self.dtype, "tokenizer": self.tokenizer, "vocab_size": self.vocab_size, "eos": self.eos,
                "shards": [[s.index, s.tokens, s.documents, s.sha256, s.ends_sha256, s.ids_sha256,
@@ -232,9 +233,11 @@ _FITS: dict[object, Callable[[Any], bool]] = {
 
 
 def wrong_type(kind: type[Any], doc: Mapping[str, Any], key: str = "") -> str:
-    """Return the first value of the JSON object `doc` that has another type than the field of the dataclass `kind`, as
-    "KEY is VALUE"; "" if there is none. `key` is put before the name of the field. Types must be checked even if a
-    manifest has the right sha256, because anyone who writes one can compute its sha256."""
+    """Return a message "KEY is VALUE" about the first value of the JSON object `doc` whose type does not fit the field
+    of the dataclass `kind`; "" if there is none. `key` is put before the name of the field.
+
+    A right sha256 does not make this check needless, because the author of a hostile manifest can compute its sha256,
+    too."""
     return next((f"{key}{spec.name} is {str(doc[spec.name])[:80]!r}" for spec in fields(kind)
                  if spec.name in doc and not _FITS[spec.type](doc[spec.name])), "")
 

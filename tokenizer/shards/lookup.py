@@ -6,16 +6,19 @@ The index is the file `lookup-SHA.index` beside the manifest; SHA is the first 1
     header    4096 bytes: the sha256 (hex) of the rest of the header, a newline, JSON, spaces
     columns   id, then url and domain if the documents have URLs; the levels of each column, leaves first
 
-A column is a tree. All numbers are u64, little-endian. Each level is a list of entries (key, value), sorted by key. It
-is cut into pages of equal length, which the header gives; the last page may be shorter. An entry of the lowest level,
-the leaves, stands for a document. Its value is the number of the document in the set, and entries with equal keys are
-in the order of their documents. Every other level has one entry for each page of the level below it: the first key of
-that page, and its checksum (blake2b, 8 bytes). The highest level is one page, whose checksum is in the header. So every
-page that is read is verified, and a column of up to 4 · 10¹² documents has at most three levels. A column without
-entries has none.
+A column is a tree. All numbers are u64, little-endian. A level of the tree is a list of entries (key, value), sorted by
+key, and is cut into pages. The header gives the number of entries in a page; the last page of a level may have fewer.
 
-The key of an id that is 32 hex digits in lower case is its first 16 digits as a number. Of other ids, of URLs and of
-domains it is the blake2b of the UTF-8 text, 8 bytes. Two texts have the same hash with a probability of 2⁻⁶⁴.
+- In the lowest level, the leaves, an entry stands for a document, and its value is the document's number in the set.
+  Entries with equal keys are in the order of their documents.
+- In every other level, an entry stands for a page of the level below. Its key is the first key of that page, and its
+  value is the checksum of that page (blake2b, 8 bytes).
+- The highest level is one page, whose checksum is in the header. So every page that is read is verified.
+
+A column of up to 4 · 10¹² documents has at most three levels. A column without entries has none.
+
+The key of an id that is 32 hex digits in lower case is its first 16 digits as a number. The key of any other id, of a
+URL or of a domain is the blake2b of the UTF-8 text, 8 bytes. Two texts have the same hash with a probability of 2⁻⁶⁴.
 """
 
 from __future__ import annotations
@@ -144,9 +147,11 @@ class Lookup:
 
 
 def _fits(levels: list[list[int]], page: int, size: int) -> bool:
-    """Return whether a file of `size` bytes can hold the levels of a column that the header of a lookup index names.
-    Without this check, absurd sizes in a hostile index would make a search allocate any amount of memory. Its checksums
-    do not prevent that, because its author can compute them, too."""
+    """Return whether a file of `size` bytes can hold the levels of a column. `levels` are those that the header of a
+    lookup index gives, and `page` is the number of entries in a page.
+
+    Without this check, absurd sizes in a hostile index would make a search allocate any amount of memory. Checksums do
+    not prevent that, because the author of the index can compute them, too."""
     wanted = None                                 # entries of a level: one for each page of the level below it
     for offset, entries in levels:
         fits = offset >= HEADER and entries > 0 and offset + entries * ENTRY <= size
@@ -157,9 +162,10 @@ def _fits(levels: list[list[int]], page: int, size: int) -> bool:
 
 
 def by_id(shards: ShardIndex, lookup: Lookup, id: str) -> Iterator[dict[str, Any]] | None:
-    """Find the documents whose id begins with `id` by the lookup index. Yields what `find.places` yields. Returns None
-    if the index finds none but cannot exclude that there are such documents: if some ids of the set are not 32 hex
-    digits, the index finds only whole ids."""
+    """Find the documents whose id begins with `id` by the lookup index. Yields what `find.places` yields.
+
+    If some ids of the set are not 32 hex digits, the index finds only whole ids. If it then finds no document, None is
+    returned, because there may still be an id that begins with `id`."""
     if not lookup.has_hex_ids:
         places = [place for place in places_of(shards, lookup.numbers("id", key_of_id(id), key_of_id(id)))
                  if place["id"] == id]

@@ -34,9 +34,9 @@ def mapped_file(path: Path, dtype: np.dtype, items: int, shards: int) -> tuple[n
 def _mapped(path: Path) -> mmap.mmap:
     """Map a file into memory, read-only.
 
-    Python below 3.13 keeps a mapped file open, and a corpus may have more shards than the default limit of open files
-    (1,024 on most systems). On such versions the soft limit is therefore raised to the hard limit, so that enough file
-    descriptors remain for checkpoints and connections."""
+    On Python below 3.13, a mapped file stays open. A corpus may have more shards than the usual limit of open files
+    (1,024 on most systems), so the soft limit is raised to the hard limit there. Checkpoints and connections need file
+    descriptors, too."""
     with open(path, "rb") as file:
         if sys.version_info >= (3, 13):
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)

@@ -25,11 +25,13 @@ OpenPart = Callable[[str], AbstractContextManager[pq.ParquetFile]]
 
 def add_origins(documents: Sequence[dict[str, Any]], datasets: Iterable[tuple[str, dict[str, str]]],
                 open_part: OpenPart, columns: Sequence[str], chars: int, pool: Executor) -> int:
-    """Add to each document of a window (a training sample), which is a mapping from `window_documents`, what the
-    published datasets say about it: `dataset`, the given columns, and `verdict` = kept. Of the text, at most `chars`
-    characters are added; they begin at about the first token in the window. `datasets` yields (name, {key of a part:
-    its path}), where a part is a file of a dataset. The threads of `pool` read the parts. Returns how many documents
-    were found in no dataset; nothing is added to these."""
+    """Add what the published datasets say about the documents of a window (a training sample). Returns the number of
+    documents that are in no dataset; nothing is added to these.
+
+    `documents` are mappings from `window_documents`. They get the keys `dataset`, `verdict` (always "kept") and the
+    given columns. The column `text` gets at most `chars` characters, which begin at about the first token in the
+    window. `datasets` yields (name, {key of a part: its path}), where a part is a file of a dataset. The threads of
+    `pool` read the parts."""
     by_key: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for d in documents:
         by_key[d["key"]].append(d)
@@ -46,9 +48,9 @@ def add_origins(documents: Sequence[dict[str, Any]], datasets: Iterable[tuple[st
 
 def _read(open_part: OpenPart, part: str, dataset: str, wanted: list[dict[str, Any]], columns: Sequence[str],
           chars: int) -> bool:
-    """Add to each document of `wanted` some columns of its row in `part` (a file of a dataset). The document's `at` is
-    the number of the row. If the row has another id, the dataset has changed, and nothing is added. Returns whether the
-    file exists."""
+    """Add columns of the rows in `part` (a file of a dataset) to the documents `wanted`. The row of a document is
+    number `at`, one of its keys. Nothing is added if this row has another id, because the dataset has then changed.
+    Returns False if the file does not exist."""
     try:
         with open_part(part) as file:
             present = [c for c in ("id", *columns) if c in file.schema_arrow.names]

@@ -1,8 +1,8 @@
 """Reads packed rows: training samples that hold whole documents instead of consecutive tokens of a stream.
 
-The tokens of a shard set stay as they are. A packing lies beside them and says for each row, which has L targets and so
-L + 1 tokens, of which pieces of the stream it consists. `tokenizer.shards.packing` makes it. It has a file for each
-shard and a manifest::
+The tokens of a shard set stay as they are. A packing (made by `tokenizer.shards.packing`) lies beside them and lists
+the pieces of documents in each row. A row has L targets, and so L + 1 tokens. A packing has a file for each shard and a
+manifest::
 
     00000.6a0f3cc1e5b2.packed    u64 little-endian. First two numbers for each piece: its first token and its exclusive
                                  end, counted from the start of the shard. The pieces are ordered by row. Then one
@@ -11,9 +11,9 @@ shard and a manifest::
                                  the counts, name and sha256 of its file
     packed.json                  the manifest of the packing published last with the set
 
-The rows of a set are numbered through, one shard after the other. A row ends with padding if its pieces have fewer
-than L + 1 tokens. Padding is a document of its own: positions restart, attention does not cross its beginning, and its
-tokens are no targets. Packing changes neither the shards nor their manifest, so a set can have several packings.
+Rows are numbered from 0 over all shards of the set. A row ends with padding if its pieces have fewer than L + 1 tokens.
+Padding is a document of its own: positions restart, attention does not cross its beginning, and its tokens are no
+targets. Packing changes neither the shards nor their manifest, so a set can have several packings.
 """
 
 from __future__ import annotations
@@ -136,10 +136,11 @@ def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest) ->
 
 def read_packing(filesystem: fs.FileSystem, folder: Path, manifest: Manifest,
                  sha256: str | None = None) -> Packing | None:
-    """Read a manifest of packed rows (training samples) of the shard set `manifest` from the set's folder, `folder`. Of
-    several manifests, it is the one with the sha256 `sha256`. If `sha256` is None, it is the one published last, and
-    None is returned if none was published. Raises ShardError if the manifest with this `sha256` is missing, or if the
-    manifest cannot be read, is damaged, or belongs to another shard set."""
+    """Read a manifest of packed rows (training samples) of the shard set `manifest` from its folder: the one with the
+    given sha256, or without `sha256` the one published last.
+
+    Returns None if `sha256` is None and none was published. Raises ShardError if the manifest with this sha256 is
+    missing, and if a manifest cannot be read, is damaged, or belongs to another shard set."""
     path = folder / (MANIFEST if sha256 is None else f"packed-{sha256[:16]}.json")
     try:
         with filesystem.open_input_stream(str(path)) as file:
@@ -174,9 +175,9 @@ ReadNumbers = Callable[[PackedShard, int, int], np.ndarray]
 
 
 class PackedRows:
-    """The packed rows (training samples of whole documents) of a shard set. `offsets` are the starts of the set's
-    shards in the stream, and the end of the last (`ShardIndex.offsets`). `read` reads the files, and `where` is their
-    folder."""
+    """The packed rows (training samples of whole documents) of a shard set. `offsets` has the first token of each shard
+    in the stream, and last the number of all tokens (`ShardIndex.offsets`). The function `read` reads numbers from a
+    file of packed rows. `where` is the folder of these files, for messages."""
 
     def __init__(self, packing: Packing, offsets: list[int], read: ReadNumbers, where: str) -> None:
         self.packing, self.longest, self.where = packing, packing.longest, where
@@ -215,11 +216,12 @@ class PackedRows:
         return [(start + offset, stop + offset) for start, stop in pieces]
 
     def pieces(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (pieces, counts) for the packed rows [first, stop), which are training samples of whole documents. The
-        rows must all be of one shard. `pieces` is int64 (n, 2): the first token and the exclusive end of each piece,
-        counted over all shards, in the order of the rows. `counts` has the number of pieces of each row. Raises
-        ShardError if the file is damaged (a row without pieces, an empty piece, tokens outside the shard, a row that is
-        too long), and IndexError if the rows are of several shards."""
+        """Return (pieces, counts) for the packed rows [first, stop), which are training samples of whole documents.
+        `pieces` is int64 (n, 2): the first token and the exclusive end of each piece, counted over all shards, in the
+        order of the rows. `counts` has the number of pieces of each row.
+
+        Raises IndexError if the rows are not all of one shard. Raises ShardError if the file is damaged: a row without
+        pieces, an empty piece, tokens outside the shard, or a row that is too long."""
         shard = self.shard_of(first)
         file, before = self.packing.files[shard], self.firsts[shard]
         if stop - before > file.rows:
@@ -243,9 +245,9 @@ class PackedRows:
                           f"{REMEDY}")
 
     def rows_with(self, start: int, stop: int) -> np.ndarray:
-        """Return the numbers of the packed rows (training samples of whole documents) that hold one of the tokens
-        [start, stop), int64, increasing. The sorted pieces of one shard are kept in memory for the next call, because
-        documents are often looked up shard by shard."""
+        """Return the numbers of the packed rows (training samples of whole documents) that hold a token of [start,
+        stop), int64, increasing. The sorted pieces of the shard that was read last stay in memory, because documents
+        are often looked up shard by shard."""
         found = [np.empty(0, np.int64)]
         for shard, file in enumerate(self.packing.files):
             if file.rows and self._offsets[shard] < stop and self._offsets[shard + 1] > start:

@@ -1,13 +1,13 @@
 """Packs documents into rows (training samples of one length) without cutting a document that fits into a row.
 
 Windows of a concatenated stream cut a document wherever a window ends. Best-fit decreasing (Ding et al., "Fewer
-Truncations Improve Language Modeling", arXiv 2404.10830) puts whole documents into rows instead: the longest first,
-each into the row with the least room that suffices, or into a new row. The room that is left in a row is padding.
+Truncations Improve Language Modeling", arXiv 2404.10830) puts whole documents into rows instead. The longest documents
+come first. Each is put into the fullest row that still has room for it, or into a new row if there is none. The room
+that is left in a row is padding.
 
-A row of L targets has L + 1 tokens, like a window. A document of more than L + 1 tokens is cut as windows cut it: into
-full rows, and a rest that is packed like a document. Each of these pieces but the first begins with the last token of
-the one before. So every token of a document but its first is a target exactly once. A document of one token (an empty
-text) has no target and is in no row.
+A row of L targets has L + 1 tokens, like a window. A longer document is cut as windows cut it: into full rows, and a
+rest that is packed like a document. Each piece begins with the last token of the piece before it, so every token of a
+document but its first is a target exactly once. A document of one token (an empty text) has no target and is in no row.
 
 Documents are packed block by block. So only one block, and a number for each row, are in memory, and the rows of a
 block read neighbouring tokens. The result is a function of the ends of the documents and of L alone.
@@ -22,9 +22,8 @@ import numpy as np
 
 from tokenizer.shards.packed import NUMBERS
 
-#: a block of documents that are packed together has at most BLOCK_TOKENS tokens, or those of BLOCK_ROWS full rows if
-#: these are more; a longer document is a block of its own. The last rows of a block are partly empty, which is
-#: noticeable only if a block makes few rows
+#: documents are packed in blocks of at most BLOCK_TOKENS tokens, or of at most BLOCK_ROWS full rows if that is more. A
+#: longer document is a block of its own. The last rows of a block are partly empty, so a block must make many rows
 BLOCK_TOKENS, BLOCK_ROWS = 1 << 22, 256
 #: largest number of documents that are packed together; it bounds memory where documents are very short
 BLOCK_DOCUMENTS = 1 << 20
@@ -32,13 +31,14 @@ BLOCK_DOCUMENTS = 1 << 20
 
 def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
     """Assign pieces of documents, of the given `sizes`, to bins of `capacity` by best-fit decreasing. Returns the
-    number of the bin of each piece, int64. Among bins with equally much room left, the one into which a piece was put
-    last is taken.
+    number of the bin of each piece, int64. Of several bins with the same room left, the one that was filled last is
+    taken.
 
     Pieces of equal size are placed together, as many into one bin as fit. Placing them one by one would give the same
-    result: after the first piece, the bin has less room than before and still enough, so it is the best fit for the
-    next. Room is an integer, so a bit mask can say for which amounts of room there are bins. The lowest set bit of the
-    mask from `size` on is the best fit."""
+    result: a bin that has room for another piece is still the best fit after it got one.
+
+    Bit n of `mask` is set if some bin has room for exactly n tokens. So the best fit for a size is the lowest set bit
+    that is not below it."""
     bins = np.empty(len(sizes), np.int64)
     order = np.argsort(-sizes, kind="stable")
     firsts = np.flatnonzero(np.diff(sizes[order], prepend=0))
@@ -116,8 +116,8 @@ class PackedWriter:
         self._digest.update(data)
 
     def close(self) -> dict[str, Any]:
-        """Finish the file. Returns those fields of its `PackedShard` that are known here: numbers of pieces, rows and
-        tokens, and sha256."""
+        """Finish the file. Returns a part of the fields of `PackedShard`: the numbers of pieces, rows and tokens, and
+        the sha256."""
         self._write(np.cumsum(np.concatenate(self._counts)))
         self._file.close()
         return {"pieces": self.pieces, "rows": self.rows, "tokens": self.tokens, "sha256": self._digest.hexdigest()}

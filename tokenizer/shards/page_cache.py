@@ -1,4 +1,4 @@
-"""Tells whether the system's page cache holds what is read of a shard set."""
+"""Decides whether it is worthwhile to request the pages of a shard set from the disk before they are read."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ REQUESTED = 64
 
 
 def read_from_disk() -> int:
-    """Return a number that grows when this thread reads from the disk. On file systems that do not count their reads,
-    it grows only when the thread waits for a page."""
+    """Return a counter of this thread that has grown if the thread has read from the disk in the meantime. It counts
+    blocks that were read, and page faults that had to wait for the disk. Some file systems do not count blocks."""
     usage = resource.getrusage(resource.RUSAGE_THREAD)
     return usage.ru_inblock + usage.ru_majflt
 
 
 class PageCache:
-    """Decides whether the pages of the next batch are requested before they are read. A request saves the wait for a
-    page that is not in the page cache; for any other, it is a microsecond of CPU time for nothing."""
+    """Decides whether the pages of the next batch are requested before they are read. A request saves time if the page
+    is not in the page cache. If it is, the request costs a microsecond of CPU time without any use. So requests stop
+    after some batches without a read from the disk, and begin again with the next such read."""
 
     def __init__(self) -> None:
         #: number of batches for which pages are requested even if nothing comes from the disk

@@ -27,15 +27,15 @@ from tokenizer.shards.set_files import SetFiles
 TOGETHER = 8
 #: seconds for which `ShardSet.unchecked` does not return a shard again
 CHECKED = 0.1
-#: the addresses of this process, from its second page on (no processor gives a process more than 2^56 bytes). One call
-#: of `gather` reads any number of mapped files through it, while numba takes one array for each
+#: the memory of this process as one array of bytes, from its second page on. No processor gives a process more than
+#: 2^56 bytes. With it, one call of `gather` can read any number of mapped files; numba takes no list of arrays
 MEMORY = np.ctypeslib.as_array((ctypes.c_ubyte * (1 << 56)).from_address(mmap.PAGESIZE))
 
 
 def loss_mask(bounds: np.ndarray, length: int) -> np.ndarray:
     """Return which of the L = `length` targets of a window (one sample) count in the loss, bool (L,). Target i is token
-    i + 1 of the window. `bounds`, from `ShardSet.bounds`, are the positions where documents begin. The first token of a
-    document is not counted, because it would be predicted from the EOS of another document."""
+    i + 1 of the window. All count except the first token of each document, which would be predicted from the EOS of
+    another document. `bounds`, from `ShardSet.bounds`, are the positions where documents begin."""
     mask = np.ones(length, bool)
     mask[np.asarray(bounds, np.int64) - 1] = False
     return mask
@@ -50,18 +50,17 @@ class WindowBounds(NamedTuple):
 
 
 class ShardSet(SetFiles):
-    """A shard set, open for reading. `path` is a folder of shard sets, or a manifest file. `sha256` is the set's
-    expected identity; ShardError is raised if the set has another one. In a folder, the manifest of the set `sha256` is
-    read if there is one, else `shards.json`.
+    """A shard set, open for reading. Tokens are counted over all its shards, as if they were one file.
 
-    Tokens are counted over all shards, as if they were one file. If `filesystem` is given (a pyarrow filesystem, for
-    example of object storage), `path` is a path in it. If it is not the local one, only the manifest, the document
-    tables and packed rows can be read, which is enough for `documents`: tokens and document ends are memory-mapped and
-    need local files.
+    `path` is a manifest file, or a folder of shard sets. In a folder, the manifest of the set `sha256` is read if there
+    is one, else `shards.json`. ShardError is raised if `sha256` is given and the set has another one.
+
+    `filesystem` is a pyarrow filesystem in which `path` is, by default the local one. In another one, for instance
+    object storage, only the manifest, the document tables and packed rows can be read. That is enough for `documents`.
+    Tokens and document ends are memory-mapped, so they need local files.
 
     If `packing` is given (the sha256 of packed rows of the set), samples are these rows instead of windows, and the
-    attribute `packed` describes them.
-    """
+    attribute `packed` describes them."""
 
     #: whether the tokens are in local files; a subclass may read them from elsewhere
     has_local_tokens = True
@@ -94,8 +93,8 @@ class ShardSet(SetFiles):
         return self.read(w * length, w * length + length + 1)
 
     def bounds(self, w: int, length: int) -> np.ndarray:
-        """Return the positions p in [1, L] of window w at which a document begins after the end of another, int64,
-        increasing. A window has L = `length` targets; position p - 1 holds the EOS of the document that ends.
+        """Return the positions p in [1, L] of window w at which a document begins, int64, increasing. A window has L =
+        `length` targets. Position p - 1 holds the EOS of the document before. Position 0 is never returned.
 
         The positions come from the list of document ends, not from EOS tokens. With document masking, attention does
         not cross p, and the token at p is not a target, because it would be predicted from that EOS."""
@@ -105,16 +104,19 @@ class ShardSet(SetFiles):
     def samples(self, windows: np.ndarray | Sequence[int], length: int, tokens: np.ndarray, rows: np.ndarray,
                 compiled: bool = False) -> list[WindowBounds]:
         """Read many windows (samples) of L = `length` targets. Window windows[i] goes to row rows[i] of the array
-        `tokens`, which has L + 1 columns. With `compiled`, which needs numba, TOGETHER or more windows are read faster.
-        Returns the positions at which documents begin in the windows, in one or two WindowBounds; each window is in one
-        of these. Raises IndexError when the set has no such window, and ShardError when what is read is damaged."""
+        `tokens`, which has L + 1 columns. With `compiled`, which needs numba, reading TOGETHER or more windows is
+        faster.
+
+        Returns the positions at which documents begin in the windows, as one or two WindowBounds that together have all
+        windows. Raises IndexError when the set has no such window, and ShardError when what is read is damaged."""
         windows = np.asarray(windows, np.int64)
         if not compiled or len(windows) < TOGETHER or not self.has_local_tokens:
             return [self._one_by_one(windows.tolist(), length, tokens, rows)]
         starts = windows * length
         shards = np.searchsorted(self._starts[1:], starts, side="right")
         last = np.searchsorted(self._starts[1:], starts + length, side="right")
-        is_alone = (shards != last) | (starts < 0) | (last == len(self.offsets) - 1)      # several shards, or no window
+        # windows that are in several shards, or not in the set
+        is_alone = (shards != last) | (starts < 0) | (last == len(self.offsets) - 1)
         parts = []
         if is_alone.any():
             alone = np.flatnonzero(is_alone)
@@ -123,7 +125,8 @@ class ShardSet(SetFiles):
         return [*parts, self._gathered(shards, starts - self._starts[shards], tokens, rows)]
 
     def _one_by_one(self, windows: Sequence[int], length: int, tokens: np.ndarray, rows: np.ndarray) -> WindowBounds:
-        """Read windows as `samples` does, but one at a time. A window may reach over the end of a shard."""
+        """Read windows as `samples` does, but one at a time. Unlike in `_gathered`, a window may lie in several
+        shards."""
         last, size, offsets = self.windows(length) - 1, self.dtype.itemsize, self.offsets
         is_remote = not self.has_local_tokens
         places: list[int] = []
@@ -131,7 +134,8 @@ class ShardSet(SetFiles):
         for row, w in zip(rows.tolist(), windows):
             start = w * length
             shard = bisect.bisect_right(offsets, start) - 1
-            if not 0 <= w <= last or start + length >= offsets[shard + 1] or is_remote:    # of no shard, or of several
+            # a window that is not in the set, or in several shards
+            if not 0 <= w <= last or start + length >= offsets[shard + 1] or is_remote:
                 tokens[row], ends = self.window(w, length), self.bounds(w, length).tolist()
             else:
                 first = start - offsets[shard]
@@ -165,9 +169,8 @@ class ShardSet(SetFiles):
         return WindowBounds(rows, counts, bounds)
 
     def _addresses(self, shard: int) -> list[int]:
-        """Map the files of a shard into memory, where they stay mapped, and return what `gather` needs: the addresses,
-        relative to MEMORY, of the tokens, of the document ends, of the record of which blocks of ends were checked, and
-        of the checksums of the tokens; the number of documents, and the size of the tokens in bytes."""
+        """Map the files of a shard into memory, where they stay mapped. Returns the six numbers that `gather` needs for
+        the shard (its argument `places`). Addresses are relative to MEMORY."""
         ends = self._ends.get(shard) or self._open_ends(shard)
         body, _ = self._tokens.get(shard) or self._open_tokens(shard)
         arrays = body, ends.array, ends.file.known, self.block_sums(shard, "body")
@@ -186,9 +189,9 @@ class ShardSet(SetFiles):
         return tokens
 
     def unchecked(self, starts: np.ndarray, count: int) -> list[int]:
-        """Return the numbers of the shards that hold the `count` tokens from any of `starts` on, increasing, without
-        those that were returned in the last CHECKED seconds. The caller asks for the sizes of their files; to do so for
-        every batch would take a fifth of the time of reading it."""
+        """Return the numbers of the shards that hold the `count` tokens from each of `starts` on, increasing. Shards
+        that were returned in the last CHECKED seconds are left out: the caller checks the sizes of a shard's files, and
+        doing so for every batch would take a fifth of the time of reading it."""
         first = np.searchsorted(self._starts, starts, side="right") - 1
         last = np.searchsorted(self._starts, starts + count, side="left") - 1
         most = int((last - first).max(initial=0))
@@ -198,8 +201,8 @@ class ShardSet(SetFiles):
         return [int(shard) for shard in shards]
 
     def counts(self, start: int, stop: int) -> np.ndarray | None:
-        """Return which of tokens [start, stop) are targets according to the loss masks, as bool (stop - start,), or
-        None if the set has no masks. The masks do not exclude the first token of a document, although it is no target;
+        """Return which of tokens [start, stop) are targets according to the loss masks, as bool (stop - start,).
+        Returns None if the set has no masks. The first token of a document may be True here, although it is no target:
         `loss_mask` excludes it."""
         if not self._masked:
             return None
@@ -281,12 +284,16 @@ class ShardSet(SetFiles):
         return PackedRows(packing, self.offsets, self._packed_numbers, str(self.folder))
 
     def packed_row(self, pieces: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Read a packed row, a training sample that consists of the given `pieces` of documents (`PackedRows.row`).
-        Returns (tokens, bounds, targets). `tokens` are the L + 1 tokens of the row; padding is EOS. `bounds` are the
-        positions in [1, L] at which a piece of a document or padding begins, int64. `targets` says which of the tokens
-        at positions 1 to L are targets according to the loss masks, bool (L,), or is None if all are; padding is no
-        target. The masks do not exclude the first token of a piece, which is no target either: the caller must exclude
-        it by `bounds`."""
+        """Read a packed row: a training sample that consists of the given `pieces` of documents (`PackedRows.row`).
+        Returns (tokens, bounds, targets):
+
+        - `tokens` are the L + 1 tokens of the row. Padding is EOS.
+        - `bounds` are the positions in [1, L] at which a piece of a document or padding begins, int64.
+        - `targets` says which of the tokens at positions 1 to L are targets according to the loss masks, bool (L,).
+          Padding is no target. It is None if all are targets.
+
+        The first token of a piece may be True in `targets`, although it is no target: the caller must exclude the
+        positions `bounds`."""
         assert self.packed is not None
         length = self.packed.longest
         tokens, counts = np.full(length + 1, self.eos, self.dtype), np.zeros(length + 1, bool)
@@ -303,7 +310,8 @@ class ShardSet(SetFiles):
 
     def published_packing(self) -> Packing | None:
         """Return the manifest of the packed rows (training samples of whole documents) that were published last with
-        the set, or None without any. Raises ShardError if they are of another set, or damaged."""
+        the set, or None if the set has no packed rows. Raises ShardError if the manifest is damaged or belongs to
+        another set."""
         return read_packing(self.filesystem, self.folder, self.manifest)
 
     def _packed_numbers(self, file: PackedShard, first: int, stop: int) -> np.ndarray:

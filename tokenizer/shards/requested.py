@@ -1,5 +1,5 @@
-"""Reads a shard set whose tokens and loss masks are not in files of this machine but are requested, for instance from
-object storage. Whole blocks are requested, and each is compared with its checksum before a token of it is used."""
+"""Reads a shard set whose tokens and loss masks are elsewhere, for instance in object storage. They are requested in
+whole blocks, and each block is compared with its checksum before a token of it is used."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class RequestedSet(ShardSet, abc.ABC):
 
     @abc.abstractmethod
     def request(self, wanted: BlockRange, again: bool) -> bytes:
-        """Return the bytes of some blocks. With `again`, an earlier request failed or brought damaged bytes, so no copy
-        of these may be returned. Raises OSError when the connection fails, ShardError when asking again cannot
-        help."""
+        """Return the bytes of some blocks. With `again`, an earlier request for them failed or returned damaged bytes,
+        so the bytes must come from the source and not from a cache. Raises OSError when the connection fails, and
+        ShardError when asking again cannot help."""
 
     def path(self, wanted: BlockRange) -> str:
         return f"{self.source}/{getattr(self.manifest.shards[wanted.shard], wanted.kind)}"
 
     def checked_size(self, wanted: BlockRange, size: int | None) -> int:
-        """Return `size`, the size in storage of the file with some blocks. Raises ShardError if the manifest says
-        another, or if the file is missing (None)."""
+        """Compare the size of a file in storage with the manifest, and return it. The file is the one with the blocks
+        `wanted`, and `size` is None if it is missing. Raises ShardError if it is missing or has another size."""
         expected = self.manifest.shards[wanted.shard].tokens * (self.dtype.itemsize if wanted.kind == "body" else 1)
         if size is None:
             raise ShardError(f"{self.path(wanted)}: missing: {REMEDY}")
@@ -62,7 +62,8 @@ class RequestedSet(ShardSet, abc.ABC):
         return self._items("loss", np.dtype("u1"), start, stop).astype(bool)
 
     def _items(self, kind: str, dtype: np.dtype, start: int, stop: int) -> np.ndarray:
-        """Return what the files of one kind hold for tokens [start, stop), and 1 for those of shards without a file."""
+        """Return the entries of tokens [start, stop) in the files of a `kind` (body: the tokens, loss: whether they are
+        targets). A shard without a file of this kind gives 1 for each token."""
         items, size = np.ones(stop - start, dtype), dtype.itemsize
         for shard, first, end, offset in self._pieces(start, stop):
             if getattr(self.manifest.shards[shard], kind):
@@ -73,9 +74,9 @@ class RequestedSet(ShardSet, abc.ABC):
         return items
 
     def _checked(self, wanted: BlockRange) -> bytes:
-        """Return the bytes of some blocks. They are requested a second time when the first request fails, or when they
-        differ from their checksums, because connections, too, damage bytes. Raises ShardError when both requests
-        fail."""
+        """Return the bytes of some blocks. If the request fails, or if the bytes differ from their checksums, they are
+        requested once more, because a connection may have damaged them. Raises ShardError when the second attempt
+        fails, too."""
         sums = self.block_sums(wanted.shard, wanted.kind)[wanted.first:wanted.stop].tolist()
         failure = ""
         for again in (False, True):

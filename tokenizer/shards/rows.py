@@ -12,11 +12,15 @@ In the format `bytes`, these are three or four plain files::
     p0-00000.SHA.origin   (rows,) ORIGIN: stream, epoch and window of each row
 
 SHA is the first 12 hex characters of the file's sha256, so that files of an older set are never mistaken for new ones.
+
 In the format `parquet`, a range of rows is one file with the columns `sample u64, stream string, epoch u32, window u64,
-input_ids list<u8|u16|u32>, ends list<u32>`; `ends` has the positions p that `bounds` marks. If the set has a stream in
-which only spans of documents count in the loss (`loss_spans`), or a packed one, all its files also have the column
-`loss list<bool>`. It says whether the tokens at positions 1 to L count, and is null for a row in which all count. The
-first token of a document after the end of another (`bounds`, `ends`) never counts, whatever `loss` says.
+input_ids list<u8|u16|u32>, ends list<u32>`; `ends` has the positions p that `bounds` marks. There is also a column
+`loss list<bool>` if the set has a packed stream, or a stream with `loss_spans` (parts of documents that count in the
+loss). It says whether the tokens at positions 1 to L count, and is null for a row in which all count. All files of a
+set have the same columns.
+
+In both formats, the first token of a document does not count if another document ends before it in the row (`bounds`,
+`ends`), whatever `loss` says.
 """
 
 from __future__ import annotations
@@ -53,9 +57,9 @@ class Row(NamedTuple):
 
 
 class RowOrigin(NamedTuple):
-    """Where an imported row (training sample) was read in the training that wrote it: the number of the sample, its
-    stream, and the epoch and window in this stream (None: the format of the files does not say). The ids of the row's
-    pieces of documents contain these values."""
+    """The place of an imported row (training sample) in the training that wrote it: sample number, stream, and epoch
+    and window in the stream. Epoch and window are None if the files do not say them. The ids of the documents that an
+    import makes from the row contain these values."""
 
     sample: int
     stream: str
@@ -151,7 +155,7 @@ def read_manifest(data: bytes, where: object) -> RowManifest:
         if wrong or doc["dtype"] not in ("uint8", "uint16", "uint32"):
             raise ValueError(wrong or f"dtype is {doc['dtype']!r}")
         for name in (name for file in doc["files"] for name in file["files"].values()):
-            # a reader of object storage writes these files: a path would lead it out of its folder
+            # a copy of a set in object storage is written to a folder by these names, so no name may lead out of it
             if not FILE_NAME.fullmatch(name) or name == MANIFEST:
                 raise ValueError(f"{name!r} is no name of a file of rows")
         return RowManifest(**{**doc, "streams": tuple(doc["streams"]),

@@ -100,15 +100,14 @@ class SetFiles(ShardIndex):
 
         A loader calls this for all samples of a batch before it reads the first one. The system then fetches exactly
         these samples, in parallel. Without the call, page faults would fetch the samples one after the other, each with
-        read-ahead that is not needed. The call does nothing while `page_cache` expects that the system has them.
-        """
+        read-ahead that is not needed. Does nothing while `page_cache` expects that the page cache has the samples."""
         if not self.page_cache.requests:
             return
         size, memories, page = self.dtype.itemsize, self._memories, mmap.PAGESIZE
         offsets, willneed = self.offsets, getattr(mmap, "MADV_WILLNEED", 0)
         for start, stop in ranges:
             shard = bisect.bisect_right(offsets, start) - 1
-            # in one shard, as nearly all: `_pieces` would take as long as the request
+            # nearly every range is in one shard; calling `_pieces` for it would take as long as the request itself
             pieces = ((shard, start - offsets[shard], stop - offsets[shard], 0),) \
                 if start < stop <= offsets[shard + 1] else self._pieces(start, stop)
             for number, begin, end, _ in pieces:
@@ -118,16 +117,17 @@ class SetFiles(ShardIndex):
                     memory.madvise(willneed, first, end * size - first)
 
     def size_now(self, name: str) -> int:
-        """Return the present size of a file of the set. Raises OSError when the file is gone. The size of a file that
-        is mapped into memory is asked for by its descriptor. This is faster than by its path, and works even if the
-        file has been removed."""
+        """Return the present size of a file of the set. Raises OSError when the file is gone. On Python below 3.13, a
+        mapped file is still open, so its size is read by its descriptor, which is faster. A file that was removed then
+        keeps its size."""
         memory = self._maps[name][1] if name in self._maps else None
         if memory is not None and HAS_DESCRIPTOR:
             return memory.size()
         return os.stat(f"{self.folder}/{name}").st_size
 
     def _open_memory(self, shard: int) -> mmap.mmap | None:
-        """Return the memory map of a shard's tokens; None if there are none, or on systems without madvise."""
+        """Return the memory map of a shard's tokens, for `prefetch`. Returns None if the shard has no tokens, or if the
+        system has no madvise."""
         info = self.manifest.shards[shard]
         _, memory = self._map(info.body, self.dtype, info.tokens)
         if memory is not None and hasattr(memory, "madvise"):
@@ -148,11 +148,12 @@ class SetFiles(ShardIndex):
         return self._map(info.ends, ENDS, info.documents)[0]
 
     def _ends_between(self, shard: int, low: int, high: int) -> tuple[int, int]:
-        """Return the index range [first, last) of those document ends e of a shard for which low <= e < high.
+        """Return the index range [first, last) of those document ends e of a shard for which low <= e < high. Raises
+        ShardError when an end that decides the result is damaged.
 
-        A binary search finds the range. Then the checksums of those blocks of the file are checked that hold the ends
-        in the range and the two ends next to it. Ends increase, so these values prove the range right, even if the
-        search has read damaged ends elsewhere. Raises ShardError when one of the checked blocks is damaged."""
+        A binary search finds the range, and may read damaged ends on its way. Afterwards, checksums are compared only
+        for the blocks with the ends of the range and the two ends next to it. Ends increase. So if these ends are
+        sound, and the two neighbours lie outside [low, high), the range is right."""
         _, end, file = self._ends.get(shard) or self._open_ends(shard)
         count, size = len(end), ENDS.itemsize
         first = bisect.bisect_left(end, low)
@@ -166,8 +167,10 @@ class SetFiles(ShardIndex):
 
     def _file(self, shard: int, kind: str) -> CheckedFile:
         """Return one of a shard's files with the checksums of its blocks. `kind` is body (tokens), ends (of documents)
-        or loss (mask). The file must already be mapped into memory. A block of ends serves hundreds of windows, so it
-        is checked only once. Blocks of the other files are checked whenever they are read."""
+        or loss (mask). The file must already be mapped into memory.
+
+        Blocks are checked whenever they are read. Blocks of ends are checked only the first time, because hundreds of
+        windows read the same one."""
         if (shard, kind) not in self._with_sums:
             name = getattr(self.manifest.shards[shard], kind)
             self._with_sums[shard, kind] = CheckedFile(self.folder / name, memoryview(self._maps[name][1] or b""),

@@ -38,8 +38,7 @@ def documents(shards: ShardIndex, paths: Mapping[str, str] | None,
 
 class _PartReader:
     """Reads the URLs of documents from the parts (files) of published datasets. Only one row group is in memory at a
-    time. Documents of a shard come in the order of parts and rows, so for each shard a row group is read at most
-    once."""
+    time. Each row group is read at most once per shard if the documents are asked for in their order in the shard."""
 
     def __init__(self, shards: ShardIndex, paths: Mapping[str, str], open_part: OpenPart) -> None:
         self._keys, self._paths, self._open = shards.manifest.parts, paths, open_part

@@ -41,8 +41,8 @@ def verify(path: str | Path, sha256: str | None = None) -> list[str]:
 
 def _packings(shards: ShardSet) -> list[str]:
     """Return the faults of the packed rows (training samples of whole documents) of a shard set, one line each. All
-    manifests packed-*.json in the folder of the set are read. A manifest that belongs to another set is only compared
-    with the hash in its name."""
+    manifests packed-*.json in the folder of the set are read. If one belongs to another set, only its own sha256 is
+    checked."""
     problems: list[str] = []
     for path in sorted(shards.folder.glob("packed-*.json")):
         try:

@@ -17,8 +17,8 @@ from tokenizer.shards.sums import BlockSummer
 
 class MaskWriter:
     """Writes the loss mask of a shard: one u8 per token, 1 if the token is a target, else 0. The file is created at the
-    first token that is not a target; without such a token there is no file. `path` is called when the file is created,
-    and returns its path."""
+    first token that is not a target, so there is no file if all tokens are targets. The function `path` is called at
+    that moment, and returns the path of the file."""
 
     def __init__(self, path: Callable[[], str]) -> None:
         self.tokens = 0
@@ -58,12 +58,11 @@ class MaskWriter:
 
 
 class ShardWriter:
-    """Writes the files of a shard to the given paths. `loss` returns the path of the loss mask; it is called only if
-    there is a token that is not a target. Without `loss`, no mask is written.
+    """Writes the files of a shard to the given paths. `loss` is a function that returns the path of the loss mask. It
+    is called only if a token is not a target. Without `loss`, no mask is written.
 
     `add` takes several documents at a time; each must already end in EOS. How many are added at a time does not change
-    the bytes written.
-    """
+    the bytes written."""
 
     def __init__(self, body: str, ends: str, table: str, blocks: str, vocab_size: int, eos: int,
                  loss: Callable[[], str] | None = None) -> None:
@@ -81,10 +80,12 @@ class ShardWriter:
     def add(self, tokens: np.ndarray, lengths: np.ndarray, ids: list[str], part: int, rows: np.ndarray,
             n_bytes: np.ndarray, counts: np.ndarray | None = None) -> None:
         """Append n documents. `tokens` has their tokens back to back. `lengths` (in tokens), `ids`, `rows` and
-        `n_bytes` (UTF-8 bytes of the text) have n entries. `part` (index of a part, i.e. file, of the dataset) and
-        `rows` (rows in it) say from where the documents were encoded. `counts` says for each token whether it is a
-        target, u8; None means that all are. Raises ShardError when a document has no tokens or does not end in EOS, or
-        when `lengths` do not fit `tokens`."""
+        `n_bytes` (UTF-8 bytes of the text) have n entries. `part` and `rows` say from where the documents were encoded:
+        the index of a part (file) of the dataset, and the row of each document in it. `counts` says for each token
+        whether it is a target, u8; None means that all are.
+
+        Raises ShardError when a document has no tokens or does not end in EOS, or when `lengths` do not fit
+        `tokens`."""
         lengths = np.asarray(lengths, np.int64)
         if not len(lengths):
             return

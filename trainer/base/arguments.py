@@ -12,10 +12,9 @@ from pipeline.base.visible import visible
 
 
 def of_a_run(optional: bool = False, several: bool = False) -> argparse.ArgumentParser:
-    """Return a parent parser (see argparse) for the commands that work on one run. The parser has the arguments RUN,
-    --store, --out and --set KEY=VALUE, which overrides a setting of the run. The values of --set are put into
-    `options.overrides`. With `optional`, RUN may be left out. With `several`, there may be any number of runs,
-    `options.runs`."""
+    """Return an argparse parent parser with the arguments that commands on a run share: RUN, --store, --out and --set
+    KEY=VALUE, which overrides a setting of the run. The values of --set go to `options.overrides`. With `optional`, RUN
+    may be left out. With `several`, any number of runs may be given, and they go to `options.runs`."""
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("runs" if several else "run", metavar="RUN",
                         nargs="*" if several else "?" if optional else None,
@@ -41,9 +40,9 @@ def say(text: str, stream: TextIO | None = None) -> None:
     """Print `text` to `stream` (default: stdout) and flush it, so that the reader of a pipe gets the line at once.
     Characters that are unsafe in a terminal are shown as escapes (see `visible`).
 
-    If the pipe or terminal behind the stream is closed, output goes to /dev/null from then on. Otherwise an error would
-    be raised, and would end the training. A pipe is closed, for instance, when the Ctrl-C that asks the training for a
-    checkpoint also ends the `tee` of `… | tee`."""
+    If the reader of the stream is gone, all later output goes to /dev/null, so that training does not end with an
+    error. This happens, for instance, when Ctrl-C stops both the training and the `tee` that it writes to.
+    """
     stream = stream or sys.stdout
     try:
         print(visible(text), file=stream, flush=True)

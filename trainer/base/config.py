@@ -185,9 +185,9 @@ def by_kind(cls: type[Variants], value: Any, where: str) -> Any:
 
 
 def keys_of_others(kinds: Mapping[str, Variant], kind: str, keys: Iterable[str]) -> dict[str, str]:
-    """Check the keys of a config whose class has several variants, such as one per optimiser. Returns {key: error
-    message} for each of `keys` that the variant `kind` lacks although another variant has it. No variant's module is
-    imported."""
+    """Find keys of a config that belong to another variant, for instance to another optimiser. `kinds` has all
+    variants, and `kind` is the chosen one. Returns {key: error message} for those of `keys` that other variants have
+    and `kind` lacks. No variant's module is imported."""
     result = {}
     for key in keys:
         others = [name for name, variant in kinds.items() if key in variant.keys]
@@ -213,9 +213,8 @@ def keys_of(cls: type, path: str) -> dict[str, list[str]]:
 
 
 def shown(value: Any) -> str:
-    """Format a value for an error message. Long texts are shortened in the middle. Of deep or long lists and mappings
-    only a few items are formatted, because a few lines of YAML with aliases can stand for more than fits into
-    memory."""
+    """Format a value for an error message. Long texts are shortened in the middle. Only a few items of long or deeply
+    nested lists and mappings are shown: a few lines of YAML with aliases can stand for a value too large for memory."""
     return _SHORT.repr(value)
 
 

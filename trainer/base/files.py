@@ -1,6 +1,6 @@
-"""Writes the small text files beside a training's checkpoints: a file is replaced whole, or lines are appended to it. A
-kill or a full disk can at most cut off the line that is being appended. `alone` keeps two processes from training in
-the same folder."""
+"""Writes the small text files beside a training's checkpoints. A file is either replaced as a whole, or lines are
+appended to it. A kill or a full disk damages at most the line that is being appended. `alone` keeps two processes from
+training in the same folder."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def replace(path: Path, text: str) -> None:
 
 
 def appending(path: Path) -> TextIO:
-    """Open a text file for appending lines. If its last line has no line feed, because a kill cut it off, a line feed
-    is written first, so that the next line does not continue the cut one."""
+    """Open a text file for appending lines. If a kill has cut off the last line, a line feed is written first, so that
+    the next line does not continue the cut one."""
     file = open(path, "ab+")  # noqa: SIM115  the caller closes it
     torn = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
     if torn:
@@ -44,10 +44,10 @@ def alone(folder: Path) -> Iterator[None]:
     """Mark `folder` as in use by this process until the context ends. The mark is the file trainer.pid in the folder,
     with the identity of the process.
 
-    Raises ConfigError if another process of this machine already trains in the folder, because both would write the
-    same metrics, and the slower one would fail at its next checkpoint. A process on another machine is not noticed, so
-    this failure can still happen. The mark is not a file lock, because on a shared disk the lock of a dead node would
-    block the next start."""
+    Raises ConfigError if another process of this machine already trains in the folder. Both would write the same
+    metrics, and the slower one would fail at its next checkpoint. A process on another machine is not noticed. The mark
+    is not a file lock, because on a shared disk the lock of a dead node would block the next start.
+    """
     path, identity = folder / PID, _process(os.getpid())
     pid = training_process(folder)
     if pid not in (None, os.getpid()):
@@ -76,12 +76,12 @@ def training_process(folder: Path) -> int | None:
 
 
 def _process(pid: int) -> str:
-    """Return text that identifies the process `pid` and that no other process ever shares: its pid, its start (in ticks
-    since boot) and the boot id.
+    """Return text that identifies the process `pid`: its pid, its start (in ticks since boot) and the boot id. No other
+    process ever has the same text.
 
-    The text is empty if the process does not run or is ending. An ending process is freeing its memory, or is a zombie
-    whose parent never waits for it (in some containers no process does). The text is also empty on systems without
-    /proc."""
+    The text is empty if the process does not run, is exiting, or is a zombie (a process that has ended, but whose
+    parent has not waited for it). The text is also empty on systems without /proc.
+    """
     with suppress(OSError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         if stat[0] not in "ZX" and not int(stat[6]) & EXITING:

@@ -39,11 +39,13 @@ def request_stop(number: int) -> None:
 
 @contextmanager
 def interruptions() -> Iterator[Callable[[], int]]:
-    """Within this context, the signals that `stopping` lists do not kill the process; they are recorded. Yields a
-    function that returns the number of the first recorded signal, or 0. The training calls this function between steps;
-    if the result is not 0, the training writes a checkpoint and ends. A SIGINT that follows an earlier signal raises
-    KeyboardInterrupt at once. Outside the main thread Python cannot handle signals, so only `request_stop` has an
-    effect."""
+    """Record the signals that `stopping` lists, instead of letting them kill the process, until the context ends.
+    Yields a function that returns the number of the first recorded signal, or 0 if there is none. The training calls it
+    after every step; if a signal was recorded, the training writes a checkpoint and ends.
+
+    A SIGINT that follows another signal raises KeyboardInterrupt at once. Python handles signals only in the main
+    thread. In other threads, the function reports only calls of `request_stop`.
+    """
     def note(number: int, _frame: Any) -> None:
         if _caught and number == signal.SIGINT:
             raise KeyboardInterrupt

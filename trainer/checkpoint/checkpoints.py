@@ -1,14 +1,15 @@
 """Finds, loads and deletes checkpoints in torch's distributed format (DCP), which any number of ranks may read.
 `trainer.checkpoint.saver` writes them.
 
-    checkpoints/step_00000120/<nonce>/…    the DCP files and meta.json that one attempt to write the checkpoint made;
-                                           never overwritten
-    checkpoints/step_00000120/COMPLETE     commits the checkpoint: says which attempt is valid; created once everything
-                                           is on disk, and only if it does not exist yet
+    checkpoints/step_00000120/<nonce>/…    the DCP files and meta.json of one attempt to write the checkpoint; never
+                                           overwritten
+    checkpoints/step_00000120/COMPLETE     names the valid attempt; created once all of its files are on disk, and only
+                                           if there is no COMPLETE yet
 
-A folder without COMPLETE is ignored when checkpoints are read, so after a kill at any point the checkpoint before it is
-the latest. If two trainers use one folder, the second one to complete a step gets an error. COMPLETE lists all files of
-the attempt with size and sha256; `trainer.checkpoint.damage` compares them with the files before anything is loaded.
+COMPLETE commits the checkpoint: a folder without it is ignored. So after a kill at any time, the latest checkpoint is
+the last one that was written completely. If two trainers use one folder, the second one to complete a step gets an
+error. COMPLETE lists all files of the attempt with size and sha256; `trainer.checkpoint.damage` compares them with the
+files before anything is loaded.
 """
 
 from __future__ import annotations
@@ -101,9 +102,9 @@ def survey(folder: Path) -> tuple[list[Checkpoint], list[DamagedCheckpoint]]:
 
 
 def commit(marker: Path) -> tuple[Path, dict[str, int], dict[str, str]]:
-    """Read the file `marker` (COMPLETE), which says which attempt to write a checkpoint is valid. Returns (folder of
-    this attempt, {file: size in bytes}, {file: sha256}). Raises CheckpointError when the marker file is damaged,
-    FileNotFoundError when it is missing. The files that it lists are not looked at."""
+    """Read the file `marker` (COMPLETE), which names the valid attempt to write a checkpoint. Returns (folder of this
+    attempt, {file: size in bytes}, {file: sha256}). The files themselves are not checked. Raises CheckpointError when
+    the marker is damaged, FileNotFoundError when it is missing."""
     try:
         record = json.loads(marker.read_bytes())
         attempt, files, sums = marker.parent / record["attempt"], record["files"], record["sha256"]
@@ -115,9 +116,9 @@ def commit(marker: Path) -> tuple[Path, dict[str, int], dict[str, str]]:
 
 
 def _committed(marker: Path) -> Checkpoint:
-    """Read the checkpoint whose files the file `marker` (COMPLETE) lists. Raises CheckpointError when a file is missing
-    or has another size, or when meta.json is damaged, and FileNotFoundError when the checkpoint is deleted during the
-    call. The contents of the other files are not checked."""
+    """Read the checkpoint that the file `marker` (COMPLETE) commits. Raises CheckpointError when a file that the marker
+    lists is missing or has another size, or when meta.json is damaged. The contents of the other files are not checked.
+    Raises FileNotFoundError when the checkpoint is deleted during the call."""
     attempt, files, sums = commit(marker)
     for name, size in files.items():
         if not (attempt / name).is_file() or (attempt / name).stat().st_size != size:
@@ -132,7 +133,7 @@ def _committed(marker: Path) -> Checkpoint:
 
 def complete(folder: Path) -> list[Checkpoint]:
     """Return the committed checkpoints of a run (those whose files were all written), oldest first. Raises
-    CheckpointError when one is damaged, as far as `survey` checks it."""
+    CheckpointError when `survey` finds that one is damaged."""
     sound, damaged = survey(folder)
     if damaged:
         raise CheckpointError(f"{damaged[0].why}; restore it from a copy, or delete "
@@ -148,9 +149,9 @@ def latest(folder: Path) -> Checkpoint | None:
 
 
 def at(folder: Path, step: int) -> Checkpoint | None:
-    """Return the checkpoint of step `step`, which rank 0 has already seen in `folder`; None for step 0. Other ranks may
-    see it later, because listings of network file systems can be out of date. Raises CheckpointError when this rank
-    does not see the checkpoint within PATIENCE_S seconds."""
+    """Return the checkpoint of step `step` in `folder`, which rank 0 has already seen. Returns None for step 0, the
+    start of the training. This rank looks for up to PATIENCE_S seconds, because listings of network file systems can be
+    out of date. Raises CheckpointError when it has not seen the checkpoint by then."""
     since = time.monotonic()
     while step:
         checkpoint = next((c for c in survey(folder)[0] if c.step == step), None)
@@ -187,8 +188,9 @@ def reset(optimizer: torch.optim.Optimizer) -> None:
 
 
 def materialise_state(optimizer: torch.optim.Optimizer) -> None:
-    """Make the optimiser allocate its state, by a step with zero gradients and zero learning rate. Parameters do not
-    change, but step counters count this step, and gradients are discarded."""
+    """Make the optimiser allocate its state, so that a checkpoint can be loaded into it or saved from it. This is done
+    by a step with zero gradients and zero learning rate. Parameters do not change, but step counters count this step,
+    and gradients are discarded."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
@@ -228,13 +230,17 @@ def delete(checkpoint: Checkpoint) -> None:
 
 def retain(folder: Path, config: CheckpointConfig,
            awaits: Callable[[Checkpoint], bool] = lambda _checkpoint: False) -> list[int]:
-    """Delete those checkpoints of a run that are no longer needed. A checkpoint stays if the settings `config` keep it
-    (see `steps_to_keep`), or if another process reads it (`trainer.checkpoint.in_use`). Of the other checkpoints for
-    which `awaits` returns True, the latest AWAITING stay. Returns the steps of those that are deleted although `awaits`
-    returned True.
+    """Delete the checkpoints of a run that are no longer needed, and return the steps of those that were deleted before
+    they were scored. These checkpoints stay:
 
-    Also deletes files that no COMPLETE lists, because their checkpoint was never completed or was set aside as damaged,
-    unless their step is after that of the latest checkpoint. Other damaged checkpoints stay."""
+    * those that the settings `config` keep (see `steps_to_keep`);
+    * those that another process reads (`trainer.checkpoint.in_use`);
+    * the latest AWAITING of the others for which `awaits` returns True, because they are still to be scored;
+    * damaged ones that were not set aside.
+
+    Also deletes the files of attempts that were never completed or were set aside as damaged, up to the step of the
+    latest checkpoint.
+    """
     checkpoints, damaged = survey(folder)
     steps = steps_to_keep(checkpoints, config) | {c.step for c in checkpoints if in_use.in_use(c.folder.parent)}
     awaiting = [c.step for c in checkpoints if c.step not in steps and awaits(c)]

@@ -16,13 +16,18 @@ class CheckpointConfig:
     the end of each phase of the training, and where a run is stopped. With `async`, checkpoints are written in the
     background.
 
-    Old checkpoints are deleted, except the latest `keep`, the `keep_best` with the lowest held-out loss, those at the
-    ends of phases, those that another process reads, and up to four that are still to be scored by `evaluate.tasks`.
-    With `keep_every: 1B`, the first checkpoint at or after each multiple of 1B tokens is kept, too (0: off).
-    `keep_best` needs an `every` that is a multiple of `train.evaluate.every`. `moments: bf16` stores the optimiser's
-    moments in half the bytes (AdamW, with the fp32 weights: 8 instead of 12 bytes per parameter). A training that
-    resumes then starts from moments rounded to 2 or 3 decimal digits, so it follows an uninterrupted training closely
-    but not bit for bit.
+    Old checkpoints are deleted, with these exceptions:
+
+    * the latest `keep`;
+    * the `keep_best` with the lowest held-out loss (`every` must then be a multiple of `train.evaluate.every`);
+    * with `keep_every: 1B`, the first one at or after each multiple of 1B tokens (0: off);
+    * those at the ends of phases;
+    * those that another process reads;
+    * up to four that are still to be scored by `evaluate.tasks`.
+
+    `moments: bf16` stores the optimiser's moments in half the bytes. With AdamW, a checkpoint then has 8 instead of 12
+    bytes per parameter. A training that resumes starts from moments rounded to 2 or 3 decimal digits. It follows an
+    uninterrupted training closely, but not bit for bit.
     """
 
     every: int = 200

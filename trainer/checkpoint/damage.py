@@ -1,10 +1,10 @@
 """Checks whether a checkpoint's files are as they were committed, and chooses another checkpoint if they are not.
 
-Every file is read once and compared with the sha256 in COMPLETE, the file that commits a checkpoint. A file that rank r
-wrote is checked by rank r (modulo the present number of ranks). This rank will load most of the file afterwards, and
-then finds it in the page cache. The ranks exchange their results, so that no rank loads a checkpoint that another rank
-found damaged. A rank whose storage fails sends the errno instead of a result; otherwise the other ranks would wait for
-it. An input/output error (EIO) counts as damage of the file, not as a failure of the storage.
+Every file is read once and compared with the sha256 in COMPLETE, the file that commits a checkpoint. If the number of
+ranks is unchanged, each rank checks the files that it wrote. It will load most of their contents afterwards, and then
+finds them in the page cache. The ranks exchange their results, so that no rank loads a checkpoint that another rank
+found damaged. If the storage of a rank fails, the rank sends the errno instead of a result, so that the other ranks do
+not wait for it. An input/output error (EIO) counts as damage of the file, not as a failure of the storage.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ READERS = 4
 
 
 def damage(checkpoint: Checkpoint, world: World | None = None) -> list[str]:
-    """Return a line for each file of a checkpoint that is missing or damaged, i.e. differs from the size and sha256
-    recorded when the checkpoint was written. If all files are intact, the result is []. With `world`, every rank must
-    call this function. Each rank reads a share of the files, and all ranks get the same lines. If the storage fails, on
-    one rank or more, CheckpointError is raised on every rank."""
+    """Return a line for each file of a checkpoint that is missing, or differs from the size and sha256 that were
+    recorded when it was written. The result is [] if all files are intact. With `world`, each rank reads a share of the
+    files, and all ranks get the same lines; every rank must call this. Raises CheckpointError, on every rank, when the
+    storage of any rank fails."""
     names = sorted(checkpoint.files)
     share = [i for i, name in enumerate(names) if world is None or writer(name) % world.size == world.rank]
     with ThreadPoolExecutor(READERS) as pool:
@@ -84,15 +84,17 @@ def fault(checkpoint: Checkpoint, name: str) -> int:
 def choose(folder: Path, world: World, say: Callable[[str], None],
            pick: Callable[[Sequence[Checkpoint]], Checkpoint | None],
            loaded: Callable[[Checkpoint | None], bool] = lambda _found: True) -> Checkpoint | None:
-    """Choose a checkpoint, the same on every rank. Every rank must call this. `pick` is called on rank 0 only, with the
-    undamaged checkpoints (oldest first); it returns one of them, or None for the start of the training. `loaded` says
-    whether the chosen checkpoint will be loaded; if not, its files are not checked.
+    """Choose a checkpoint, the same on every rank. Every rank must call this. `pick` is called on rank 0 only. It gets
+    the undamaged checkpoints, oldest first, and returns one of them, or None for the start of the training. `loaded`
+    says whether the chosen checkpoint will be loaded; if not, its files are not checked.
 
-    If the chosen checkpoint turns out to be damaged, this is reported, and `pick` is called again without it. Once a
-    checkpoint that will be loaded is chosen, damaged checkpoints of later steps are set aside (see `set_aside`),
-    because the training will write these steps again. Raises CheckpointError when there are checkpoints and all are
-    damaged, when the storage of a rank fails, or when a rank does not see the chosen checkpoint. If `pick` raises
-    TrainingError, rank 0 raises it, and the other ranks raise CheckpointError.
+    If the chosen checkpoint is damaged, a message says so, and `pick` is called again without it. Damaged checkpoints
+    of later steps are then set aside (see `set_aside`), because the training will write these steps again. They stay as
+    they are if the chosen checkpoint will not be loaded.
+
+    Raises CheckpointError when there are checkpoints and all are damaged, when the storage of a rank fails, or when a
+    rank does not see the chosen checkpoint. If `pick` raises TrainingError, rank 0 raises it, and the other ranks raise
+    CheckpointError.
     """
     wrong: dict[int, str] = {}                   # step → its damage; only the first rank knows all
     while True:
@@ -151,10 +153,10 @@ def _storage(folder: Path) -> Iterator[None]:
 
 def _answer(sound: Sequence[Checkpoint], wrong: dict[int, str], folder: Path,
             pick: Callable[[Sequence[Checkpoint]], Checkpoint | None]) -> int:
-    """Return the step of the checkpoint that `pick` chooses from the undamaged ones, `sound`; 0 if it returns None,
-    which means the start of the training. `wrong` maps the steps of damaged checkpoints to reasons. Raises
-    CheckpointError when all checkpoints are damaged. Training does not start anew in this case, because it would delete
-    their files, which can perhaps be restored from a copy."""
+    """Call `pick` with the undamaged checkpoints, `sound`. Returns the step of the checkpoint that it chooses; 0 for
+    None, the start of the training. `wrong` maps the steps of damaged checkpoints to reasons. Raises CheckpointError
+    when all checkpoints are damaged: a training from the start would delete their files, which can perhaps be restored
+    from a copy."""
     if wrong and not sound:
         last = max(wrong)
         raise CheckpointError(f"{wrong[last]}; there is no sound checkpoint before it: restore the file from a copy, "

@@ -88,12 +88,12 @@ def shapes(config: ModelConfig, vocab: int) -> dict[str, torch.Size]:
 
 def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
     """Return how to express a model with muP as a model without muP: (configuration without muP, factors). The factors
-    are {ending of a parameter's name: number by which to multiply the parameter}.
+    are {name of a parameter, without `blocks.N.`: number by which to multiply the parameter}.
 
-    muP divides the output by m (the model's width / the width that the hyperparameters are from); this factor goes into
-    the gain of the norm before the output. muP also changes the scale of attention from 1/√D to 8/D (D is a head's
-    width). This factor goes into the gain of the queries' norm if there is one, else into the weights and bias that
-    compute the queries. RoPE is applied after this factor, which makes no difference, because a rotation is linear.
+    muP divides the output by m (the model's width / the width that the hyperparameters are from). The gain of the norm
+    before the output takes this factor. muP also changes the scale of attention from 1/√D to 8/D (D is a head's width).
+    The gain of the queries' norm takes that factor; without this norm, the weights and bias that compute the queries
+    take it. RoPE is applied after the factor, which makes no difference, because a rotation is linear.
     """
     if not config.mup:
         return config, {}
@@ -103,22 +103,23 @@ def folded(config: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
 
 
 def factor(name: str, factors: Mapping[str, float]) -> float:
-    """Return the number by which to multiply the parameter `name` (1 for most parameters). `factors`, from `folded`,
-    maps endings of names to such numbers. The ending 'norm.weight' stands only for the norm before the output; every
-    other ending stands for a parameter of each block."""
+    """Return the number by which to multiply the parameter `name` (1 for most parameters). `factors` is the result of
+    `folded`. In it, a parameter that every block has is named without `blocks.N.`."""
     return factors.get(name.split(".", 2)[2] if name.startswith("blocks.") else name, 1.0)
 
 
 # -- out ---------------------------------------------------------------------------------------------------------------
 def export(checkpoint: Checkpoint, out: Path, dtype: str, tokenizer: Path | None, shard: int = SHARD) -> list[str]:
     """Write the model of `checkpoint` into the new folder `out`. `dtype` is a key of DTYPES, and `shard` the largest
-    size of a safetensors file in bytes (a larger tensor has one of its own). Returns lines to print about the export.
+    size of a safetensors file in bytes (a larger tensor has one of its own). `tokenizer` (the file with which the
+    shards were encoded) is copied if it exists. Returns lines to print about the export.
 
     Every file of the checkpoint is first compared with its sha256. The optimiser's state is not exported. The RoPE
-    settings are those of the training phase in which the checkpoint was written. `tokenizer` (the file with which the
-    shards were encoded) is copied if it exists. config.json is written last, because a folder without it is not
-    recognised as a model. Raises ConfigError when `out` is not empty or no architecture of transformers has the model's
-    features, and CheckpointError when a file of the checkpoint is damaged.
+    settings are those of the training phase in which the checkpoint was written. config.json is written last, because a
+    folder without it is not recognised as a model.
+
+    Raises ConfigError when `out` is not empty, or when no architecture of transformers has the model's features. Raises
+    CheckpointError when a file of the checkpoint is damaged.
     """
     save_file = safetensors().torch.save_file
     if out.exists() and any(out.iterdir()):
@@ -167,9 +168,9 @@ def read_parameters(checkpoint: Checkpoint, parameters: Mapping[str, Tensor]) ->
 
 def split(tensors: Mapping[str, tuple[str, ...]], sizes: Mapping[str, torch.Size],
           numbers: int) -> Iterator[dict[str, tuple[str, ...]]]:
-    """Divide the tensors of a model among files, in order. `tensors` maps each tensor to the parameters that form it,
-    and `sizes` are the shapes of parameters. Yields the tensors of one file at a time: at most `numbers` values, or a
-    single larger tensor."""
+    """Divide the tensors of a model among files, in order. Yields the tensors of one file at a time, which have at most
+    `numbers` elements together; a larger tensor has a file of its own. `tensors` maps each tensor to the parameters
+    that form it, and `sizes` has the shapes of the parameters."""
     part: dict[str, tuple[str, ...]] = {}
     size = 0
     for name, ours in tensors.items():
@@ -246,9 +247,9 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 def check(folder: Path, config: ModelConfig, vocab: int) -> dict[str, Path]:
     """Check that the tensors in `folder` are those of a model with settings `config`. Returns {name of a tensor: its
-    file}. Raises ConfigError for a tensor that is missing, unknown or of another shape, and for a damaged file.
-    Embedding and output may have more rows than `vocab` (padding). Two unknown tensors are permitted, and are in the
-    result: an output matrix beside tied embeddings, and RoPE's `inv_freq`."""
+    file}. Embedding and output may have more rows than `vocab` (padding). The folder may also have tensors that the
+    model does not use: an output matrix although embeddings are tied, and RoPE's `inv_freq`. Raises ConfigError for a
+    tensor that is missing, unknown or of another shape, and for a damaged file."""
     files, sizes = files_of(folder), shapes(config, vocab)
     tensors = layout(config)
     spare = {"lm_head.weight"} if config.tie else set()
@@ -285,13 +286,14 @@ def differing(config: ModelConfig, folder: Path) -> list[str]:
 
 @torch.no_grad()
 def load(model: nn.Module, config: ModelConfig, vocab: int, folder: Path, tokenizer: Path | None = None) -> None:
-    """Fill all parameters of `model`, sharded or not, with the weights in `folder`.
+    """Fill all parameters of `model`, sharded or not, with the weights in `folder`. Each rank reads one tensor at a
+    time, so that only one is in memory. The files' embedding and output may have more rows than `vocab` (padding);
+    these rows are not read into the model.
 
-    Each rank reads one tensor at a time, so that only one is in memory. The files' embedding and output may have more
-    rows than `vocab` (padding); these rows are not read into the model. Raises ConfigError when the settings of the
-    model in `folder` differ from `config` (see `differing`), when its tensors do not fit (see `check`), or when its
-    tokenizer.json has another vocabulary than `tokenizer`, the file with which the shards were encoded. The
-    vocabularies are compared only if both files exist and `tokenizer` is a .json file, too."""
+    Raises ConfigError when the settings of the model in `folder` differ from `config` (see `differing`), or when its
+    tensors do not fit (see `check`). `tokenizer` is the file with which the shards were encoded. If it is a .json file,
+    and `folder` has a tokenizer.json, ConfigError is also raised when their vocabularies differ.
+    """
     wrong = differing(config, folder)
     if wrong:
         raise ConfigError(f"train.init.from {folder}: is another model than train.model:\n  " + "\n  ".join(wrong)

@@ -147,8 +147,8 @@ def settings_in(document: Mapping[str, Any], path: Path) -> ModelConfig:
 def read_rope(document: Mapping[str, Any], path: Path) -> tuple[float, float, dict[str, Any] | None]:
     """Read the RoPE settings in `document`, a config.json of transformers 4 or 5. Returns (θ, the share of a head's
     dimensions that is rotated, the scaling with the keys of `RopeScaling`, or None if there is no scaling). Raises
-    ConfigError if θ is missing, if this trainer lacks the kind of scaling, or if another model than Phi-3 rotates only
-    a share."""
+    ConfigError if θ is missing, if this trainer lacks the kind of scaling, or if the share is below 1 and the model is
+    not a Phi-3."""
     settings = dict(document.get("rope_parameters") or document.get("rope_scaling") or {})
     theta = settings.get("rope_theta", document.get("rope_theta"))
     if theta is None:

@@ -1,9 +1,9 @@
 """Marks a checkpoint as being read by another process than the training, so that the training does not delete it.
 
-A mark is a file IN_USE.ID in the folder of the checkpoint's step. Each reader has a mark of its own, because a reader
-that ends removes its mark. Only a fresh mark counts, that is, one that was touched less than FRESH_S seconds ago. A
-process that reads for long touches its mark again and again. So a process that was killed does not keep a checkpoint
-for ever. The training and the readers may be on different machines that share the folder.
+A mark is a file IN_USE.ID in the folder of the checkpoint's step. Each reader has a mark of its own, and removes it at
+the end. A mark counts only if it was touched less than FRESH_S seconds ago, so that a reader that was killed does not
+keep a checkpoint for ever. A reader therefore touches its mark again and again. The training and the readers may be on
+different machines that share the folder.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ FRESH_S = 600.0
 
 @contextmanager
 def marked(step: Path) -> Iterator[Path]:
-    """Mark the checkpoint in the folder `step` (step_00000120) as being read, within a context. Yields the file that is
-    the mark. The caller must call its method `touch` at least every few minutes, which also creates the file again if
-    it was removed. The checkpoint may have been deleted just before, so that reading it fails. Without the right to
-    write to the folder, the checkpoint is not marked."""
+    """Mark the checkpoint in the folder `step` (step_00000120) as being read, until the context ends. Yields the path
+    of the mark, which the caller must touch at least every few minutes. `touch` also creates the mark again if it was
+    removed. The checkpoint is not marked if it has just been deleted, or if the folder cannot be written."""
     mark = step / f"{NAME}.{uuid.uuid4().hex[:12]}"
     with suppress(OSError):
         mark.touch()
@@ -38,8 +37,8 @@ def marked(step: Path) -> Iterator[Path]:
 
 
 def in_use(step: Path) -> bool:
-    """Return whether the checkpoint in the folder `step` has a fresh mark of a reader, touched within FRESH_S seconds.
-    A clock that was set back leaves marks with a time in the future. Such a mark is fresh if its time is less than
+    """Return whether a reader has marked the checkpoint in the folder `step`, and touched the mark within the last
+    FRESH_S seconds. After a clock was set back, a mark may have a time in the future; it counts if it is less than
     FRESH_S seconds ahead."""
     for mark in step.glob(MARKS):
         with suppress(OSError):                                      # removed at this moment

@@ -101,17 +101,17 @@ class Ledger:
         return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
     def check(self, meta: dict[str, Any]) -> None:
-        """Raise CheckpointError if lines of the ledger (the list of skipped steps) have changed that were in it when a
-        checkpoint was written. With changed lines the training would skip other steps. `meta` is the checkpoint's
+        """Raise CheckpointError if the lines that the ledger (the list of skipped steps) had when a checkpoint was
+        written have changed since. With changed lines the training would skip other steps. `meta` is the checkpoint's
         metadata."""
         if self.digest(meta["ledger"]) != meta["ledger_sha256"]:
             raise CheckpointError(f"{self.path}: its first {meta['ledger']} lines are not those that the "
                                        f"checkpoint of step {meta['step']} knows; restore the file")
 
     def clear(self, checkpoints: Path, world: World) -> list[str]:
-        """Delete the checkpoints of an abandoned history, that is, those for which `sound` returns False. Training
-        abandons later checkpoints when it goes back to an earlier one. Damaged checkpoints stay, because `sound` cannot
-        be asked about them. Every rank must call this. Returns the names of the deleted checkpoints on rank 0, else
+        """Delete the checkpoints of an abandoned history, that is, those for which `sound` returns False. They are left
+        over from before training went back to an earlier checkpoint. Damaged checkpoints stay, because their metadata
+        may be unreadable. Every rank must call this. Returns the names of the deleted checkpoints on rank 0, else
         []."""
         from trainer.checkpoint import checkpoints as ckpt  # with torch, which readers of a ledger do not need
 
@@ -125,8 +125,8 @@ class Ledger:
 
     # -- adding lines ------------------------------------------------------------------------------------------------
     def declare(self, ranges: Sequence[Range], step: int) -> None:
-        """Record the value `ranges` of the setting `train.skip`, the ranges of steps to skip. A line is written only if
-        the value differs from the recorded one for steps after `step`, the last step of the training so far. Raises
+        """Record the value `ranges` of the setting `train.skip`, the ranges of steps to skip. `step` is the last step
+        of the training so far. Only ranges after it count; if they are as recorded before, no line is written. Raises
         ConfigError when `ranges` names a step up to `step` that was not skipped."""
         for first, stop in ranges:
             late = next((s for s in range(first, min(stop, step + 1)) if self.why(s) is None), None)

@@ -1,11 +1,11 @@
 """Writes the checkpoints of a training (`trainer.checkpoint.checkpoints`).
 
 With the setting `async`, the state is first copied to the CPU (into pinned memory, on CUDA). A thread of each rank then
-writes the copy while training goes on. The checkpoint has the same files as one that is written without `async`, and is
-committed in the same way. Only one checkpoint is written at a time: the next one waits until it is finished, and the
-wait is reported. No checkpoint is left out to avoid the wait, so that the set of checkpoints does not depend on the
-speed of a disk. When a checkpoint cannot be written, training ends with the error at the next step at which ranks
-communicate anyway.
+writes the copy while training goes on. The files and the way of committing them are the same as without `async`.
+
+Only one checkpoint is written at a time: the next one waits until it is finished, and the wait is reported. No
+checkpoint is left out to avoid the wait, so that the set of checkpoints does not depend on the speed of a disk. When a
+checkpoint cannot be written, training ends with an error soon after, at a step at which ranks communicate anyway.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Saver:
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, meta: dict[str, Any]) -> None:
         """Write and commit the checkpoint of step `meta['step']`. With `async`, wait until the previous checkpoint is
         on disk, then start to write this one in the background. Raises CheckpointError when the checkpoint could not be
-        written or committed. With `async`, a failure to write this checkpoint is raised by a later call (see `poll`),
-        and a failure to write the previous one by this call."""
+        written or committed. With `async`, this call raises the failure of the previous checkpoint, and a later call
+        that of this one (see `poll`)."""
         self.wait()
         began = time.perf_counter()
         step = self.folder / f"step_{meta['step']:08d}"
@@ -154,8 +154,8 @@ class Saver:
 
     def _write(self, job: Writing, state: dict[str, torch.Tensor]) -> None:
         """Write this rank's files of a checkpoint, whose tensors are `state`, and exchange their sha256 with the other
-        ranks. Rank 0 then commits the checkpoint. An error is not raised, but stored in `job.failed`, because this
-        method may run in a background thread."""
+        ranks. Rank 0 then commits the checkpoint. Errors are stored in `job.failed`, because this method may run in a
+        background thread."""
         if self.world.device.type == "cuda":         # a new thread would otherwise open a context on device 0
             torch.cuda.set_device(self.world.device)
         try:

@@ -82,8 +82,8 @@ class Batch:
         return Batch(tokens, targets, positions, stream, self.attended, self.repeated)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """Return a batch with `change` applied to tokens, targets, positions and stream. In the result, `attended`
-        (from which MFU is computed) and `repeated` are 0, so that only the original batch counts in metrics."""
+        """Return a copy of this batch, or a part of it, in which tokens, targets, positions and stream are the results
+        of `change`. `attended` and `repeated` are 0 in the result, so that metrics count only the original batch."""
         return Batch(change(self.tokens), change(self.targets), change(self.positions), change(self.stream), attended=0)
 
     def valid(self) -> int:
@@ -109,9 +109,10 @@ class Batch:
     def mask(self, dtype: torch.dtype, masking: Masking) -> DocMask:
         """Return the attention mask of this (micro-)batch, for activations of `dtype`.
 
-        If every row of a micro-batch on CUDA is one document, as is common with long contexts, no mask is needed, and
-        faster kernels for causal attention are used. On an H100 cuDNN's kernel takes 4.9 ms forward and backward,
-        FlashAttention 2 takes 8.3 ms (8 × 4,096 tokens, 32 heads of width 64)."""
+        No mask is needed if every row of a micro-batch on CUDA is one document, as is common with long contexts. Faster
+        kernels for causal attention are then used: on an H100, cuDNN's kernel takes 4.9 ms forward and backward,
+        FlashAttention 2 takes 8.3 ms (8 × 4,096 tokens, 32 heads of width 64).
+        """
         return document_mask(self.positions, dtype, "none" if self.one_document else masking, starts=self.starts)
 
 
@@ -124,13 +125,14 @@ def padding(rows: int, length: int) -> Batch:
 
 
 def collate(rows: Sequence[Row], length: int) -> Batch:
-    """Make a batch from samples; each sample becomes a row of `length` tokens. A sample is a tuple (tokens, bounds,
-    index of the stream, i.e. data source), perhaps followed by an array that says which targets count in the loss.
+    """Make a batch from samples; each sample becomes a row of `length` tokens. A sample is a tuple of its tokens, its
+    bounds and the index of its stream (data source). A fourth element may say which of its targets count in the loss.
 
     The last token of a sample is only a target. A sample with fewer than `length` other tokens is filled up with
     padding, which does not count in the loss. `bounds` are the positions at which documents begin inside the sample
     (see `ShardSet.bounds`). Positions restart at each bound. The first token of a document does not count as a target,
-    because it would be predicted from the end of an unrelated document."""
+    because it would be predicted from the end of an unrelated document.
+    """
     # one piece of memory, because the system hands out a large piece faster than small ones
     tokens, targets, positions = np.empty((3, len(rows), length), np.int64)
     attended = 0
@@ -182,16 +184,19 @@ def _fill(rows: Sequence[Row], tokens: np.ndarray, targets: np.ndarray, position
 
 
 class Data:
-    """Reads the training data and the held-out data that a curriculum names. The paths of shards in the curriculum are
+    """Reads the training data and the held-out data that a curriculum names. The curriculum's paths of shards are
     relative to the folder `store`. If `store` is a local copy of a store in object storage, `source` is the URL of the
-    original, from which tokens that are not in the copy are read. If `repeats` is given, targets inside repetitions do
-    not count in the loss of training batches (method `step`). They count in batches made by `samples` and in held-out
-    data. Raises ConfigError when shards have another tokenizer or other packed rows than the curriculum says."""
+    original, from which missing tokens are read.
+
+    With `repeats`, targets inside repetitions do not count in the loss of training batches (method `step`). They do
+    count in held-out data and in batches made by `samples`. Raises ConfigError when shards have another tokenizer or
+    other packed rows than the curriculum says.
+    """
 
     def __init__(self, curriculum: Curriculum, store: Path, repeats: RepeatsConfig | None = None,
                  source: str | None = None) -> None:
         self.curriculum, self.order, self.repeats = curriculum, Order(curriculum), repeats
-        self._ahead = 0, self.order.locate(0, 0)       # the first sample that was located ahead, and what was found
+        self._ahead = 0, self.order.locate(0, 0)       # first sample of the last call, and its result
         self.streams = [s.name for s in curriculum.streams]
         self.train = training_sets(store, source, curriculum.streams)
         self.heldout = [ShardSet(store / s.val, s.val_sha256) if s.val and s.val_tokens > 1 else None
@@ -207,7 +212,7 @@ class Data:
                                   f"{curriculum.longest:,}; resolve the curriculum again")
 
     def samples(self, numbers: Sequence[int]) -> Batch:
-        """Read the samples with the given numbers, in that order. They must have the same sequence length."""
+        """Read the samples with the given numbers, in that order. All must have the same sequence length."""
         places: list[tuple[int, int]] = []
         length = 0
         for first, stop in runs(numbers):
@@ -252,9 +257,9 @@ class Data:
                 shards.forget()
 
     def located(self, first: int, stop: int) -> Located:
-        """Return which stream (data source), epoch and window each of the samples [first, stop) reads. Locating few
-        samples costs almost as much as locating many. So AHEAD samples from `first` on are located in one call, and the
-        result is kept for the next calls."""
+        """Return which stream (data source), epoch and window each of the samples [first, stop) reads. To locate few
+        samples takes almost as long as to locate many. So one call locates AHEAD samples from `first` on, and the next
+        calls use its result."""
         start, at = self._ahead
         if not start <= first <= stop <= start + len(at.stream):
             start, at = first, self.order.locate(first, max(stop, min(first + AHEAD, self.order.samples)))
@@ -262,10 +267,10 @@ class Data:
         return Located(*(column[first - start:stop - start] for column in at))
 
     def heldout_rows(self, stream: int, length: int, most: int) -> list[Row]:
-        """Read samples of `length` tokens from the held-out data of a stream (data source), as input of `collate`. At
-        most `most` samples are read. If the data has no more, all are read, and the last one may be shorter; if it has
-        more, `most` evenly spaced samples are read. If the stream has no held-out data, the result is []. Raises
-        ShardError for damaged data. The choice depends only on the data and the arguments."""
+        """Read samples of `length` tokens from the held-out data of a stream (data source), as input of `collate`. All
+        samples are read, or `most` evenly spaced ones if there are more; the last one of the data may be shorter.
+        Without held-out data, the result is []. The choice depends only on the data and the arguments. Raises
+        ShardError for damaged data."""
         shards, places = self.heldout[stream], self.heldout_windows(stream, length, most)
         if shards is None:
             return []

@@ -37,12 +37,16 @@ _BORDER = (1 << 63) - 1
 class SharedPassage(NamedTuple):
     """A passage (the part of a document in one sample) that shares n-grams with a text.
 
-        score          sum of the weights of the shared n-grams
-        shared         number of the shared n-grams
-        sample, step   the sample and the step (from 1) that read the passage
-        stream         index of the stream
-        window         the window that the sample reads, and `length`, the number of its tokens
-        first, last    where in the window the first and the last shared n-gram begin"""
+        score   sum of the weights of the shared n-grams
+        shared  number of the shared n-grams
+        sample  number of the sample that has the passage
+        step    the step, from 1, in which the sample was read
+        stream  index of the stream
+        window  number of the sample's window in the stream
+        length  number of tokens of the window
+        first   where in the window the first shared n-gram begins
+        last    where in the window the last shared n-gram begins
+    """
 
     score: float
     shared: int
@@ -56,7 +60,8 @@ class SharedPassage(NamedTuple):
 
 
 class ReadSamples(NamedTuple):
-    """Samples that a training reads, all of the same sequence length: their numbers, steps, windows and rows."""
+    """Samples that a training reads, all of `length` tokens. The other fields have an entry for each sample: its
+    number, the step that reads it (from 1), its window, and its row."""
 
     samples: np.ndarray
     steps: np.ndarray
@@ -87,13 +92,15 @@ def distinctive(texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
 def nearest(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tuple[int, int],
             skipped: Callable[[int], object], texts: Sequence[np.ndarray], keep: int,
             progress: Callable[[str], None] = lambda _text: None) -> list[list[SharedPassage]]:
-    """Return for each of `texts` (hashes of n-grams) the `keep` passages with the highest score, best first. Only
-    passages that the samples [first, stop) of `samples` read are considered. Of passages with equal scores, those that
-    were read first are returned. `sets` are the shard sets of the curriculum's streams.
+    """Return for each of `texts` the `keep` passages with the highest score, best first. A text is given by the hashes
+    of its n-grams (see `distinctive`). The passages are those that a training read in its samples [first, stop), which
+    is the pair `samples`. Of passages with equal scores, those that were read first come first. `sets` are the shard
+    sets of the curriculum's streams.
 
     Steps for which `skipped` returns something true are left out, because the model did not learn from them. Later
-    epochs of a stream are left out, because they repeat the passages of the first. So a passage is not found if its
-    step in the first epoch was skipped."""
+    epochs of a stream are left out, because they repeat the passages of the first one. A passage whose step was skipped
+    in the first epoch is therefore never returned.
+    """
     keys = np.unique(np.concatenate([np.empty(0, np.uint64), *texts]))
     if not len(keys):
         return [[] for _ in texts]
@@ -138,8 +145,8 @@ def read_samples(sets: Sequence[ShardSet], curriculum: Curriculum, samples: tupl
 
 def spans(curriculum: Curriculum, samples: tuple[int, int],
           skipped: Callable[[int], object]) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yield ranges [first, stop) of samples that have no skipped steps, each with an array of the steps (numbered from
-    1) that read its samples."""
+    """Yield ranges [first, stop) of the samples in the pair `samples`, without those of skipped steps. Each range comes
+    with an array that has the step (from 1) of every sample in it."""
     first = stop = samples[0]
     numbers: list[np.ndarray] = []
     for step in steps(curriculum, samples[0]):
@@ -167,9 +174,9 @@ def joined(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def occurrences(tokens: np.ndarray, keys: np.ndarray, filled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find the n-grams of `tokens` whose hashes are in `keys`, which are sorted. Returns (positions at which these
-    n-grams begin, index of the hash of each in `keys`). `filled` says for each value of the upper 16 bits whether a key
-    has this value. It quickly rules out most of the other n-grams."""
+    """Find those n-grams of `tokens` whose hashes are in the sorted array `keys`. Returns (positions at which they
+    begin, index into `keys` of each). `filled` says for each value of a hash's upper 16 bits whether any key has it;
+    this rules out most other n-grams quickly."""
     values = hashes(tokens)
     at = np.flatnonzero(filled[values >> np.uint64(48)])
     key = np.searchsorted(keys, values[at])
@@ -178,9 +185,9 @@ def occurrences(tokens: np.ndarray, keys: np.ndarray, filled: np.ndarray) -> tup
 
 
 def passages(rows: Sequence[Row], starts: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return to which passages some positions belong, as (number of the passage, index of the sample in `rows`,
-    position within the sample), an entry for each of `at`. `at` are positions in the tokens that `joined` returned, and
-    `starts` those at which samples begin. Each document in a sample is a passage of its own."""
+    """Find the passages in which some positions lie. A passage is the part of a document in one sample. The positions
+    `at` count the tokens that `joined` returned, in which samples begin at `starts`. Returns three arrays with an entry
+    for each position: number of the passage, index of the sample in `rows`, position within the sample."""
     row = np.searchsorted(starts, at, "right") - 1
     begins = np.concatenate([np.concatenate([[start], start + np.asarray(of[1])]) for start, of in zip(starts, rows)])
     return np.searchsorted(begins, at, "right") - 1, row, at - starts[row]
@@ -188,11 +195,13 @@ def passages(rows: Sequence[Row], starts: np.ndarray, at: np.ndarray) -> tuple[n
 
 def rank(heap: list[tuple[float, int, int, SharedPassage]], own: np.ndarray, reads: ReadSamples,
          hits: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], weights: np.ndarray, keep: int) -> None:
-    """Update `heap`, the best passages for one text, with the passages of `reads`. The heap keeps the `keep` passages
-    that share the most with the text. `own` are the indices of the text's n-grams in the sorted list of the n-grams of
-    all texts, and `weights` are the weights of the n-grams in that list. `hits` are four arrays with an entry for each
-    occurrence of an n-gram in `reads`: number of the passage, index of the n-gram, index of the sample in `reads`, and
-    position within the sample."""
+    """Update `heap`, which holds the `keep` passages that share the most with one text, with the passages of `reads`.
+
+        own      indices of the text's n-grams in the sorted list of the n-grams of all texts
+        hits     four arrays with an entry for each occurrence of one of these n-grams in `reads`: number of the
+                 passage, index of the n-gram, index of the sample in `reads`, position within the sample
+        weights  weight of each n-gram of all texts
+    """
     pieces, key, row, place = hits
     shared_grams = np.flatnonzero(np.isin(key, own))
     shared_grams = shared_grams[np.lexsort((place[shared_grams], pieces[shared_grams]))]

@@ -31,9 +31,9 @@ CHUNK = 1 << 16
 
 def chain(order: Order, steps: Iterable[TrainingStep], before: bytes = GENESIS,
           passed: Callable[[int], str | None] = lambda _number: None) -> bytes:
-    """Extend a hash chain, a hash over all data that a training has read, in order, by the consecutive `steps`.
-    `before` is the value of the chain before these steps; returns its value after them, 16 bytes. `passed` is called
-    with a step's number, from 1, and returns why the step was skipped, or None. Skipped steps do not change the
+    """Extend a hash chain by `steps`, which must be consecutive. The chain is a hash over all data that a training has
+    read, in order. `before` is its value before these steps; its value after them is returned (16 bytes). `passed` is
+    called with a step's number, from 1, and returns why the step was skipped, or None. Skipped steps do not change the
     chain."""
     waiting: list[TrainingStep] = []
     for step in steps:

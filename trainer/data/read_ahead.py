@@ -1,4 +1,4 @@
-"""Reads tokens from object storage shortly before the training needs them, so that a corpus may be larger than the disk
+"""Reads tokens from object storage shortly before the training needs them. A corpus may thus be larger than the disk,
 and the first step need not wait for a copy of it.
 
 Only the tokens and loss masks stay in object storage. The small files of a shard set (manifest, document ends and
@@ -34,17 +34,17 @@ STEPS = 16
 
 
 def request_threads() -> ThreadPoolExecutor:
-    """Return threads that make REQUESTS requests at the same time. Also raise the number of pyarrow's own threads to
-    REQUESTS. Call this before the filesystem is opened, because pyarrow's S3 client then gets as many connections as
-    pyarrow has threads (but at least 25)."""
+    """Return threads that make REQUESTS requests at the same time. Also raise the number of pyarrow's own I/O threads
+    to REQUESTS, because pyarrow's S3 client opens as many connections as it has threads. Call this before the
+    filesystem is opened."""
     pa.set_io_thread_count(max(pa.io_thread_count(), REQUESTS))
     return ThreadPoolExecutor(REQUESTS, thread_name_prefix="bucket")
 
 
 def together(wanted: Iterable[BlockRange]) -> Iterator[list[BlockRange]]:
     """Group ranges of blocks, so that one request can read each group. Yields the groups, sorted by file and block. In
-    a group, at most NEAR blocks lie between two neighbouring ranges, and the whole spans at most MOST blocks. A single
-    range that is longer is a group of its own."""
+    a group, at most NEAR blocks lie between two neighbouring ranges. A group spans at most MOST blocks, or is a single
+    longer range."""
     group: list[BlockRange] = []
     stop = 0
     for one in sorted(wanted):
@@ -58,9 +58,9 @@ def together(wanted: Iterable[BlockRange]) -> Iterator[list[BlockRange]]:
 
 
 class RemoteShardSet(RequestedSet):
-    """A shard set whose tokens and loss masks (whether each token counts in the loss) are in object storage, and whose
-    other files are on this machine, at `path`. `folder` is the folder of the set on `remote`. Requests are made by the
-    threads of `pool`."""
+    """A shard set whose tokens and loss masks (whether each token counts in the loss) are in object storage, in the
+    folder `folder` of `remote`. Its other files are on this machine, at `path`. Requests are made by the threads of
+    `pool`."""
 
     def __init__(self, path: Path, sha256: str, remote: fs.FileSystem, folder: str, pool: ThreadPoolExecutor,
                  packing: str | None = None) -> None:

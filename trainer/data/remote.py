@@ -97,10 +97,13 @@ def fetch_run(root: str, name: str) -> Path:
 
 
 def fetch_shards(root: str, curriculum: Curriculum, say: Callable[[str], None], fetch: str = "auto") -> Path:
-    """Fetch the shards that a training reads: those of all shard sets for which the curriculum has a sha256. `fetch` is
-    `train.fetch` of the recipe: with `ahead`, the tokens to train on stay in object storage; with `auto`, they stay
-    there if the disk is too small. Returns the folder of the local copy of the store. Raises ConfigError when shards
-    are missing, damaged, or too large for the disk, and when the storage cannot be read."""
+    """Fetch the shards that a training reads, i.e. those of all shard sets for which the curriculum has a sha256, and
+    the tokenizer if there is one. Returns the folder of the local copy of the store.
+
+    `fetch` is `train.fetch` of the recipe: with `ahead`, the tokens to train on stay in object storage; with `auto`,
+    they stay there if the disk is too small. Raises ConfigError when shards are missing, damaged, or too large for the
+    disk, and when the storage cannot be read.
+    """
     remote, top = _open(root)
     store = _local(root)
     try:
@@ -165,8 +168,8 @@ def shard_set(run: Stored, stream: Stream) -> ShardSet:
 
 @contextlib.contextmanager
 def reading(run: Stored) -> Iterator[None]:
-    """Within this context, an OSError becomes a ConfigError that names the remedy if the run is in object storage. For
-    a local run, it is raised unchanged."""
+    """Turn an OSError within this context into a ConfigError that names the remedy, if the run is in object storage.
+    For a local run, the OSError is raised unchanged."""
     try:
         yield
     except OSError as error:
@@ -176,7 +179,8 @@ def reading(run: Stored) -> Iterator[None]:
 
 
 def sha256(remote: fs.FileSystem, path: str) -> str:
-    """Return the sha256 of a file in object storage. The file is read in blocks. Raises FileNotFoundError."""
+    """Return the sha256 of a file in object storage, which is read in blocks. Raises FileNotFoundError when it is
+    missing."""
     digest = hashlib.sha256()
     with remote.open_input_stream(path, buffer_size=0) as source:
         while block := source.read(BLOCK):
@@ -217,9 +221,8 @@ def _size(files: Sequence[ShardFile]) -> int:
 
 def _pinned(remote: fs.FileSystem, top: str, store: Path, curriculum: Curriculum) -> Iterator[ShardFile]:
     """Yield the files that a training reads from the shard sets of `curriculum`: tokens, document ends, block
-    checksums, loss masks and packed rows. Of held-out sets the document tables are included too, from which bits per
-    byte are computed. The manifests of the sets, which list the files, are fetched if they are not in the local copy
-    `store`."""
+    checksums, loss masks and packed rows. Held-out sets also have document tables, from which bits per byte are
+    computed. The manifests list the files of the sets; manifests that the local copy `store` lacks are fetched."""
     for stream in curriculum.streams:
         for split, folder, sha256 in (("train", stream.train, stream.sha256), ("val", stream.val, stream.val_sha256)):
             if not folder or not sha256:

@@ -54,9 +54,10 @@ class SampleRows(Sequence[Row]):
 
 
 def windows(sets: Sequence[ShardSet], places: np.ndarray | Sequence[tuple[int, int]], length: int) -> Sequence[Row]:
-    """Read samples of `length` tokens, each of which is a window of consecutive tokens, as input of `collate`. Each of
-    `places` is (index into `sets`, number of the window in that set). Raises ShardError for a truncated shard, or for
-    impossible tokens or document ends."""
+    """Read samples as input of `collate`. Each of `places` is (index into `sets`, number of a sample in that set). A
+    sample is a window of `length` consecutive tokens and the token after it. In a set with packed rows, it is one of
+    these rows. Raises ShardError for a file that is missing, unreadable or cut, and for impossible tokens or document
+    ends."""
     places = np.asarray(places, np.int64).reshape(-1, 2)
     streams = places[:, 0].copy()
     of_stream = {stream: np.flatnonzero(streams == stream) for stream in np.unique(streams).tolist()}
@@ -94,9 +95,9 @@ def windows(sets: Sequence[ShardSet], places: np.ndarray | Sequence[tuple[int, i
 
 
 def in_order(found: Sequence[WindowBounds]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions at which documents begin in the windows (samples) of a batch, in the order of the batch's
-    rows: (positions of all rows one after the other, number of positions of each row). Each item of `found` has the
-    positions in some of the windows."""
+    """Put the document bounds of a batch into the order of its rows. Each item of `found` has the bounds (positions at
+    which documents begin) in some of the rows. Returns (bounds of all rows one after the other, number of bounds of
+    each row)."""
     if not found:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     rows, counts, positions = (np.concatenate(column) for column in zip(*found))
@@ -111,7 +112,7 @@ def masks_of(shards: ShardSet, numbers: Sequence[int], length: int) -> list[np.n
     (L,). If the shard set has no loss masks, all targets count, and every item is None."""
     if shards.counts(0, 0) is None:                           # no window has a mask
         return [None] * len(numbers)
-    # exactly the tokens that were prefetched are read, because others may be in further blocks of a file in a bucket
+    # only tokens that were prefetched are read: others may be in blocks of a remote file that were not requested
     found = (shards.counts(window * length, window * length + length + 1) for window in numbers)
     return [None if counts is None else counts[1:] for counts in found]
 
@@ -153,8 +154,8 @@ def packed_rows(sets: Sequence[ShardSet], places: Sequence[tuple[int, int]]) -> 
 
 
 def token_ranges(shards: ShardSet, sample: int, length: int) -> list[tuple[int, int]]:
-    """Return the ranges [first, stop) of tokens that make up sample number `sample` of `length` tokens. If the set is
-    read by packed rows (samples of whole documents), they are the pieces of that row, otherwise the one range of that
+    """Return the ranges [first, stop) of tokens that make up sample number `sample` of `length` tokens. In a set with
+    packed rows (samples of whole documents), they are the pieces of that row, otherwise the one range of that
     window."""
     return [(sample * length, sample * length + length + 1)] if shards.packed is None else shards.packed.row(sample)
 
@@ -165,9 +166,9 @@ def touched(shards: ShardSet, start: int, count: int) -> range:
 
 
 def refuse_short(shards: ShardSet, shard: int) -> None:
-    """Raise ShardError when a file of shard number `shard` (tokens, loss mask, document ends, or the list of packed
-    rows) is gone or shorter than the manifest says. Reading a memory map of a file that has become shorter would kill
-    the process with SIGBUS, without a message."""
+    """Raise ShardError when a file of shard number `shard` is gone, unreadable, or shorter than the manifest says. The
+    files are tokens, loss mask, document ends and the list of packed rows. Reading a memory map of a file that has
+    become shorter would kill the process with SIGBUS, without a message."""
     info = shards.manifest.shards[shard]
     files = [(info.ends, info.documents * ENDS.itemsize)]
     if shards.has_local_tokens:
@@ -190,9 +191,9 @@ def refuse_short(shards: ShardSet, shard: int) -> None:
 
 
 def refuse_unknown(shards: ShardSet, start: int, tokens: np.ndarray) -> None:
-    """Raise ShardError if one of `tokens` is not in the vocabulary. Such a token would make the embedding read beyond
-    its end, and a GPU would fail with an assertion that does not name the data. The tokens were read from position
-    `start` of `shards` on; the message gives the position."""
+    """Raise ShardError if one of `tokens` is not in the vocabulary. `start` is the position in `shards` from which they
+    were read, by which the message locates the token. A token outside the vocabulary would make the embedding read
+    beyond its end, and a GPU would fail with an assertion that does not name the data."""
     if len(tokens) and tokens.max() >= shards.vocab_size:
         first = int(np.argmax(tokens >= shards.vocab_size))
         shard = touched(shards, start + first, 1)[0]
@@ -203,8 +204,9 @@ def refuse_unknown(shards: ShardSet, start: int, tokens: np.ndarray) -> None:
 
 
 def refuse_unordered(shards: ShardSet, start: int, bounds: np.ndarray, length: int) -> None:
-    """Raise ShardError if `bounds`, the positions at which documents begin in a sample, do not increase or do not lie
-    within it. The sample has `length` tokens, which were read from position `start` of `shards` on."""
+    """Raise ShardError if the document bounds of a sample do not increase or do not lie within it. `bounds` are the
+    positions at which documents begin. The sample has `length` tokens, which were read from position `start` of
+    `shards` on."""
     if len(bounds) and not (bounds[0] >= 1 and bounds[-1] <= length and (bounds[1:] > bounds[:-1]).all()):
         names = ", ".join(shards.manifest.shards[i].ends for i in touched(shards, start, length + 1))
         raise ShardError(f"{shards.folder}/{names}: ends of documents near token {start:,} of the stream do not "

@@ -35,9 +35,13 @@ class ContextTooShort(ConfigError):
 
 @dataclass(frozen=True)
 class PromptReader:
-    """The tokenizer of a model, with the limits that its prompts must respect. `start` is the token that stands for an
-    empty context, `vocab` the number of tokens that the model knows, `context` the longest sequence of the model, and
-    `batch` the largest number of tokens in a batch."""
+    """The tokenizer of a model, with the limits that its prompts must respect.
+
+        start    the token that stands for an empty context
+        vocab    number of tokens that the model knows
+        context  longest sequence of the model, in tokens
+        batch    largest number of tokens in a batch
+    """
 
     coder: TextCoder
     eos: int
@@ -48,9 +52,9 @@ class PromptReader:
 
     @property
     def row(self) -> int:
-        """The largest number of tokens in a row that combines queries (question and answer, as tokens) with a common
-        beginning. It is at least 1.25 times the model's context. So even the longest question is read only once for all
-        its answers, if these have together no more than a quarter of the context's tokens."""
+        """The largest number of tokens in a row that combines the queries (question with an answer) of an item. It is
+        at least 1.25 times the model's context. So even a question as long as the context is read only once, if its
+        answers have at most a quarter of the context's tokens together."""
         return max(self.batch, self.context + self.context // 4)
 
 
@@ -62,10 +66,11 @@ class PreparedTask:
         sizes      for each item, (bytes, characters) of each answer whose likelihood in the cloze form is computed
         rows       the rows of tokens to read; each combines queries (a context with an answer) that begin alike
         owners     for each query: (number of its item, kind of prompt: cloze, letters or prior, number of the answer)
-        prompts    the prompts for which the model generates text; empty if the task needs no generated text. If only
-                   the likelihood of an item's right answer is computed, too, the answer is in the prompt and in no row
+        prompts    the prompts for which the model generates text; empty if the task needs no generated text. A prompt
+                   also has the item's right answer, if only the likelihood of this answer is computed
         programs   the beginnings of the programs that the model completes, with tests; empty without the form code
-        truncated  how many items have a prompt whose beginning was cut off to fit into the model's context"""
+        truncated  how many items have a prompt whose beginning was cut off to fit into the model's context
+    """
 
     task: EvalTask
     files: Mapping[str, str]
@@ -81,7 +86,7 @@ class PreparedTask:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a result says about the task, of which its origin is made (`score_rows.origin_of`)."""
+        """What a result says about the task. `score_rows.origin_of` makes the origin of scores from it."""
         return {"task": self.task.name, "version": self.task.file.version, "sha256": self.task.sha256,
                 "data": dict(self.files), "shots": self.shots, "seed": self.seed}
 
@@ -94,10 +99,12 @@ class PreparedTask:
 
 @dataclass(frozen=True)
 class TaskScores:
-    """The result of a task: its measures, the measures of its groups of items, and the result of every item. If some
-    items are known to be in the training data, `apart` has the measures of these items (`contaminated`) and of the
-    other items (`clean`), and `counts` has the number of items of both kinds. `apart` leaves out a kind without items.
-    If no items are known to be in the training data, `apart` and `counts` are empty."""
+    """The result of a task: its measures, the measures of its groups of items, and the result of every item.
+
+    If some items are known to be in the training data, `apart` has the measures of these items under `contaminated`,
+    and those of the other items under `clean`; a kind without items is left out. `counts` has the number of items of
+    both kinds. Otherwise `apart` and `counts` are empty.
+    """
 
     prepared: PreparedTask
     measures: Mapping[str, Measure]
@@ -124,11 +131,18 @@ def _plain(named: Mapping[str, Measure]) -> dict[str, Any]:
 
 def prepare(task: EvalTask, data: Path, shots: int | None, seed: int, reader: PromptReader) -> PreparedTask:
     """Read the data of a task from the folder `data`, and tokenise its prompts with `shots` examples each (None: the
-    number in the task file). `seed` determines which examples are chosen. Raises ConfigError when the data is missing
-    or does not fit the task, when there are too few rows for the examples, or when an answer is empty. Also raises it
-    when the tokenizer makes one token of the end of a context and the beginning of its answer, or gives an id that the
-    model does not know. Raises ContextTooShort when an answer, or the number of tokens to generate, does not fit into
-    the model's context."""
+    number in the task file). `seed` determines which examples are chosen.
+
+    Raises ConfigError in these cases:
+
+    * The data is missing or does not fit the task.
+    * There are too few rows for the examples.
+    * An answer is empty.
+    * The tokenizer makes one token of the end of a context and the beginning of its answer.
+    * The tokenizer gives an id that the model does not know.
+
+    Raises ContextTooShort when an answer, or the number of tokens to generate, does not fit into the model's context.
+    """
     file = task.file
     shots = file.shots if shots is None else shots
     paths = find_files(data, task.name, file.files)
@@ -165,8 +179,8 @@ def sizes_of(task: EvalTask, items: Sequence[Item]) -> list[list[tuple[int, int]
 
 
 def _asked_cloze(task: EvalTask, item: Item, examples: Sequence[Item]) -> list[Prompt]:
-    """Return the cloze prompts (question, then answer) of an item whose likelihoods the forms of the task need. If a
-    form compares answers, these are the prompts of all answers, otherwise only that of the right one."""
+    """Return the cloze prompts (question, then answer) of an item whose likelihoods are to be computed: those of all
+    answers if a form of the task compares answers, otherwise only that of the right answer."""
     prompts = cloze(task, item, examples)
     return prompts if {"cf", "pairs"} & set(task.file.forms) else [prompts[item.gold]]
 
@@ -203,9 +217,11 @@ def _size(text: str) -> tuple[int, int]:
 def _rows(task: EvalTask, items: Sequence[Item], examples: Sequence[Sequence[Item]],
           reader: PromptReader, prompts: list[OpenPrompt]) -> tuple[list[SharedRow], list[Owner], set[int]]:
     """Tokenise the queries of all items, that is, the contexts with answers whose likelihood is computed. Returns (rows
-    of tokens, the owner of each query, the numbers of the items whose context was cut to fit). If only the likelihood
-    of an item's right answer is needed, and the model also continues the item's prompt, the answer is added to that
-    prompt in `prompts` instead of to a row. So the model reads the prompt once."""
+    of tokens, the owner of each query, the numbers of the items whose context was cut to fit).
+
+    If a task needs the likelihood of the right answer alone, and the model also continues the prompt of this answer,
+    the answer is put into that prompt in `prompts`. It is then in no row, so that the model reads the prompt only once.
+    """
     forms = set(task.file.forms)
     kinds: dict[str, Iterable[list[Prompt]]] = {}
     if forms - {"mcf", "fg", "code"}:

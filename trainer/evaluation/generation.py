@@ -1,7 +1,6 @@
-"""Generates greedy continuations of many prompts at once. Keys and values of earlier tokens are kept, so every new
-token costs a pass over only one token per prompt. The likelihood of the right answer after the same prompt costs a pass
-over only the answer.
-"""
+"""Generates greedy continuations of many prompts at once. The keys and values of earlier tokens are kept, so a new
+token costs a pass over one token per prompt. The likelihood of the right answer after the same prompt is computed from
+the same keys and values."""
 
 from __future__ import annotations
 
@@ -41,8 +40,8 @@ class Continuation:
 def continuations(model: Transformer, prompts: Sequence[OpenPrompt], config: GenerateConfig, coder: TextCoder,
                   eos: int, most: int, progress: Callable[[int], None] = lambda _rows: None) -> list[Continuation]:
     """Generate the greedy continuation of each prompt. A text ends before EOS, before a stop text, or after
-    `config.tokens` tokens. A batch has at most `most` tokens, or is a single prompt. A prompt counts with its own
-    tokens and the tokens to be generated, or those of its answer if these are more. `progress` is called after every
+    `config.tokens` tokens. A batch has at most `most` tokens, or is a single prompt. Room is counted for the tokens of
+    a prompt and for those to be generated (or those of its answer, if these are more). `progress` is called after every
     batch with the number of its prompts. Raises NotFinite when the likelihood of an answer is NaN or infinite."""
     results: dict[int, Continuation] = {}
     for batch in batches([len(p.tokens) + max(config.tokens, len(p.answer)) for p in prompts], most):

@@ -26,11 +26,14 @@ from trainer.evaluation.task_file import EvalTask
 
 @dataclass(frozen=True)
 class ItemOutcome:
-    """How a model did on an item of a benchmark. `right` is whether it was right by the main measure (None if that is
-    bpb). `answer` is the answer that it chose or generated, if the measure has one. `score` is larger for a better
-    model. In the form pairs, it is the log-likelihood of the right sentence minus that of the other one. Otherwise it
-    is minus the bits per byte of the right answer. If this is unknown, it is the log-likelihood of the right letter, or
-    1 if the generated text is right, else 0."""
+    """How a model did on an item of a benchmark.
+
+        right   whether it was right by the main measure; None if that is bpb, which has no right or wrong
+        score   larger is better. In the form pairs, the log-likelihood of the right sentence minus that of the other
+                one; else minus the bits per byte of the right answer. If these are not computed, the log-likelihood of
+                the right letter, or 1 for a right and 0 for a wrong generated text
+        answer  the answer that it chose or generated, if the main measure has one
+    """
 
     right: bool | None
     score: float
@@ -40,8 +43,8 @@ class ItemOutcome:
 @dataclass(frozen=True)
 class ItemChange:
     """An item of a benchmark with the outcomes of two models, `before` and `after`. `gain` is by how much the second
-    model scores better. `won` and `lost` say whether only the second or only the first model is right. If the main
-    measure is bpb, which has no right or wrong, they say whether the score is higher or lower."""
+    model's score is better. `won` says that only the second model is right, `lost` that only the first one is. If the
+    main measure is bpb, `won` says that the score has risen, `lost` that it has fallen."""
 
     item: Item
     before: ItemOutcome
@@ -90,8 +93,8 @@ def read_result(folder: Path, task: EvalTask) -> tuple[dict[str, Any], list[dict
 
 def read_items(task: EvalTask, data: Path, results: Sequence[Mapping[str, Any]]) -> list[Item]:
     """Read the items of a task from the folder `data`, to compare two `results` on them. Raises ConfigError when there
-    is no data, when a result is of other data, or when the results differ in the examples before questions or in their
-    main measure."""
+    is no data, when a result is of other data, or when the results cannot be compared: their main measures or their
+    examples before questions differ."""
     paths = find_files(data, task.name, task.file.files)
     if not paths:
         raise ConfigError(f"{data}: no data of the task {task.name}; give the folder of the evaluation as --data")

@@ -1,8 +1,8 @@
 """Makes items from the rows of a benchmark, and prompts from items.
 
-The order of shuffled answers is a pseudo-random function of task and item. Which examples precede a question depends on
-task, item, seed and the rows from which they are chosen, but not on the order of these rows. So with the same data,
-seed and number of examples, an item has the same prompt in every evaluation, whatever other tasks are scored.
+With the same data, seed and number of examples, an item has the same prompt in every evaluation, whatever other tasks
+are scored. The order of shuffled answers is a pseudo-random function of task and item. The examples before a question
+depend on task, item, seed and the rows from which they are chosen, but not on the order of these rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text (`context`), and a text that may follow it and whose likelihood is to be computed (`continuation`)."""
+    """A text, `context`, with a possible continuation, `continuation`, whose likelihood is to be computed."""
 
     context: str
     continuation: str

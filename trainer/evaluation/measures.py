@@ -30,14 +30,16 @@ _NUMBER = re.compile(r"(?:(?<![\w.)])-)?\d[\d,]*(?:\.\d+)?")
 
 @dataclass(frozen=True)
 class ItemResult:
-    """What was computed for an item (a question of a benchmark). `cloze` has the likelihood of each answer after the
-    question, `prior` that of each answer after the task's text `prior` alone, and `letters` that of each answer's
-    letter. They are empty if the task does not need them. If only the right answer was scored, `cloze` has only this
-    one. `sizes` has (bytes, characters) of each answer in `cloze`, without whitespace around it.
+    """What was computed for an item (a question of a benchmark). Fields that the task does not need are empty or None.
 
-    If the model generated an answer, `generated` is this answer, and `expected` the right one, both normalised. If it
-    generated the rest of a program, `generated` is that text, and `outcome` the result of the program's tests.
-    Otherwise these are None."""
+        cloze      likelihood of each answer after the question, or of the right answer only
+        sizes      (bytes, characters) of each answer in `cloze`, without whitespace around it
+        prior      likelihood of each answer after the task's text `prior`, without the question
+        letters    likelihood of each answer's letter
+        generated  the answer that the model generated, normalised; or the rest of a program that it wrote
+        expected   the right answer, normalised like `generated`; None for a program
+        outcome    the result of the program's tests
+    """
 
     item: Item
     cloze: Sequence[Likelihood] = ()
@@ -126,9 +128,9 @@ def measures(task: EvalTask, results: Sequence[ItemResult]) -> dict[str, Measure
 
 def normalised(text: str, config: GenerateConfig) -> str:
     """Return the answer that the generated `text` gives, in a form that is the same for equal answers. With `extract:
-    number`, it is the last number in the text, without separators of thousands and without zeros at the end of its
-    decimals, or "" if there is none. With `extract: text`, it is the text in lower case without articles, punctuation
-    and superfluous spaces (as in SQuAD's evaluation)."""
+    number`, it is the last number in the text, or "" if there is none. Separators of thousands, and zeros at the end of
+    decimals, are removed. With `extract: text`, it is the text in lower case without articles, punctuation and
+    superfluous spaces (as in SQuAD's evaluation)."""
     if config.extract == "number":
         numbers = _NUMBER.findall(text)
         if not numbers:

@@ -27,11 +27,17 @@ from trainer.model.transformer import Transformer, phase_rope
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model that can be loaded: a checkpoint or an exported model. `about` identifies the model in results; `step` is
-    None for an exported model. `context` is the number of tokens in the longest sequence that it was trained on, or its
-    `max_position_embeddings` if it is an exported model. `start` is the token that is put before a text without
-    context. It is EOS, or BOS if it is an exported model that has one. `tokenizer_sha256` is the sha256 that the
-    tokenizer's file must have (None: any). `load` reads the weights, in float32 on the CPU."""
+    """A model that can be loaded: a checkpoint or an exported model.
+
+        about             identifies the model in results
+        step              None for an exported model
+        context           number of tokens in the longest sequence that it was trained on; for an exported model, its
+                          `max_position_embeddings`
+        start             the token that is put before a text without context: EOS, or BOS if it is an exported model
+                          that has one
+        tokenizer_sha256  the sha256 that the tokenizer's file must have (None: any)
+        load              reads the weights, in float32 on the CPU
+    """
 
     about: dict[str, Any]
     step: int | None

@@ -61,8 +61,8 @@ def serve(program: str, function: str, calls: IO[bytes], answers: IO[bytes]) -> 
 
 
 def outcome(tests: str, function: str, calls: IO[bytes], answers: IO[bytes]) -> int:
-    """Execute `tests`, which must define a function `check`, and call `check` with a function that stands for the
-    tested one. This function sends its calls to the process of the program. The tests may also call it by the name
+    """Execute `tests`, and call the function `check` that they define. `check` gets a stand-in for the tested function;
+    each call of the stand-in is sent to the process of the program. The tests may also call the stand-in by the name
     `function`. Returns PASSED; WRONG when an assertion failed; ERROR when anything else was raised."""
     def candidate(*arguments: Any, **named: Any) -> Any:
         calls.write(literal((arguments, named)).encode() + b"\n")
@@ -91,7 +91,7 @@ def literal(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return repr(value)
     if isinstance(value, int):
-        return hex(value)                                        # decimals have a largest number of digits
+        return hex(value)                                        # Python limits the digits of decimals
     if isinstance(value, float) and not math.isnan(value):
         return float.__repr__(value).replace("inf", "1e999")
     if isinstance(value, str):

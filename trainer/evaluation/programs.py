@@ -44,8 +44,8 @@ _COMMAND = [sys.executable, "-P", "-s", "-S", "-c",
 @dataclass(frozen=True)
 class WrittenProgram:
     """A program in Python that a model wrote, with its tests. `function` is the name of the function in `text` that is
-    tested. `tests` is Python code that defines `check`. It is called with the function, and may also call the function
-    by its name."""
+    tested. `tests` is Python code that defines `check`, which is called with the function. The tests may also call the
+    function by its name."""
 
     text: str
     function: str

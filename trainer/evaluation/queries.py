@@ -30,8 +30,7 @@ class MergedBoundary(ValueError):
 @dataclass(frozen=True)
 class Query:
     """The tokens of a context, then those of its continuation, which begins at index `start`. The log-likelihood of
-    tokens[start:] is to be computed. `start` is at least 1, because the first token is not predicted. An empty
-    continuation has no tokens."""
+    tokens[start:] is to be computed. `start` is at least 1, because the first token is not predicted."""
 
     tokens: np.ndarray
     start: int
@@ -62,9 +61,10 @@ def encode_prompts(groups: Iterable[Sequence[Prompt]], coder: TextCoder,
 
 
 def _query(prompt: Prompt, coded: Mapping[str, list[int]], start: int) -> Query:
-    """Divide the tokens of a prompt into those of its context and those of its continuation. Whitespace at the end of
-    the context goes to the continuation, because most tokenizers encode it together with the word that follows. It
-    stays with the context if the tokenizer encodes it with the text before it. `coded` has the tokens of the texts."""
+    """Divide the tokens of a prompt into those of its context and those of its continuation. `coded` has the tokens of
+    the texts. Whitespace at the end of the context goes to the continuation, because most tokenizers encode it together
+    with the next word. If the tokenizer encodes it with the text before, it stays with the context. Raises
+    MergedBoundary when a token spans the border."""
     whole = coded[prompt.context + prompt.continuation]
     for context in (coded[prompt.context.rstrip()], coded[prompt.context]):
         if whole[:len(context)] == context:
@@ -78,14 +78,18 @@ def _query(prompt: Prompt, coded: Mapping[str, list[int]], start: int) -> Query:
 @dataclass(frozen=True)
 class SharedRow:
     """Several queries (each a context with its continuation) as one row of tokens, which a model reads once. Tokens
-    with which several queries begin are in the row only once.
+    with which several queries begin are in the row only once. The model computes for each query what it would compute
+    for that query alone.
 
     The row is a tree of tokens in depth-first order. Each query, without its last token (which predicts nothing), is a
-    path from the root. `ends` has for each token the index after its last descendant. A token attends to itself and to
-    its ancestors, which are the earlier tokens whose `ends` is after it. `positions` has for each token its position in
-    its queries. So the model computes for each query what it would compute for that query alone. `asked` [M, 3] has a
-    line for each token to predict: (index in the row that predicts it, the token, number of its query). All arrays are
-    int32."""
+    path from the root. A token attends to itself and to its ancestors. All arrays are int32.
+
+        positions  for each token, its position in its queries
+        ends       for each token, the index after its last descendant. The ancestors of a token are the earlier tokens
+                   whose `ends` is after it
+        asked      [M, 3], for each token to predict: (index in the row that predicts it, the token, number of its
+                   query)
+    """
 
     tokens: np.ndarray
     positions: np.ndarray
@@ -100,11 +104,11 @@ class SharedRow:
 
 def shared_rows(queries: Sequence[Query], numbers: Sequence[int], most: int) -> Iterator[SharedRow]:
     """Combine `queries` (contexts with continuations) that begin alike into rows of at most `most` tokens, and yield
-    the rows. A query that is longer is a row of its own. `numbers` are the queries' numbers, which the rows refer to.
+    the rows. A longer query is a row of its own. `numbers` are the queries' numbers, which the rows refer to.
 
-    A row saves reading the common beginning more than once. But attention between different queries of the row is
-    computed, too, and then masked. A query therefore starts a new row when this attention would cost more than the row
-    saves."""
+    In a row, a common beginning is read only once. However, attention between different queries is computed, too, and
+    then masked. A query therefore starts a new row when this attention would cost more than the row saves.
+    """
     order = sorted(range(len(queries)), key=lambda i: queries[i].tokens[:-1].astype(">i4").tobytes())
     batch: list[tuple[int, int]] = []                            # (number of a query, tokens that it shares)
     size = 0
@@ -122,16 +126,17 @@ def shared_rows(queries: Sequence[Query], numbers: Sequence[int], most: int) -> 
 
 
 def common_prefix(first: Query, second: Query) -> int:
-    """Return the number of tokens with which both queries (contexts with continuations) begin. The last token of each
-    query is not compared."""
+    """Return the number of tokens that two queries (contexts with continuations) have in common at their beginning. The
+    last token of each query is not compared."""
     shortest = min(len(first.tokens), len(second.tokens)) - 1
     differs = first.tokens[:shortest] != second.tokens[:shortest]
     return int(differs.argmax()) if differs.any() else shortest
 
 
 def _row(queries: Sequence[Query], numbers: Sequence[int], batch: Sequence[tuple[int, int]]) -> SharedRow:
-    """Make a row of several queries (contexts with continuations), which a model reads once. `batch` has the indices of
-    the queries, sorted by their tokens, each with the number of tokens with which it and the query before it begin."""
+    """Make a row of several queries (contexts with continuations), which a model reads once. `batch` has pairs (index
+    of a query, number of tokens that it has in common with the beginning of the query before it), sorted by the
+    queries' tokens."""
     tokens, positions, asked = [], [], []
     ends = np.full(sum(len(queries[i].tokens) - 1 - shared for i, shared in batch), -1, np.int32)
     path = np.empty(0, np.int64)                                 # places in the row of the tokens of a query

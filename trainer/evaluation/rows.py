@@ -34,7 +34,7 @@ _MOST_BYTES = 16 << 20
 #: largest number of rows of a task, and of bytes to which a file unpacks; a small compressed file may unpack to more
 #: than the memory holds. The largest benchmark here, MMLU, has 14,042 rows
 MOST_ROWS, MOST_TOTAL_BYTES = 1_000_000, 1 << 30
-#: bytes of memory that unpacking some rows may take. A file may say that it unpacks to little
+#: largest number of bytes of memory that unpacking some rows may take, because a file may understate its size
 MOST_MEMORY = 4 << 30
 #: rows that become Python objects at a time
 _ROWS = 256
@@ -51,9 +51,9 @@ class DataRow:
 
 
 def find_files(folder: Path, name: str, patterns: Sequence[str]) -> list[Path]:
-    """Return the files of task `name` in `folder`, sorted; [] if there are none. Three kinds of paths are tried in
-    turn, and the first that matches any file counts: `NAME` with one of the SUFFIXES (in the order of these), a file in
-    a folder NAME at any depth below it, and each of `patterns`. Files without one of the SUFFIXES do not count."""
+    """Return the files of task `name` in `folder`, sorted; [] if there are none. They are the files that match the
+    first of these patterns that matches any: `NAME` with one of the SUFFIXES, in their order; anything below a folder
+    NAME; each of `patterns`. Files without one of the SUFFIXES do not count."""
     own = [*(f"{name}{suffix}" for suffix in SUFFIXES), f"{name}/**/*"]
     for pattern in (*own, *patterns):
         files = sorted(p for p in folder.glob(pattern) if p.name.endswith(SUFFIXES) and p.is_file())
@@ -64,8 +64,8 @@ def find_files(folder: Path, name: str, patterns: Sequence[str]) -> list[Path]:
 
 def example_files(folder: Path, task: EvalTask, shots: int) -> list[Path]:
     """Return the files in `folder` that hold a task's examples (solved questions that are put before each question).
-    Returns [] if there are no such files, if the task takes its examples from its own rows, or if it has no examples
-    (`shots` is 0)."""
+    Returns [] if there are none. Also returns [] if `shots` is 0, or if the task takes its examples from its own
+    rows."""
     return find_files(folder, f"{task.name}_examples", task.file.examples) if shots and task.file.examples else []
 
 
@@ -77,8 +77,9 @@ def sums(folder: Path, task: EvalTask, shots: int) -> dict[str, str]:
 
 
 def read_rows(files: Sequence[Path]) -> Iterator[DataRow]:
-    """Yield the rows of `files`, file by file. Raises ConfigError for a file that cannot be read, for a line that is no
-    row, when there are more than MOST_ROWS rows in all, and when a file unpacks to more than MOST_TOTAL_BYTES bytes."""
+    """Yield the rows of `files`, file by file. Raises ConfigError for a file that cannot be read, and for a line that
+    is no row. Also raises it for more than MOST_ROWS rows in all, and for a file that unpacks to more than
+    MOST_TOTAL_BYTES bytes."""
     number = 0
     for path in files:
         try:

@@ -28,9 +28,14 @@ MAIN = ("bpb", "pairs", "word", "mcf", "fg", "code")
 
 
 class ScoreOrigin(NamedTuple):
-    """Identifies how a score was computed. Two scores can be compared only if they have the same origin: the task, the
-    sha256 of its file, the number of examples before a question, the seed by which these are chosen (0 if there are
-    none), and a hash of the contents of the data."""
+    """Identifies how a score was computed. Two scores can be compared only if they have the same origin.
+
+        task    name of the task
+        sha256  of the task's file
+        shots   number of examples before a question
+        seed    determines which examples are chosen (0 if there are none)
+        data    hash of the contents of the data
+    """
 
     task: str
     sha256: str
@@ -47,7 +52,7 @@ def origin_of(scores: Mapping[str, Any]) -> ScoreOrigin:
     if isinstance(data, Mapping):
         data = hashlib.sha256("\n".join(sorted(data.values())).encode()).hexdigest()
     origin = ScoreOrigin(scores["task"], scores["sha256"], shots, scores["seed"] if shots else 0, data)
-    hash(origin)                                                     # a list or an object is no value of a field
+    hash(origin)                     # raises TypeError if a field is a list or an object
     return origin
 
 
@@ -87,13 +92,13 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 class RowReader:
-    """Reads the rows of tasks.jsonl that have one of the origins `wanted`, as the file grows. A call of `read` that
-    follows another reads only the end of the file, so its time does not depend on how many rows there are.
+    """Reads the rows of tasks.jsonl that have one of the origins `wanted`, as the file grows. The first call of `read`
+    reads the whole file. A later one reads only the end of it, so its time does not depend on how many rows there are.
 
-    The end begins with the last step, which may get further rows, or with the first row of a wanted task that has
-    another origin, because another row may take its place. All wanted rows before the end were returned by an earlier
-    call. If others are put between them, the line before the end moves, since the file is sorted; then the whole file
-    is read."""
+    The end begins at the first row that may still change: a row of the last step, to which rows may be added, or a row
+    of a wanted task with another origin, which a wanted row may replace. If rows are added before the end, the line
+    just before the end moves, because the file is sorted. `read` notices this, and reads the whole file.
+    """
 
     def __init__(self, out: Path, wanted: Iterable[ScoreOrigin]) -> None:
         self.path, self.wanted = out / NAME, frozenset(wanted)
@@ -101,14 +106,14 @@ class RowReader:
         self.restart()
 
     def restart(self) -> None:
-        """Let the next `read` read the whole file. Called when a training goes back to a checkpoint: later scores of
-        the same steps are then new."""
+        """Let the next `read` read the whole file. Called when a training goes back to a checkpoint, after which the
+        same steps get new scores."""
         #: where the end of the file begins, and the line before it
         self.begin, self.before = 0, b""
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the wanted rows at the end of the file, among them all that earlier calls have not returned. A file
-        that is missing has none."""
+        """Return the wanted rows at the end of the file; [] if the file is missing. They include all wanted rows that
+        no earlier call has returned, and may include others."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.begin - len(self.before))
@@ -132,8 +137,8 @@ class RowReader:
 
 def write_rows(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Replace tasks.jsonl and its plot tasks.svg, in the training's folder `out`. Rows are sorted by step and task.
-    Rows of the same step and task stay in the order in which they are given. A file that has these rows already is not
-    touched, because a new time of change means new scores to a training (`TaskWatcher.look`)."""
+    Rows of the same step and task stay in the given order. If the file already has these rows, it is not written, so
+    that its time of change tells a training about new scores (`TaskWatcher.look`)."""
     ordered = sorted(rows, key=lambda row: (row["step"], row["task"]))
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ordered)
     if not (out / NAME).exists() or (out / NAME).read_bytes() != text.encode():
@@ -142,9 +147,9 @@ def write_rows(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def add(out: Path, result: Mapping[str, Any]) -> None:
-    """Put the rows of a result into tasks.jsonl, in place of earlier rows of the same step and task. The result's own
-    file must have been written before. If two processes replace tasks.jsonl at the same time, rows of one of them can
-    be lost. The process that writes last notices this and makes the file again from all results."""
+    """Put the rows of a result into tasks.jsonl, in place of earlier rows of the same step and task. Write the result's
+    own file before this call. If two processes replace tasks.jsonl at the same time, rows of one of them can be lost.
+    The process that writes last notices this, and makes the file again from the files of all results."""
     rows = rows_of(result)
     key = (rows[0]["step"], rows[0]["task"])
     write_rows(out, [*(row for row in read_rows(out) if (row["step"], row["task"]) != key), *rows])
@@ -153,8 +158,8 @@ def add(out: Path, result: Mapping[str, Any]) -> None:
 
 
 def incomplete(out: Path) -> bool:
-    """Return whether any result in the training's folder `out` has no rows in tasks.jsonl. To save time, only folders
-    of steps are read in which a file is named after a task that has no rows for this step."""
+    """Return whether a result in the training's folder `out` has no rows in tasks.jsonl. A step's results are read only
+    if it has a file named after a task for which tasks.jsonl has no row of this step."""
     known = {(row["step"], row["task"]) for row in read_rows(out)}
     names = {(step_folder(out, step).name, f"{task}.json") for step, task in known}
     folders = {path.parent for path in (out / FOLDER).glob("step_*/*.json") if path.parts[-2:] not in names}
@@ -177,8 +182,8 @@ def results_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def results_by_origin(out: Path, checkpoint: Checkpoint) -> dict[ScoreOrigin, dict[str, Any]]:
-    """Return the results of a checkpoint of the training in the folder `out`, by what they must have in common with
-    others to be compared. Results of an earlier attempt to write the checkpoint are left out."""
+    """Return the results of a checkpoint of the training in the folder `out`, by their origins. (Results of the same
+    origin can be compared.) Results of an earlier attempt to write the checkpoint are left out."""
     return {origin_of(result): result for result in results_of(step_folder(out, checkpoint.step))
             if result["model"].get("checkpoint") == checkpoint.folder.name}
 

@@ -36,8 +36,8 @@ class Likelihood:
 
 @dataclass(frozen=True)
 class Likelihoods:
-    """The likelihoods of all queries (contexts with continuations), as arrays indexed by the number of a query. There
-    may be many more queries than a batch has tokens, so there is no object for each."""
+    """The likelihoods of all queries (contexts with continuations), as arrays indexed by the number of a query. Arrays
+    need much less memory than an object for each query."""
 
     nats: np.ndarray
     tokens: np.ndarray
@@ -57,8 +57,8 @@ class Likelihoods:
 
 def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
     """Divide rows of the given lengths into batches of similar length, longest first. Yields the indices of the rows of
-    each batch. Padded to its longest row, a batch has at most `most` tokens, or is a single row. Once a batch has more
-    than an eighth of `most` tokens, which keeps a processor busy, it also ends before more than a 32nd of it is
+    each batch. Padded to its longest row, a batch has at most `most` tokens, or is a single row. A batch with more than
+    an eighth of `most` tokens is large enough to keep a processor busy; it also ends before more than a 32nd of it is
     padding."""
     batch: list[int] = []
     padding = 0
@@ -149,11 +149,14 @@ def predictions(model: Transformer, hidden: Tensor, index: np.ndarray,
 
 def _asked_logits(model: Transformer, hidden: Tensor, places: Tensor, tokens: Tensor,
                   width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute logits at the N places whose vectors are `hidden` [N, d]. Returns three tensors: the logit of each of
-    `tokens` at its place in `places` (float64), whether this is the highest logit there (of equal logits the first),
-    and for each of the N places the log of the sum of the exponentials of all logits (float64). Logits of `width`
-    tokens of the vocabulary are computed at a time. argmax is slow on a CPU, so it is called only where one of `tokens`
-    may be the likeliest."""
+    """Compute logits at the N places whose vectors are `hidden` [N, d]. `tokens` are tokens to look up, each at its
+    place in `places`. Returns three tensors: the logit of each of `tokens` (float64); whether it is the highest logit
+    at its place (of equal logits, the first one is); and for each place the logarithm of Σ exp(logit) over the
+    vocabulary (float64).
+
+    Logits of `width` tokens of the vocabulary are computed at a time. argmax is slow on a CPU, so it is called only
+    where one of `tokens` may be the likeliest.
+    """
     highest = torch.full((len(hidden),), float("-inf"), device=hidden.device)
     total = torch.zeros_like(highest)
     asked = torch.empty(len(tokens), dtype=torch.float64, device=hidden.device)

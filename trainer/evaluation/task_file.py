@@ -51,10 +51,9 @@ class GenerateConfig:
 
 @dataclass(frozen=True)
 class ProgramConfig:
-    """How a program is tested that begins with the prompt and ends with the text that the model generates. Whitespace
-    at the end of the prompt is removed. `function` is the name of the function in the program that is tested. `tests`
-    is Python code that defines `check`, which is called with the function. Both are templates, filled with the fields
-    of a row."""
+    """How a program is tested. The program is the prompt, without whitespace at its end, followed by the text that the
+    model generates. `function` is the name of the function in it that is tested. `tests` is Python code that defines
+    `check`, which is called with the function. Both settings are templates, filled with the fields of a row."""
 
     function: str
     tests: str
@@ -69,23 +68,24 @@ class TaskFile:
                       if no file is named after the task (`trainer.evaluation.rows.find_files`)
         forms         the ways in which the task is scored (`Form`)
         fields        fields that are added to each row
-        choices       the answers to choose from; `choices_from` names a field with a list of them instead
+        choices       the answers to choose from; or `choices_from` names a field with a list of them
         choice        is applied to each answer, for instance to clean it
         gold          the label of the right answer
-        labels        the labels of the answers, in their order; `labels_from` names a field with a list of them instead
-                      (default of both: 0, 1, 2, …)
+        labels        the labels of the answers, in their order; or `labels_from` names a field with a list of them.
+                      Without both, the labels are 0, 1, 2, …
         context       the prompt; `answer` is its continuation. Both may use `{choice}`
         lettered      the prompt of the form mcf, in which `{options}` are the answers with letters
-        prior         the context after which the likelihood of an answer without the question is computed
+        prior         a context without the question; the likelihood of each answer after it is computed, too
         norm          which result of the form cf is the main one
         id            identifies a row (default: its number)
         group         the name of a row's group. Groups are also scored on their own, and examples are of the same group
         shuffle       whether the answers of each row are put into a pseudo-random order
-        shots         the default number of examples before the question. They come from the files `examples` (default:
-                      the other rows), and `separator` follows each of them
+        shots         the default number of examples before the question; `separator` follows each of them
+        examples      patterns of the files from which examples are taken (default: from the other rows of the task)
         generate      how answers of the forms fg and code are generated
         code          how programs of the form code are tested
-        version       a number that rises with every change of the file that can change a score"""
+        version       a number that rises with every change of the file that can change a score
+    """
 
     version: int
     description: str
@@ -114,7 +114,7 @@ class TaskFile:
 
     @property
     def main(self) -> str:
-        """The name of the task's main measure, which is shown where there is room for one only."""
+        """The name of the task's main measure, which is shown where there is room for only one."""
         if "cf" in self.forms:
             return f"cf.{self.norm}"
         return next((form for form in self.forms if form != "bpb"), "bpb")

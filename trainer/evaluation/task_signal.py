@@ -1,14 +1,15 @@
 """Judges which benchmark tasks say something about small trainings, by the four criteria of FineTasks (Hugging Face,
-2024), from the scores of their checkpoints:
+2024). The input is the scores of the trainings' checkpoints. Candidates are what the trainings compare, such as data
+sets.
 
 * monotonicity: does the score improve as training goes on? (Spearman's rank correlation with the step)
 * noise: is the gain of the training much larger than the spread between seeds?
 * distance from chance: is the score better than guessing, by several standard errors?
-* rank consistency: do early and late scores put the candidates (what is compared, such as data sets) in the same order,
-  and do all sizes of the model? (Kendall's rank correlation)
+* rank consistency: is the order of the candidates the same shortly before and at the end of training, and for all sizes
+  of the model? (Kendall's rank correlation)
 
-A task whose score does not move, moves at random, or orders candidates differently each time cannot decide between data
-sets, and only adds noise to a mean over tasks.
+A task cannot decide between data sets if its score does not move, moves at random, or orders candidates differently
+each time. It only adds noise to a mean over tasks.
 """
 
 from __future__ import annotations
@@ -47,16 +48,20 @@ class ScoredRun:
 class TaskSignal:
     """How much one measure of a task can say about trainings. A value is None if the trainings cannot tell.
 
-        runs, steps   the number of trainings, and the largest number of scored checkpoints in one of them
-        monotonicity  the rank correlation of score and step: the largest of all candidates, as a mean over the
-                      candidate's trainings
-        noise         the standard deviation of scores between seeds
-        gain          how much the score rises from first to last checkpoint, divided by the noise: the largest of all
-                      candidates, as a mean over the candidate's trainings
-        distance      by how many standard errors the last score is better than chance, or than the first score if the
-                      measure has no chance: the largest of all trainings
-        early, sizes  the rank consistency of candidates between early and late scores, and between sizes of models
-        verdict       `use` if monotonicity and distance are known and no known criterion fails, else `ignore`"""
+        runs          the number of trainings
+        steps         the largest number of scored checkpoints in one training
+        monotonicity  rank correlation of score and step, of the best candidate
+        noise         standard deviation of scores between seeds
+        gain          how much the score rises from first to last checkpoint, divided by the noise, of the best
+                      candidate
+        distance      by how many standard errors the last score is better than chance, in the best training. A measure
+                      without chance is compared with the first score instead
+        early         agreement of the candidates' order at the end with their order at earlier steps (`early_and_late`)
+        sizes         agreement of the candidates' order between sizes of models
+        verdict       `use` if monotonicity and distance are known and no known criterion fails, else `ignore`
+
+    The best candidate is the one with the highest mean over its trainings.
+    """
 
     task: str
     measure: str
@@ -98,8 +103,8 @@ def signals(runs: Sequence[ScoredRun]) -> list[TaskSignal]:
 
 
 def judge(task: str, measure: str, of: Sequence[tuple[ScoredRun, Curve, float | None]]) -> TaskSignal:
-    """Judge one measure of a task. `of` has for each training (training, its scores by step, score of a guess). A guess
-    is random or always names the same position, whichever scores more; its score is None if it is unknown."""
+    """Judge one measure of a task. `of` has for each training (training, its scores by step, chance). Chance is the
+    score of a random guess, or that of naming always the same position, whichever is higher; None if it is unknown."""
     curves = [(run, curve) for run, curve, _ in of]
     chance = max((c for _, _, c in of if c is not None), default=0.0 if measure in ("word", "fg", "code") else None)
     monotonicity = best_candidate((run, spearman(sorted(curve), [curve[step][0] for step in sorted(curve)]))
@@ -128,9 +133,8 @@ def judge(task: str, measure: str, of: Sequence[tuple[ScoredRun, Curve, float | 
 
 
 def best_candidate(values: Iterable[tuple[ScoredRun, float]]) -> float | None:
-    """Return the largest of the candidates' values, each a mean over the candidate's trainings; None without trainings.
-    The mean over all candidates is not taken, because data that makes a model worse at a task must not count against
-    the task."""
+    """Return the highest of the candidates' means, each over the candidate's trainings; None without trainings. Taking
+    the highest keeps data that makes a model worse at a task from counting against the task."""
     of: dict[str, list[float]] = {}
     for run, value in values:
         of.setdefault(run.candidate, []).append(value)
@@ -145,9 +149,9 @@ def ratio(value: float, unit: float) -> float:
 
 
 def between_seeds(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
-    """Return the standard deviation of scores between seeds. It is pooled over candidates (what is compared, such as
-    data sets) and sizes of models, and over the later half of those steps that all seeds of a candidate and size have.
-    None if nowhere two seeds have a step in common."""
+    """Return the standard deviation of scores between seeds; None if nowhere two seeds have a step in common. The
+    variances of all candidates, sizes of models and steps are pooled. Of the steps that all seeds of a candidate and
+    size have, the later half is used."""
     groups: dict[tuple[str, int], list[Curve]] = {}
     for run, curve in curves:
         groups.setdefault((run.candidate, run.size), []).append(curve)
@@ -185,10 +189,9 @@ def means(curves: Iterable[tuple[ScoredRun, Curve]]) -> dict[int, dict[str, dict
 
 
 def early_and_late(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
-    """Return how well the order of candidates by early scores agrees with their order by the last scores. For each step
-    of the later half, the order is compared with that at the last step; the result is the mean of Kendall's tau over
-    steps and sizes of models. None if at no size several candidates have three steps in common, or if all scores are
-    equal."""
+    """Return how well the order of candidates at earlier steps agrees with their order at the last step. Only steps of
+    the later half are compared. The result is the mean of Kendall's tau over steps and sizes of models. None if no size
+    has several candidates with three steps in common, or if equal scores leave nothing to order."""
     taus = []
     for candidates in means(curves).values():
         steps = sorted(set.intersection(*(set(of) for of in candidates.values()))) if len(candidates) > 1 else []
@@ -199,9 +202,9 @@ def early_and_late(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
 
 
 def between_sizes(curves: Iterable[tuple[ScoredRun, Curve]]) -> float | None:
-    """Return how well models of different sizes agree on the order of candidates (what is compared, such as data sets):
-    the mean of Kendall's tau over pairs of sizes, from the last scores of each. None if no two sizes have two
-    candidates in common, or if all scores are equal."""
+    """Return how well models of different sizes agree on the order of candidates (what is compared, such as data sets).
+    The result is the mean of Kendall's tau over pairs of sizes, computed from the last scores. None if no two sizes
+    have two candidates in common, or if equal scores leave nothing to order."""
     taus = []
     for first, second in combinations(means(curves).values(), 2):
         both = sorted(name for name in first.keys() & second.keys() if first[name] and second[name])

@@ -1,9 +1,10 @@
-"""Computes how large the data of Parquet and Arrow files is once it is unpacked. The size of a row group or of a
-message is read from the file, so it is known before the memory is needed. A message cannot unpack to more than it says,
-but a row group can. The size of an array is computed from its values.
+"""Computes how large the data of Parquet and Arrow files is once it is unpacked, because a small file may hold much
+data. Pages and buffers are compressed, a dictionary holds a text once for all its rows, and several views may show the
+same text.
 
-A small file may hold much data: pages and buffers are compressed, a dictionary holds a text once for all its rows, and
-several views may show the same text. The size of an array counts a value as often as a row reads it.
+The size of a Parquet row group or an Arrow message is read from the file, before memory is needed for its data. A
+message never unpacks to more than it says, but a row group may. Therefore the sizes of arrays are also computed, from
+their values: a value counts as often as a row reads it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types
 
-#: bytes that a Python object of a value takes beside its contents, with the reference to it; and a dict more than that
+#: bytes that the Python object of a value takes beside its contents, including the reference to it; further bytes that
+#: a dict takes
 _OBJECT, _DICT = 64, 192
 
 
@@ -26,10 +28,10 @@ class UnknownSize(Exception):
 
 
 def group_size(group: pq.RowGroupMetaData) -> int:
-    """Return the size in bytes of a Parquet row group after decompression: that of its pages, as the footer of the file
-    says, plus `_OBJECT` bytes for each row of each column. A text that a dictionary holds for many rows is counted
-    once, and a list as one value. The metadata of single columns is not read, because pyarrow crashes the process if it
-    is damaged."""
+    """Return the size in bytes of a Parquet row group after decompression, as the footer of the file says, plus
+    `_OBJECT` bytes for each row of each column. A text that a dictionary holds for many rows is counted once, and a
+    list as one value. The metadata of single columns is not read, because pyarrow crashes the process if it is
+    damaged."""
     return int(group.total_byte_size + _OBJECT * group.num_rows * group.num_columns)
 
 
@@ -75,9 +77,9 @@ def _target(data: bytes, table: int, number: int) -> int:
 
 
 def array_size(array: pa.Array) -> int:
-    """Return the size in bytes of the values of an array, plus `_OBJECT` bytes for each value. A text of a dictionary
-    or view is counted for every row that reads it. Raises UnknownSize for a layout other than those of values, texts,
-    lists, structs, maps, dictionaries of values, and views of texts."""
+    """Return the size in bytes of the values of an array, plus what the Python objects for them take. A text of a
+    dictionary or view is counted for every row that reads it. Raises UnknownSize for run-end-encoded arrays, list views
+    and other layouts that may show the same values any number of times."""
     kind = array.type
     size = _OBJECT * len(array)
     if isinstance(kind, pa.BaseExtensionType):

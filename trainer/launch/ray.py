@@ -1,11 +1,13 @@
 """Trains on a Ray cluster: one actor per rank, each running the same `main()`. This is the trainer's only file that
 imports ray. It uses plain Ray Core; docs/architecture.md says why it does not use Ray Train's TorchTrainer.
 
-Checkpoints can be loaded by any number of ranks, so the loss of a rank or of a node (machine) costs only the steps
+Checkpoints can be loaded by any number of ranks. So the loss of a rank or of a node (machine) costs only the steps
 since the latest checkpoint. The remaining ranks are ended, and as many ranks as the cluster has room for (at least
 `least`) start again. Resources for the missing ranks stay requested. Once they are available, all ranks stop after a
-step, with a checkpoint, and the training continues with all ranks. When Ray drains a node, because it is about to be
-taken away (a deleted pod, a spot machine), all ranks stop in the same way, and the training continues on other nodes.
+step, with a checkpoint, and the training continues with all ranks.
+
+Ray drains a node that is about to be taken away (a deleted pod, a spot machine). All ranks then stop in the same way,
+and the training continues on other nodes.
 """
 
 from __future__ import annotations
@@ -100,18 +102,18 @@ class Pause(Exception):
 
 def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship_code: bool, least: int, restarts: int,
            possible: Callable[[int], bool], progress: Callable[[], int]) -> int:
-    """Run `python -m trainer ARGUMENTS` in `size` actors of the cluster at `address` ('host:port', as from
-    `pipeline.cluster.connect.check_cluster`). Each actor has a GPU of its own or, if `gpu` is False, a CPU. Returns 0,
-    the first exit code of a rank that is not 0, 1 when ranks were lost too often, or 130 after Ctrl-C. The folder of
-    the run must be on storage that every node sees.
+    """Run `python -m trainer ARGUMENTS` in `size` actors of the Ray cluster at `address` ('host:port', as from
+    `pipeline.cluster.connect.check_cluster`). Each actor has a GPU of its own or, if `gpu` is False, a CPU. The folder
+    of the run must be on storage that every node sees. With `ship_code`, the nodes get this machine's code.
 
     After a rank is lost, the training is started again from the latest checkpoint. `progress()` returns the step of
-    that checkpoint; if it does not advance in `restarts` consecutive restarts, the training ends. A start needs at
-    least `least` ranks, and a number of ranks that `possible` accepts (for example whole nodes, for a model that is
-    divided within a node). Ctrl-C and SIGTERM stop the training with a checkpoint. With `ship_code`, the nodes get this
-    machine's code.
+    that checkpoint; the training ends when it has not advanced in `restarts` restarts in a row. A start needs at least
+    `least` ranks, and a number of ranks that `possible` accepts (for example whole nodes, for a model that is divided
+    within a node). Ctrl-C and SIGTERM stop the training with a checkpoint.
 
-    Raises ConfigError when the cluster cannot be reached, or when it does not have the resources within PLACEMENT_S.
+    Returns 0 if all ranks do. Otherwise returns the first other exit code of a rank, 1 when ranks were lost too often,
+    or 130 after Ctrl-C. Raises ConfigError when the cluster cannot be reached, or does not have the resources within
+    PLACEMENT_S seconds.
     """
     roots = [str(Path(__file__).resolve().parents[2] / name) for name in PACKAGES]
     environment = {"py_modules": roots} if ship_code else {}
@@ -147,9 +149,9 @@ def launch(arguments: Sequence[str], address: str, size: int, *, gpu: bool, ship
 
 
 def attempt(arguments: list[str], size: int, least: int, gpu: bool, possible: Callable[[int], bool]) -> int:
-    """Start a process on the cluster for each rank, once, and wait until all of them end. Returns an exit code. Raises
-    RankLost when a rank dies, Pause when the ranks have stopped in order to continue on other nodes or in larger
-    number, and ConfigError when the cluster does not have the resources for the ranks."""
+    """Start a rank in each of several actors on the cluster, and wait until all of them end. Returns an exit code.
+    Raises RankLost when a rank dies, and Pause when the ranks have stopped in order to continue on other nodes or in
+    larger number. Raises ConfigError when the cluster does not have the resources for the ranks."""
     bundle = {"CPU": 1, **({"GPU": 1} if gpu else {})}
     group, started = room(bundle, size, least, possible)
     groups = [group]
@@ -228,12 +230,13 @@ def room(bundle: dict[str, int], size: int, least: int, possible: Callable[[int]
 def finish(members: Sequence[Any], waiting: list[Any], missing: Sequence[Any],
            nodes: AbstractSet[str] = frozenset()) -> int:
     """Wait until all ranks end. Returns 0, or the first exit code of a rank that is not 0. `members` are the actors of
-    the ranks, `waiting` the results of their runs. Raises RankLost when a rank dies. If a rank fails or dies, the other
-    ranks are not waited for, because they hang in a collective.
+    the ranks, and `waiting` are the futures of their runs. Raises RankLost when a rank dies. If a rank fails or dies,
+    the other ranks are not waited for, because they hang in a collective.
 
-    In two cases all ranks are asked to stop, and Pause is raised: when one of `nodes` (ids of nodes) is about to be
-    taken away, and when the cluster has room again for ranks that could not start. `missing` are the placement groups
-    that wait for that room. Ctrl-C asks all ranks to stop, too; a second Ctrl-C raises KeyboardInterrupt at once."""
+    All ranks are asked to stop, and Pause is raised, in two cases: one of `nodes` (ids of nodes) is about to be taken
+    away, or the cluster has room again for ranks that could not start. `missing` are the placement groups that wait for
+    that room. Ctrl-C asks all ranks to stop, too; a second Ctrl-C raises KeyboardInterrupt at once.
+    """
     stop_requested, reason = False, ""
     while waiting:
         ended: list[Any] = []

@@ -21,13 +21,15 @@ MICRO_BATCH = Count(16384)
 @dataclass(frozen=True)
 class TaskScoringConfig:
     """Settings by which a process beside the training scores checkpoints on benchmark tasks (`tokenmill train eval
-    --follow`). The process scores the checkpoints of each `every`-th step and those at the ends of phases (stretches of
-    the training). `tasks` are names of tasks or paths of task files, `data` is the folder with their data, and `shots`
-    is the number of examples before each question (null: the number in the task's file). Up to four checkpoints of an
-    `every`-th step stay until they are scored, even if the settings `checkpoint` would delete them.
+    --follow`). It scores the checkpoint of every `every`-th step and those at the ends of phases (stretches of the
+    training). Up to four checkpoints that are still to be scored stay, even if the settings `checkpoint` would delete
+    them.
 
-    The process is paused part of the time, so that the training's steps take at most the share `share` longer on the
-    whole. It computes on `device`. On `cuda` it takes GPU memory beside the training."""
+    `tasks` are names of tasks or paths of task files, `data` is the folder with their data, and `shots` is the number
+    of examples before each question (null: the number in the task's file). The process computes on `device`; on `cuda`
+    it takes GPU memory beside the training. `share` limits by how much the process slows the training down: with 0.02,
+    the steps together take at most 2 % longer. To keep to this limit, the process is paused at times.
+    """
 
     every: int
     tasks: tuple[str, ...]
@@ -49,12 +51,14 @@ class TaskScoringConfig:
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """Settings of the evaluation on held-out data. `every` is the number of steps between two evaluations. A new
-    training is also evaluated before its first step. Every training is also evaluated after its last step, or after the
-    step of `--stop-at`. `windows` is the largest number of held-out samples that are used from each stream (the data of
-    one source, language or bucket). These samples have the sequence length of the first phase. In a phase with another
-    sequence length, the model is also evaluated on about as many tokens in samples of that length. `tasks` are the
-    settings by which checkpoints are scored on benchmark tasks (null: they are not scored)."""
+    """Settings of the evaluation on held-out data. `every` is the number of steps between two evaluations. Another one
+    comes before the first step of a new training, and one after the last step (or the step of `--stop-at`).
+
+    `windows` is the largest number of held-out samples that are used from each stream (the data of one source, language
+    or bucket). These samples have the sequence length of the first phase. In a phase with another sequence length,
+    samples of that length are used as well, with about as many tokens. `tasks` are the settings by which checkpoints
+    are scored on benchmark tasks (null: they are not scored).
+    """
 
     every: int = 100
     windows: int = 64
@@ -67,9 +71,9 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """Settings of the sample of text that the model generates at the end of training: up to `tokens` tokens (0: no
-    sample) after `prompt`, each drawn from the `top_k` likeliest tokens. The sample ends before an end-of-text token.
-    With `temperature` 0 the likeliest token is always taken."""
+    """Settings of the sample of text that the model generates at the end of training. The sample has up to `tokens`
+    tokens (0: no sample) after `prompt`, and ends before an end-of-text token. Each token is drawn from the `top_k`
+    likeliest ones; with `temperature` 0 it is always the likeliest one."""
 
     prompt: str = "The"
     tokens: int = 64
@@ -83,11 +87,15 @@ class SampleConfig:
 
 @dataclass(frozen=True)
 class TriggerConfig:
-    """Settings of what triggers a rewind (training goes back to a checkpoint and skips data). There are two triggers.
-    The first is `skips` skipped updates within `within` steps. It is off if `skips` is null. The second is a loss that
-    is too high for `for` steps in a row: more than `loss_above` nats above the mean loss of the last steps whose
-    updates were not skipped (`window` of StabilityConfig). It is off if `loss_above` is null, and at the beginning of
-    each phase (`warm` of StabilityConfig)."""
+    """Settings of what triggers a rewind (training goes back to a checkpoint and skips data). There are two triggers:
+
+    * `skips` skipped updates within `within` steps (null: off);
+    * a loss that is too high for `for` steps in a row, that is, more than `loss_above` nats above the mean loss of the
+      last accepted steps (null: off). StabilityConfig's `window` is the number of these steps. The trigger is off at
+      the beginning of each phase, until `warm` steps are accepted.
+
+    An accepted step is one whose update was not skipped.
+    """
 
     skips: int | None = None
     within: int = 50
@@ -104,7 +112,7 @@ class TriggerConfig:
 
     @property
     def span(self) -> int:
-        """Return the largest number of steps from the first suspect step to the step at which the trigger fires, both
+        """The largest number of steps from the first suspect step to the one at which the trigger fires, both
         included."""
         return max(self.within if self.skips else 0, self.for_ if self.loss_above else 0)
 
@@ -112,10 +120,13 @@ class TriggerConfig:
 @dataclass(frozen=True)
 class RewindConfig:
     """Settings of rewinds. When `trigger` fires, training goes back to a checkpoint, and skips the data of `skip`
-    steps. The first suspect step is in the middle of the skipped steps. If no checkpoint lies before all of these,
-    training goes back to the oldest checkpoint, and skips only the steps after it. If even the oldest checkpoint is not
-    before the first suspect step, training ends with an error. It also ends with an error when a run needs more than
-    `budget` rewinds."""
+    steps. The first suspect step is in the middle of the skipped steps.
+
+    Training goes back to the latest checkpoint before all of the skipped steps. If there is none, it goes back to the
+    oldest checkpoint, and skips only the steps after it. It ends with an error if even the oldest checkpoint is not
+    before the first suspect step, or when a run needs more than `budget` rewinds. Without any checkpoint, training goes
+    back to its start.
+    """
 
     trigger: TriggerConfig = field(default_factory=lambda: TriggerConfig(skips=3))
     skip: int = 200
@@ -129,15 +140,16 @@ class RewindConfig:
 
 @dataclass(frozen=True)
 class StabilityConfig:
-    """Settings against loss spikes. The update of a step is skipped when the step's loss or gradient norm is not
-    finite, or is more than `sigma` standard deviations above its mean over the last `window` steps of the phase
-    (stretch of the training with its own data mixture) that were not skipped. If `sigma` is null, only values that are
-    not finite count. The limit by deviations applies only after `warm` steps of the phase that were not skipped,
-    because a new mixture has another loss.
+    """Settings against loss spikes. The update of a step is skipped if the step's loss or gradient norm is not finite
+    or is an outlier. An outlier is more than `sigma` standard deviations above the mean over the last `window` accepted
+    steps (those whose update was not skipped). Only steps of the same phase are compared, because each phase has its
+    own data mixture. So outliers are recognised only once a phase has `warm` accepted steps. If `sigma` is null, there
+    are no outliers.
 
     Training ends with an error after `in_a_row` skipped updates in a row, or after `most` skipped updates within
-    `window` steps. Whenever a line is printed (`log_every`) or a checkpoint is written, the `worst_rows` samples with
-    the highest loss since the last such moment are recorded in worst_rows.jsonl (0: none).
+    `window` steps. `rewind` makes training go back before a spike (null: it does not). The `worst_rows` samples with
+    the highest loss are recorded in worst_rows.jsonl whenever a line is printed (`log_every`) or a checkpoint is
+    written (0: none).
     """
 
     sigma: float | None = 6.0
@@ -160,15 +172,18 @@ class TrainConfig:
     """The settings of a training, from the recipe's section `train:`. Sequence length, batch size and data mixture are
     set elsewhere: in the curriculum, for each phase of the training.
 
-    `seed` determines the initial values. `clip` is the largest gradient norm; larger gradients are scaled down.
-    `micro_batch` is the largest number of tokens that a rank computes at once, but at least one sample is computed; a
-    smaller number needs less memory. `precision` is the dtype of matrix products (`auto`: bf16 on CUDA, fp32 on CPU).
-    `compile` says whether each layer is compiled (`auto`: on CUDA, if Triton is installed). `log_every` is the number
-    of steps between two printed lines and, on CUDA, the largest number between two synchronisations (metrics.jsonl has
-    a line for every step). `fetch` says how a run in object storage gets its tokens: `all` copies them to the disk
-    before the first step, `ahead` reads each sample from object storage a few steps before it is needed, and `auto`
-    copies them if the disk has room for them. `skip` lists ranges [first, stop) of steps, numbered as printed, that are
-    skipped; when a training resumes, it may be changed for the steps that are still to come.
+        skip         ranges [first, stop) of steps, numbered as printed, that are skipped. When a training resumes, the
+                     ranges of later steps may be changed
+        seed         determines the initial values
+        clip         the largest gradient norm; larger gradients are scaled down
+        micro_batch  the largest number of tokens that a rank computes at once, but at least one sample. A smaller
+                     number needs less memory
+        precision    dtype of matrix products (`auto`: bf16 on CUDA, fp32 on CPU)
+        compile      whether each layer is compiled (`auto`: on CUDA, if Triton is installed)
+        log_every    the number of steps between two printed lines (metrics.jsonl has a line for every step). On CUDA
+                     also the largest number of steps between two synchronisations
+        fetch        how a run in object storage gets its tokens. `all` copies them to the disk before the first step;
+                     `ahead` reads each sample a few steps before it is needed; `auto` copies them if the disk has room
     """
 
     model: ModelConfig
@@ -207,9 +222,12 @@ class TrainConfig:
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that determine the losses, apart from rounding. They must not change when a training
-        resumes. Two settings that also affect losses are left out, because a person must be able to change them when
-        training goes wrong: `stability` and `skip`. What these two have caused so far is recorded in the checkpoint and
-        in ledger.jsonl; `Ledger.declare` refuses a `skip` that names a step already performed."""
+        resumes.
+
+        `stability` and `skip` also affect the losses, but are left out, because a person must be able to change them
+        when training goes wrong. What they have caused so far is recorded in the checkpoint and in ledger.jsonl.
+        `Ledger.declare` refuses a `skip` that names a step already performed.
+        """
         return {"model": self.model.identity(), "optimizer": asdict(self.optimizer), "schedule": asdict(self.schedule),
                 "loss.z": self.loss.z, "loss.repeats": self.loss.repeats and asdict(self.loss.repeats),
                 "seed": self.seed, "clip": self.clip, "precision": self.precision,

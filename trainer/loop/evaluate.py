@@ -61,8 +61,8 @@ def unigram_entropy(targets: Sequence[np.ndarray]) -> float:
 
 def text_bytes(shards: ShardSet, start: int, stop: int) -> float:
     """Return how many UTF-8 bytes of text the targets among tokens [start, stop) encode. The bytes of a document are
-    divided evenly among all its tokens. Of each document, tokens outside the range do not count. Its first token in the
-    range does not count either, because it is not a target."""
+    divided evenly among its tokens, also those outside the range. The first token in the range of each document is left
+    out, because it is not a target."""
     begin, end, size = shards.spans(start, stop)
     counted = np.minimum(end, stop) - np.maximum(begin, start) - 1   # first tokens are not targets
     return float((size * counted / (end - begin)).sum())
@@ -77,7 +77,7 @@ class Heldout:
         self.longer: dict[int, Heldout] = {}
         rows = [row for index in range(len(data.streams)) for row in data.heldout_rows(index, length, windows)]
         self.batch = collate(rows, length) if rows else None
-        if self.batch is not None and not self.batch.valid():           # no target counts: prompts only
+        if self.batch is not None and not self.batch.valid():           # all targets are masked out
             self.batch = None
         #: entropy of the targets, of each stream and of all together
         self.entropy: dict[str, float] = {}
@@ -97,8 +97,7 @@ class Heldout:
 
     def at(self, length: int) -> Heldout:
         """Return held-out samples of `length` tokens, for phases (stretches of the training) with that sequence length.
-        Their largest number per stream (data source) is chosen so that they have about as many tokens in all as the
-        samples of this object."""
+        They have about as many tokens in all as the samples of this object."""
         if length not in self.longer:
             self.longer[length] = Heldout(self.data, length, max(1, self.windows * self.length // length))
         return self.longer[length]
@@ -127,12 +126,14 @@ class Heldout:
 
     def gap(self, heldout: dict[str, Any], model: Transformer, samples: int, windows: int, micro_rows: int,
             dtype: torch.dtype, chunk: int, world: World) -> dict[str, Any]:
-        """Compare the held-out loss with the loss of the same model on data that it was trained on. `heldout` is the
-        result of `evaluate`. The training data are up to `windows` samples, evenly spaced over the first `samples`
-        samples of the training, those of skipped steps included. Only samples with the sequence length of this object
-        are used. The training loss is weighted so that streams (data sources) have the same proportions as in the
-        held-out data. Returns {"train", "heldout", "gap"} in nats per token, or {} when no stream has both losses or no
-        sample was selected."""
+        """Compare the held-out loss with the loss of the same model on data that it was trained on. Returns {"train",
+        "heldout", "gap"} in nats per token, or {} when no stream (data source) has both losses. `heldout` is the result
+        of `evaluate`.
+
+        The training data are up to `windows` samples, evenly spaced over the first `samples` samples of the training,
+        also those of skipped steps. Only samples with the sequence length of this object are used. The streams are
+        weighted in the training loss as in the held-out data.
+        """
         curriculum = self.data.curriculum
         spread = sorted({i * samples // windows for i in range(windows)}) if samples else []
         numbers = [n for n in spread if curriculum.phases[curriculum.phase_at(n)].sequence == self.length]

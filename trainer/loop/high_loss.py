@@ -50,9 +50,9 @@ class HighLossRows:
         self.rows = rows[:, rows[0].topk(min(self.most, rows.shape[1])).indices]
 
     def packed(self) -> Tensor:
-        """Return this rank's rows (samples with high loss) in a tensor on the device, float64 [data ranks · 4 · most],
-        and remove them from this object. The tensor has a part for each data rank; the parts of other ranks are zero,
-        so that the sum over ranks holds the rows of all ranks."""
+        """Return this rank's rows (samples with high loss) as a tensor on the device, float64 [data ranks · 4 · most],
+        and remove them from this object. Each data rank fills a part of its own and leaves the others 0, so that the
+        sum of all ranks' tensors has the rows of all ranks."""
         out = torch.zeros(self.world.data_size, 4, self.most, dtype=torch.float64, device=self.world.device)
         out[self.world.data_rank, 0] = -math.inf
         if self.rows is not None:

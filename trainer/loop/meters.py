@@ -74,10 +74,9 @@ class Meters:
         metrics.export(planned=run.curriculum.tokens, world=world.size, alerts=self.standing())
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return those lines of metrics.jsonl that are needed when training continues after a restart or a rewind (a
-        return to a checkpoint), in the order of the file. Each line has only the keys SEEN. Of the lines about steps,
-        only the last RECENT that record how wall time was spent (goodput) are returned. Returns [] on all ranks except
-        the first."""
+        """Return the lines of metrics.jsonl that are needed after a restart or a rewind (a return to a checkpoint), in
+        the order of the file. Each line has only the keys SEEN. Of the lines about steps, the last RECENT that record
+        how wall time was spent (goodput) are returned. Returns [] on all ranks except the first."""
         self.metrics.flush()
         events: list[tuple[int, dict[str, Any]]] = []
         recent = deque[tuple[int, dict[str, Any]]](maxlen=RECENT)
@@ -136,8 +135,9 @@ class Meters:
         return flops / seconds / (self.peak * self.world.size) if self.peak else None
 
     def interval(self, number: int, line: Mapping[str, Any]) -> dict[str, Any]:
-        """Return measurements of the steps since the last printed line, such as their speed. They are added to `line`,
-        the metrics line of step `number`, for which a line is printed. Every rank must call this."""
+        """Return measurements of the steps since the last printed line, such as their speed. Called when a line is
+        printed for step `number`; the measurements are added to `line`, the step's metrics line. Every rank must call
+        this."""
         seconds, tokens, flops = self.span
         marks = quantiles(self.waits, n=100, method="inclusive") if len(self.waits) > 1 else self.waits * 99
         ranks = hardware.gather({**self.hardware.read(), "data_wait_p50_ms": 1e3 * marks[49],

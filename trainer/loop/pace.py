@@ -1,10 +1,10 @@
 """Decides during which steps another process may compute beside the training, so that it delays the training only a
 little.
 
-Whether the process delays steps at all depends on the machine: free cores, memory bandwidth, a shared GPU. So the delay
-is measured: some steps are performed while the process is paused, and others while it runs. There is a budget of time
-by which the training may be delayed. Every step adds a share of its duration to the budget, and the measured delay is
-subtracted. While the budget is spent, the process is paused.
+How much the process delays steps depends on the machine: free cores, memory bandwidth, a shared GPU. So the delay is
+measured, by comparing steps during which the process is paused with steps during which it runs. The training has a
+budget of delay. Every step adds a share of its duration to the budget, and the measured delay is subtracted. While the
+budget is negative, the process is paused.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ SAVED = 1000
 
 class Pace:
     """Decides whether another process may compute beside a training. After each interval of steps, `runs` says whether
-    the process may run during the next one. Over a long time, the process makes steps take at most the share `share`
-    longer than they would take without it."""
+    the process may run during the next one. `share` is the largest delay, relative to the time of the steps without the
+    process. This limit holds over a long time, but single steps may be delayed more."""
 
     def __init__(self, share: float) -> None:
         self.share, self.runs = share, False
         self.begin(None)
 
     def begin(self, shape: Hashable) -> None:
-        """Forget all measured times of steps, and begin to measure steps of the given `shape`. Called when the shape of
-        steps changes, because their time depends on it."""
+        """Forget all measured times, and begin to measure steps of the given `shape` (sequence length and batch size).
+        Called when the shape changes, because the time of a step depends on it."""
         self.shape, self.runs = shape, False
         self.usual = deque[float](maxlen=USUAL)
         self.budget, self.run_steps, self.measured = 0.0, 0, 0
 
     def add(self, shape: Hashable, seconds: float, steps: int) -> bool:
         """Take into account that the last `steps` steps, of the given shape, took `seconds` in all. Returns whether the
-        other process may run during the next steps (`runs`)."""
+        other process may run during the next steps."""
         if shape != self.shape:
             self.begin(shape)
             return self.runs

@@ -1,5 +1,5 @@
-"""Finds the step at which a training continues, and checks that the model gives the same loss after loading a
-checkpoint as when it was saved."""
+"""Finds the step at which a training continues. Checks that the model gives the same loss after a checkpoint was loaded
+as when it was saved."""
 
 from __future__ import annotations
 
@@ -30,12 +30,15 @@ from trainer.parallel.world import World, reshard, uncompiled
 
 def resume_point(run: Run, world: World, ledger: Ledger, stop_at: int | None,
                  say: Callable[[str], None]) -> tuple[ckpt.Checkpoint | None, TrainingStep | None, bool]:
-    """Find where to continue a training. Returns three values: the undamaged checkpoint to continue from (None: the
-    start), the first step after this checkpoint (None at the end of the curriculum), and whether nothing is left to do.
-    If nothing is left, the files of the checkpoint are not checked. Raises CheckpointError if the checkpoint belongs to
-    another training, if every checkpoint is damaged, or if the ledger (the list of skipped steps) has changed;
-    TrainingError on a rank that has read another recipe or curriculum than rank 0. Every rank must call this. Rank 0
-    decides for all ranks: if ranks disagreed, they would wait for each other forever or learn from different data."""
+    """Find where to continue a training. Every rank must call this; rank 0 decides for all, because ranks that
+    disagreed would wait for each other forever or learn from different data. Returns three values: the undamaged
+    checkpoint to continue from (None: the start), the first step after it (None at the end of the curriculum), and
+    whether nothing is left to do. If nothing is left, the files of the checkpoint are not checked.
+
+    Raises CheckpointError if the checkpoint belongs to another training, if every checkpoint is damaged, or if the
+    ledger (the list of skipped steps) has changed. Raises TrainingError on a rank that has read another recipe or
+    curriculum than rank 0.
+    """
     digest = hashlib.sha256(json.dumps([run.curriculum.to_json(), asdict(run.config)],
                                        sort_keys=True).encode()).digest()
     has_summary, first_digest = struct.unpack("<?32s", world.broadcast(
@@ -61,8 +64,8 @@ def resume_point(run: Run, world: World, ledger: Ledger, stop_at: int | None,
 
 
 def refuse_another(checkpoint: ckpt.Checkpoint, run: Run) -> None:
-    """Raise CheckpointError if the training `run` may not continue from `checkpoint`, because its settings or its
-    curriculum differ from the checkpoint's in a way that is not permitted. The message lists the differences."""
+    """Raise CheckpointError if the training `run` may not continue from `checkpoint`: its settings or its curriculum
+    differ from the checkpoint's in a way that is not permitted. The message lists the differences."""
     wrong = differences(checkpoint.meta, run)
     if wrong:
         older = ", ".join(str(p) for p in sorted(run.folder.glob("curriculum.*.json")))
@@ -82,10 +85,12 @@ def restore(checkpoint: ckpt.Checkpoint | None, run: Run, data: Data, model: Tra
             optimizer: torch.optim.Optimizer, detector: SpikeDetector, monitor: StabilityMonitor, world: World,
             dtype: torch.dtype) -> None:
     """Set model, optimiser, spike detector and stability monitor to their state in a checkpoint; if it is None, to
-    their state before the first step. To detect a changed checkpoint, changed data or changed code, the loss on a few
-    samples is computed and compared with that at the time of saving. Raises CheckpointError when the two differ by more
-    than rounding. They are not compared if `tokenmill takedown` may have overwritten a document in one of the samples
-    since (see `overwritten`)."""
+    their state before the first step.
+
+    The loss on a few samples is computed and compared with that at the time of saving. Raises CheckpointError when they
+    differ by more than rounding, because then the model, the data or the code has changed. They are not compared if
+    `tokenmill takedown` may have overwritten a document in one of the samples since (see `overwritten`).
+    """
     optim.skip_when(optimizer, None)
     model.rope = run.rope(checkpoint.meta["samples"] if checkpoint else 0)
     detector.load(checkpoint.meta["guard"] if checkpoint else None)
@@ -113,9 +118,9 @@ def restore(checkpoint: ckpt.Checkpoint | None, run: Run, data: Data, model: Tra
 
 def overwritten(checkpoint: ckpt.Checkpoint, run: Run, data: Data) -> bool:
     """Return whether `tokenmill takedown` may have overwritten a document in one of the samples whose losses the
-    checkpoint stores. This is so if the shard set of any stream (data source) was replaced since, and one of these
-    samples has two EOS in a row. An overwritten document consists of EOS. Padding of packed rows also consists of EOS,
-    so the answer may be true without a takedown."""
+    checkpoint stores. The answer is yes if the shard set of any stream (data source) was replaced since, and one of
+    these samples has two EOS in a row: takedown replaces all tokens of a document by EOS. The answer may be yes without
+    a takedown, because padding of packed rows also consists of EOS."""
     was = [stream["sha256"] for stream in checkpoint.meta["curriculum"]["streams"]]
     if was == [stream.sha256 for stream in run.curriculum.streams[:len(was)]]:
         return False

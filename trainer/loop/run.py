@@ -53,10 +53,10 @@ class Run:
         return self.config.loss.tokens(self.vocab, device.type == "cuda")
 
     def unshared(self, ranks: int) -> list[str]:
-        """Return warnings that batches cannot be divided equally among ranks. A data rank is one rank, or several that
-        share layers; `ranks` is the number of all ranks. There is a line for each phase (stretch of the training) whose
-        first batch, which is its smallest, cannot be divided equally among the data ranks. Raises ConfigError when that
-        many ranks do not fit the settings under `train.parallel`."""
+        """Return a warning for each phase (stretch of the training) whose batches cannot be divided equally among the
+        data ranks. The first batch of a phase is checked, because it is the smallest. A data rank is one rank, or
+        several that share layers; `ranks` is the number of all ranks. Raises ConfigError when that many ranks do not
+        fit the settings under `train.parallel`."""
         self.config.parallel.shape(ranks)
         groups, warnings = ranks // self.config.parallel.tensor, []
         for phase in self.curriculum.phases:
@@ -179,10 +179,10 @@ def differences(meta: dict[str, Any], run: Run) -> list[str]:
 
 
 def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
-    """Compare two versions of a phase (stretch of the training) that had begun when a checkpoint was written: `old`,
-    from the checkpoint, and `new`, from the present curriculum (None if the phase is missing there). Returns the
-    forbidden differences, one line each. The phase may end elsewhere, but not before sample number `samples`. Fields
-    that affect neither samples nor rates, such as `max_epochs`, are not compared."""
+    """Return the forbidden differences between two versions of a phase (stretch of the training) that had begun when a
+    checkpoint was written, one line each. `old` is from the checkpoint, and `new` from the present curriculum (None if
+    the phase is missing there). The phase may end elsewhere, but not before sample number `samples`. Fields that affect
+    neither samples nor rates, such as `max_epochs`, are not compared."""
     if new is None:
         return [f"phase {old.name}: has begun, but is missing now"]
     same = ("start", "sequence", "batch", "ramp", "weights", "groups", "reserved", "lr", "extra", "reset_optimizer",
@@ -195,9 +195,8 @@ def past(old: Phase, new: Phase | None, samples: int) -> list[str]:
 
 
 def changes(meta: dict[str, Any], run: Run, world: int, machine: Mapping[str, Any]) -> list[str]:
-    """Return those changes since a checkpoint was written that are permitted when a training resumes: of settings,
-    machine, number of ranks and code, one line per change. Changes to the curriculum are not included; `edits` returns
-    them. `meta` is the checkpoint's metadata."""
+    """Return the permitted changes since a checkpoint was written, one line each: of settings, machine, number of ranks
+    and code. `edits` returns the changes of the curriculum. `meta` is the checkpoint's metadata."""
     result = unequal({"world": meta["world"], **{k: meta.get(k, v) for k, v in machine.items()}},
                     {"world": world, **machine}, "")
     decided = flat(run.config.identity())
@@ -211,7 +210,7 @@ def changes(meta: dict[str, Any], run: Run, world: int, machine: Mapping[str, An
 
 def edits(meta: dict[str, Any], run: Run) -> list[str]:
     """Return the changes to the curriculum since a checkpoint was written, one line each. `meta` is the checkpoint's
-    metadata. The part of the curriculum that has been trained on must not have changed; `differences` checks that."""
+    metadata. Call this only after `differences` has found no forbidden change."""
     was, now = meta["curriculum"], run.curriculum.to_json()
     result = [f"stream {s['name']}: new" for s in now["streams"][len(was["streams"]):]]
     old, new = ({phase["name"]: phase for phase in side["phases"]} for side in (was, now))

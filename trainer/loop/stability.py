@@ -1,14 +1,14 @@
 """Handles loss spikes. The update of an outlier step is skipped. If that does not help, training goes back to a
 checkpoint (a rewind) and skips the data around the spike.
 
-`SpikeDetector` works on the device. It skips the update of a step whose loss or gradient norm is not finite, or lies
-more than `sigma` standard deviations above its mean over the last `window` accepted steps of the phase, i.e. steps that
-were not skipped (SkipStep of OLMo-core; OLMo 2, arXiv 2501.00656). Loss and norm are those of the step over all ranks,
-so all ranks decide alike. The host does not wait for the numbers.
+`SpikeDetector` works on the device, so the host does not wait for it. It skips the update of a step whose loss or
+gradient norm is not finite or an outlier, i.e. more than `sigma` standard deviations above the mean over the last
+`window` accepted steps of the phase (SkipStep of OLMo-core; OLMo 2, arXiv 2501.00656). An accepted step is one whose
+update was not skipped. Loss and norm are those of the step over all ranks, so all ranks decide alike.
 
 `StabilityMonitor` works on the host, once the numbers have been copied there. It ends the training with an error after
-too many skipped updates. If the setting `rewind` is given, it can request a rewind to a checkpoint before the spike;
-the steps around the spike's beginning are then skipped (PaLM, arXiv 2204.02311 §5.1: back to about 100 steps before the
+too many skipped updates. With the setting `rewind`, it can instead request a rewind to a checkpoint before the spike.
+The steps around the spike's beginning are then skipped (PaLM, arXiv 2204.02311 §5.1: back to about 100 steps before the
 spike, 200 to 500 batches skipped).
 """
 
@@ -44,15 +44,16 @@ class SpikeDetector:
         self.slots = torch.arange(config.window, device=device)
 
     def judge(self, phase: int, sums: Tensor, norm: Tensor) -> Tensor:
-        """Decide whether to skip the update of a step. It is skipped if the step's loss or gradient norm is not finite
-        or above its limit. `phase` is the index of the step's phase (stretch of the training). `sums` [2 · streams],
-        over all ranks, holds the summed loss of each stream (data source), then the number of counted targets of each
-        stream. `norm` is the gradient norm, 0-d.
+        """Decide whether to skip the update of a step: its loss or gradient norm is not finite, or above its limit.
+        `phase` is the index of the step's phase (stretch of the training). `sums` [2 · streams], over all ranks, holds
+        the summed loss of each stream (data source), then the number of counted targets of each stream. `norm` is the
+        gradient norm, 0-d.
 
         Returns four numbers, float64 [4]: 1 to skip the update, else 0; the mean loss of the last `window` accepted
-        steps (those not skipped) of the phase; the limit above which a loss is an outlier; and the limit above which a
-        norm is an outlier. The mean is NaN and the limits are infinity until the phase has `warm` accepted steps.
-        Without `sigma`, the limits are always infinity. Never waits for the device."""
+        steps of the phase; the limit of the loss; the limit of the norm. An accepted step is one whose update was not
+        skipped. Until the phase has `warm` accepted steps, the mean is NaN and the limits are infinity. Without
+        `sigma`, the limits are always infinity. Never waits for the device.
+        """
         if phase != self.phase:
             self.phase = phase
             self.count.zero_()
@@ -108,9 +109,9 @@ class StepRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Rewind:
-    """A decision to go back to a checkpoint, made after step `step`, because the steps from `first` on are suspect.
-    When training continues from the checkpoint, those of the steps [start, stop) that come after the checkpoint are
-    skipped. `why` is the reason as text."""
+    """A decision, made after step `step`, to go back to a checkpoint, because the steps from `first` on are suspect.
+    Training then skips the steps [start, stop), as far as they come after the checkpoint. `why` is the reason as
+    text."""
 
     first: int
     step: int
@@ -189,11 +190,13 @@ class StabilityMonitor:
 
 def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, world: World,
             say: Callable[[str], None] = lambda _text: None) -> Checkpoint | None:
-    """Choose the checkpoint to which training goes back, record the decision in the ledger (the list of skipped steps),
-    and delete all later checkpoints (damaged ones are set aside, see `choose`). Every rank must call this. Returns the
-    checkpoint, or None for the start of the training. Damaged checkpoints are not chosen; if all checkpoints are
-    damaged, CheckpointError is raised. Raises TrainingError when there is no suitable checkpoint, or when the run has
-    already gone back as often as `rewind.budget` allows."""
+    """Choose the undamaged checkpoint to which training goes back, and record the decision in the ledger (the list of
+    skipped steps). All later checkpoints are deleted, or set aside if they are damaged (see `choose`). Every rank must
+    call this. Returns the checkpoint, or None for the start of the training.
+
+    Raises TrainingError when there is no suitable checkpoint, or when the run has already gone back as often as
+    `rewind.budget` allows. Raises CheckpointError when all checkpoints are damaged.
+    """
     if len(ledger.rewinds) >= rewind.budget:
         past = ", ".join(f"{line['steps'][0]} to {line['steps'][1] - 1}" for line in ledger.rewinds)
         raise TrainingError(f"step {rewind.step}: {rewind.why}, since step {rewind.first}; the steps {past} "
@@ -209,13 +212,12 @@ def rewind_to_checkpoint(rewind: Rewind, ledger: Ledger, checkpoints: Path, worl
 
 
 def rewind_target(checkpoints: Sequence[Checkpoint], rewind: Rewind) -> tuple[Checkpoint | None, int]:
-    """Choose from `checkpoints` (oldest first) the one to which training goes back. Returns (checkpoint or None for the
-    start of the training, the first step to skip).
+    """Choose from `checkpoints` (oldest first) the one to which training goes back. Returns (checkpoint, or None for
+    the start of the training; the first step to skip).
 
-    The latest checkpoint before all steps that `rewind` skips is chosen. If no checkpoint is that early, the earliest
-    checkpoint is chosen, provided that it precedes the first suspect step; then only steps after this checkpoint are
-    skipped. If there is no checkpoint at all, training goes back to the start. Raises TrainingError when there are
-    checkpoints, and none precedes the first suspect step.
+    It is the latest checkpoint before all steps that `rewind` skips. If none is that early, it is the earliest
+    checkpoint, and only steps after it are skipped. Without checkpoints, training goes back to the start. Raises
+    TrainingError when there are checkpoints, but none before the first suspect step.
     """
     before = [c for c in checkpoints if c.step < rewind.start]
     if before:

@@ -51,8 +51,8 @@ def subordinate() -> None:
 
 
 def check_tasks(run: Run) -> None:
-    """Check that the tasks of `evaluate.tasks` can be scored: that they exist, have data and fit the tokenizer. Raises
-    ConfigError. Called before the model is built, so that a mistake ends the training at once."""
+    """Raise ConfigError if the tasks of `evaluate.tasks` cannot be scored: a task does not exist, has no data, or does
+    not fit the tokenizer. Called before the model is built, so that a mistake ends the training at once."""
     config = run.config.evaluate.tasks
     if config is None:
         return
@@ -93,8 +93,8 @@ def scorable_tasks(config: TaskScoringConfig) -> list[EvalTask]:
 
 
 def wanted_scores(config: TaskScoringConfig) -> set[ScoreOrigin]:
-    """Return what identifies the scores that the settings `evaluate.tasks` ask for, one origin for each task. This
-    reads the data of the tasks."""
+    """Return the origins of the scores that the settings `evaluate.tasks` ask for, one for each task. Scores with
+    another origin are of other settings. This reads the data of the tasks."""
     from trainer.evaluation.rows import sums
     from trainer.evaluation.task_file import tasks_named
 
@@ -119,7 +119,7 @@ class TaskWatcher:
             str(run.store.absolute()), "--trained", str(run.out.absolute()), "--data", config.data, "--tasks",
             ",".join(config.tasks), "--every", str(config.every), "--device", config.device, "--end-with",
             str(os.getpid()), *(["--shots", str(config.shots)] if config.shots is not None else [])]
-        # the process is no rank
+        # the scoring process is not a rank, so it must not see the variables of one
         self.env = {**{k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")},
                     "OMP_NUM_THREADS": str(max(1, int(cores()) - threads))}
         self.every, self.wanted = config.every, wanted_scores(config)
@@ -137,8 +137,8 @@ class TaskWatcher:
         self.stop()
 
     def start(self) -> None:
-        """Start the scoring process, and pause it at once unless `pace` lets it run. If the training has gone back to a
-        checkpoint, later scores of the same steps are new, so the next `look` returns all rows."""
+        """Start the scoring process, and pause it at once unless `pace` lets it run. The next `look` returns all rows,
+        because after a return to a checkpoint the scores of the same steps are new."""
         self.rows.restart()
         self.out.mkdir(parents=True, exist_ok=True)
         with open(self.out / LOG, "ab") as log:
@@ -177,10 +177,12 @@ class TaskWatcher:
         return self.clock.now() - self.looked >= POLL_S
 
     def look(self) -> list[dict[str, Any]]:
-        """Read new scores, and restart the scoring process if it has failed. Returns all rows of tasks.jsonl that
-        belong to the settings of this training and were added since the last call, and perhaps earlier ones. The
-        process is restarted at most RESTARTS times without a new score. It is not restarted after exit code 2, which
-        means that the tasks or their settings cannot be used."""
+        """Read new scores. Returns the rows of tasks.jsonl that belong to the settings of this training: all that were
+        added since the last call, and perhaps earlier ones.
+
+        Also restarts the scoring process if it has failed, but at most RESTARTS times without a new score. Exit code 2
+        means that the tasks or their settings cannot be used, so the process is not restarted after it.
+        """
         self.looked, rows = self.clock.now(), list[dict[str, Any]]()
         with suppress(FileNotFoundError):
             modified = (self.out / score_rows.NAME).stat().st_mtime_ns

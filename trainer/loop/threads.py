@@ -1,10 +1,10 @@
 """Chooses how many CPU threads a rank computes with: as many as its model can use, but no more than its share of the
 free cores.
 
-By default torch uses a thread per core, which is too many in two cases. For a small model, dividing an operator among
-threads takes longer than computing it. On a busy machine, every operator waits for the thread whose core another
-process occupies. Together, this made the training of a model of 72 thousand parameters a hundred times slower. The load
-is therefore measured while torch is imported, and cores that other processes use are not counted as free.
+torch's default, a thread per core, is too many in two cases. For a small model, dividing an operator among threads
+takes longer than computing it. On a busy machine, every operator waits for the thread whose core another process
+occupies. Together, this made the training of a model of 72 thousand parameters a hundred times slower. Therefore the
+load is measured while torch is imported, and only cores that other processes leave free count.
 
 The number of threads changes the last bits of sums. It is therefore printed at the start and stored in metrics and
 checkpoints, and a training that resumes reports a change of it. OMP_NUM_THREADS overrides the choice; launchers such as
@@ -49,17 +49,17 @@ def affinity() -> set[int]:
 
 
 class CoreWatch:
-    """Measures how busy the CPU cores are. The measurement begins when the object is created and ends when `free` is
-    called, which waits until it has lasted at least `watched_s` seconds."""
+    """Measures how busy the CPU cores are, from the creation of the object to the call of `free`. `watched_s` is the
+    shortest duration of the measurement, in seconds."""
 
     def __init__(self, watched_s: float = WATCHED_S) -> None:
         self.watched_s = watched_s
         self.since, self.own, self.idle = time.monotonic(), time.process_time(), idle()
 
     def free(self) -> float:
-        """Return the mean number of cores that were free for this process since the object was created: those that were
-        idle, and those that this process itself used. If the system does not report idle time, all cores count as
-        free."""
+        """Return how many cores were free for this process, on average since the object was created: those that were
+        idle, and those that it used itself. Waits until the measurement has lasted `watched_s` seconds. If the system
+        does not report idle time, all cores count as free."""
         time.sleep(max(0.0, self.watched_s - (time.monotonic() - self.since)))
         now, own = idle(), time.process_time() - self.own
         if self.idle is None or now is None:

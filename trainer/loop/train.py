@@ -85,8 +85,8 @@ def train(run: Run, world: World, stop_at: int | None = None, say: Callable[[str
 
 
 class Trainer:
-    """The state of a training on one rank, with methods that perform it. The position in the training is `number`
-    (steps), `samples` and `tokens` (targets); all three count skipped steps, too."""
+    """A training on one rank. Its position is `number` (steps), `samples` and `tokens` (targets); all three count
+    skipped steps, too."""
 
     def __init__(self, run: Run, world: World, ledger: Ledger, checkpoint: ckpt.Checkpoint | None, goodput: Goodput,
                  say: Callable[[str], None]) -> None:
@@ -167,8 +167,8 @@ class Trainer:
     # -- the loop ----------------------------------------------------------------------------------------------------
     def steps(self, stop_at: int | None, interrupted: Callable[[], int]) -> Rewind | None:
         """Perform the steps that remain, up to the end of the curriculum or step `stop_at` (included), and return None.
-        If the losses require training to go back to a checkpoint, returns at once with that decision (a Rewind). After
-        a signal (a number other than 0 from `interrupted()`), writes a checkpoint and raises SystemExit."""
+        Returns early, with a decision to go back to a checkpoint (a Rewind), if the losses require it. After a signal
+        (a number other than 0 from `interrupted()`), writes a checkpoint and raises SystemExit."""
         config, curriculum = self.run.config, self.run.curriculum
         self.goodput.enter("warmup")
         self.buffer.restart()
@@ -223,9 +223,9 @@ class Trainer:
                 self.meters.scored(self.watcher.look())
 
     def perform(self, step: TrainingStep, batch: Batch, waited: float) -> None:
-        """Learn from one batch: compute loss and gradients, decide whether the loss or the gradient norm is an outlier
-        or not finite (then the update is skipped), step the optimiser. `waited` is how long training waited for the
-        batch, in seconds. This method waits for the device only if parameters are offloaded to the CPU."""
+        """Learn from one batch: compute loss and gradients, and step the optimiser. If the loss or the gradient norm is
+        not finite or is an outlier, the step changes nothing. `waited` is how long training waited for the batch, in
+        seconds. This method waits for the device only if parameters are offloaded to the CPU."""
         factor = self.schedule.factor((step.tokens + self.tokens) / 2)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * factor
@@ -275,9 +275,9 @@ class Trainer:
 
     # -- evaluation and checkpoints ----------------------------------------------------------------------------------
     def evaluate(self) -> dict[str, Any]:
-        """Evaluate the held-out loss on samples with the sequence length of the first phase (stretch of the training).
-        If the phase of the last sample read has another sequence length, evaluate it also on samples of that length,
-        under the key "lengths". Returns the values that `Heldout.evaluate` describes."""
+        """Compute the held-out loss on samples with the sequence length of the first phase (stretch of the training).
+        If the present phase has another sequence length, the loss on samples of that length is added under the key
+        "lengths". Returns the values that `Heldout.evaluate` describes."""
         run, heldout, chunk = self.run, self.heldout, self.run.loss_chunk(self.world.device)
         with self.goodput.of("evaluation"):
             values = heldout.evaluate(self.model, run.micro_rows(heldout.length), self.dtype, chunk, self.world)
@@ -324,9 +324,12 @@ class Trainer:
     def finish(self, before: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Finish the training in this process. At the end of the curriculum, make the last evaluation, a sample of text
         and the summary, and wait until all checkpoints are scored on tasks. If the training stops earlier, only close
-        its metrics. `before` is the first evaluation; `seconds` is how long the steps of this process took, with the
-        evaluations and checkpoints between them. Returns the summary on rank 0, {} on other ranks and if the training
-        stops earlier. If signal n arrives while checkpoints are scored, raises SystemExit(128 + n)."""
+        its metrics.
+
+        `before` is the first evaluation; `seconds` is how long the steps of this process took, with the evaluations and
+        checkpoints between them. Returns the summary on rank 0 at the end of the curriculum, else {}. Raises
+        SystemExit(128 + n) if signal n arrives while checkpoints are scored.
+        """
         run, config, world = self.run, self.run.config, self.world
         self.goodput.enter("evaluation")
         summary: dict[str, Any] = {}
@@ -344,7 +347,8 @@ class Trainer:
                     self.watcher.wait(interrupted)
                     if number := interrupted():
                         self.stop(number)
-                ckpt.retain(self.checkpoints, config.checkpoint, self.watcher.awaits)    # what stayed to be scored
+                # delete the checkpoints that stayed only to be scored
+                ckpt.retain(self.checkpoints, config.checkpoint, self.watcher.awaits)
             if world.first:
                 summary = summarise(run, before, after, gap, text, reason, seconds, self.buffer.speed(), self.goodput)
                 self.metrics.write("end", self.number, **summary)
@@ -366,9 +370,9 @@ class Trainer:
 def forward_backward(model: Transformer, step: TrainingStep, batch: Batch, run: Run, data: Data,
                      high_loss: HighLossRows, micro: MicroNorms, world: World,
                      dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the gradients of one step and clip them. Returns the step's sums over all ranks (losses and counts of
-    targets per stream, i.e. data source; see `trainer.loop.metrics_buffer.StepNumbers`), float64 [HEAD + 2 · streams],
-    and the global gradient norm before clipping."""
+    """Compute the gradients of one step and clip them. Returns (the step's sums over all ranks, float64 [HEAD + 2 ·
+    streams]; the global gradient norm before clipping). The sums hold the losses and the counts of targets of each
+    stream (data source); see `trainer.loop.metrics_buffer.StepNumbers`."""
     config = run.config
     streams = len(data.streams)
     sums = torch.zeros(HEAD + 2 * streams, dtype=torch.float64, device=world.device)

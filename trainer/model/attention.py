@@ -1,19 +1,18 @@
 """Computes causal attention that stays inside documents, with three equivalent back ends.
 
-A window (the consecutive tokens of one training sample) holds pieces of several documents. A token's position counts
-from the beginning of its piece, so `positions` restarts at 0 where a document begins. A token attends to the tokens of
-its own document up to itself. With `masking: none` it attends to the whole window up to itself, and positions do not
-restart.
+A window (the consecutive tokens of one training sample) holds pieces of several documents. A token attends to itself
+and to the earlier tokens of its own document. Its position counts from the beginning of its piece, so `positions`
+restarts at 0 where a document begins. With `masking: none`, a token attends to all earlier tokens of the window, and
+positions do not restart.
 
-* `varlen` is for CUDA from Ampere on, in half precision. It is `torch.nn.attention.varlen.varlen_attn` over the
-  flattened batch with cumulative lengths (FlashAttention 2; version 3 where its package is installed and the device is
-  a Hopper).
-* `flex` is for other uses of CUDA (float32, older devices or torch). It is compiled `flex_attention` with a block mask.
+* `varlen` is for half precision on CUDA from Ampere on. It is `torch.nn.attention.varlen.varlen_attn` over the
+  flattened batch with cumulative lengths (FlashAttention 2; version 3 on a Hopper where its package is installed).
+* `flex` is for CUDA otherwise (float32, older devices or torch). It is compiled `flex_attention` with a block mask.
 * `dense` is for other devices. It is `scaled_dot_product_attention` with a dense additive mask. It is not used on CUDA,
   because the flash kernels do not accept such a mask.
 
-With `masking: none`, and on CUDA also for rows of a single document each, no mask is needed; attention is then causal
-`scaled_dot_product_attention`.
+Attention is causal `scaled_dot_product_attention` where no mask is needed: with `masking: none`, and on CUDA also for
+rows of a single document each.
 """
 
 from __future__ import annotations
@@ -41,16 +40,17 @@ Masking = Literal["document", "none"]
 
 @dataclass(frozen=True)
 class DocMask:
-    """The attention mask of a micro-batch of B rows of T tokens, built once and used by every layer.
+    """The attention mask of a micro-batch of B rows of T tokens, built once and used by every layer. The back end
+    determines which of the fields `dense`, `block` and `starts` is set. If none is set, attention is causal over the
+    whole row.
 
-    `positions` is int64 [B, T]. The back end determines which of the fields `dense`, `block` and `starts` is set. If
-    none is set, attention is causal over the whole row.
-
-        dense    [B, 1, T, T], a mask that is added to the attention scores (0 or -inf)
-        block    the mask as flex_attention takes it
-        starts   [D + 1] int32, for variable-length attention over all rows put one after the other: the offsets at
-                 which the D documents begin, and the end of the last one; padded with entries B·T (empty documents)
-        longest  an upper bound of the documents' lengths"""
+        positions  int64 [B, T], position of each token in its document
+        dense      [B, 1, T, T], a mask that is added to the attention scores (0 or -inf)
+        block      the mask as flex_attention takes it
+        starts     [D + 1] int32, for variable-length attention over all rows put one after the other: the offsets at
+                   which the D documents begin, and the end of the last one; padded with entries B·T (empty documents)
+        longest    an upper bound of the documents' lengths
+    """
 
     positions: Tensor
     dense: Tensor | None
@@ -91,10 +91,10 @@ class KeyValues:
 
 def document_mask(positions: Tensor, dtype: torch.dtype, masking: Masking = "document",
                   backend: BackEnd | None = None, starts: Tensor | None = None) -> DocMask:
-    """Build the attention mask for rows of documents. `positions` [B, T] int64 has each token's position in its
-    document, so it is 0 where a document begins. `dtype` is that of the activations. `backend` overrides the choice of
-    the fastest back end. `starts` is the result of `cumulative_lengths(positions)`, if already computed. The mask is on
-    the device of `positions`. With `masking` none, documents do not matter, and no mask is needed."""
+    """Build the attention mask for rows of documents, on the device of `positions`. `positions` [B, T] int64 has each
+    token's position in its document, so it is 0 where a document begins. `dtype` is that of the activations. `backend`
+    overrides the choice of the fastest back end. `starts` is the result of `cumulative_lengths(positions)`, if already
+    computed. With `masking` none, the result has no mask, and its positions count from the beginning of the row."""
     rows, length = positions.shape
     backend = backend or best(positions.device, dtype)
     if masking == "none":
@@ -157,11 +157,10 @@ def flash3(index: int) -> bool:
 
 def cumulative_lengths(positions: Tensor) -> Tensor:
     """Return the offsets at which documents begin when all rows are put one after the other, int32. `positions` [B, T]
-    has each token's position in its document. The result is padded with the number of all tokens, B·T, to a length of
-    64, 256, 1024, …
+    has each token's position in its document. Every row must begin a document (positions[:, 0] == 0).
 
-    Every row begins a document (positions[:, 0] == 0), so no document spans rows. The padding limits the number of
-    shapes, because a compiled model is compiled again for every new shape.
+    The result is padded to a length of 64, 256, 1024, … with the number of all tokens, B·T. The padding keeps the
+    number of shapes small, because a compiled model is compiled again for every new shape.
     """
     flat = positions.reshape(-1)
     begins = (flat == 0).nonzero().squeeze(1)

@@ -20,12 +20,12 @@ class RopeScaling:
     """Settings that divide RoPE's frequencies by `factor`, so that the model can use a longer context. `original` is
     the context, in tokens, that the model was trained with before (`linear` does not need it).
 
-    `linear` divides all frequencies by `factor` (position interpolation, arXiv 2306.15595). `llama3` (Llama 3.1)
-    divides only frequencies with wavelengths above original / `low`, and leaves wavelengths below original / `high`
-    unchanged, with a smooth transition. `yarn` (arXiv 2309.00071) divides only the frequencies of pairs of dimensions
-    that make fewer than `beta_slow` turns within `original` tokens, and leaves pairs that make more than `beta_fast`
-    turns unchanged, with a ramp over the pairs in between. `yarn` also multiplies queries and keys by
-    `attention_factor` (null: 0.1 · ln factor + 1).
+    * `linear` divides all frequencies (position interpolation, arXiv 2306.15595).
+    * `llama3` (Llama 3.1) divides frequencies with wavelengths above original / `low`, and leaves those with
+      wavelengths below original / `high` unchanged. Between them is a smooth transition.
+    * `yarn` (arXiv 2309.00071) divides the frequencies of pairs of dimensions that make fewer than `beta_slow` turns
+      within `original` tokens, and leaves those that make more than `beta_fast` turns unchanged. Between them is a
+      ramp. `yarn` also multiplies queries and keys by `attention_factor` (null: 0.1 · ln factor + 1).
     """
 
     kind: Literal["linear", "llama3", "yarn"]
@@ -60,20 +60,28 @@ class ModelConfig:
     """The architecture of the model, a decoder: sizes and options. The vocabulary size is not among them, because it is
     that of the shards (the encoded data).
 
-    `kv_heads` 0: as many as `heads`. `head_dim` null: width / heads. `ffn` 0: 8/3 of the width, rounded up to a
-    multiple of 64 (Llama), or 4 times the width with `activation: relu2` (arXiv 2109.08668), which has two matrices
-    instead of three. `tie` makes the embedding serve as the output matrix, too. `qk_norm` normalises the queries and
-    keys of each head; `qkv_bias` adds biases to queries, keys and values; `norm_eps` is added inside all norms, so that
-    none divides by 0. `nope_every: k` leaves out RoPE in layers k, 2k, … (0: never); `rotary` is the share of a head's
-    dimensions that RoPE rotates. `rope_theta` and `rope_scaling` set RoPE's frequencies; a phase of the training may
-    override both. `masking: none` lets tokens attend to earlier documents in the same training sample. `softcap: c`
-    bounds logits to c · tanh(logit / c) (0: off). `init_std` is the standard deviation of the initial values of every
-    matrix; for matrices that write into the residual stream it is divided by √(2 · layers) (GPT-2).
+        kv_heads      number of heads of keys and values (0: as many as `heads`)
+        ffn           hidden units (0: 8/3 of the width, rounded up to a multiple of 64, as in Llama; with `activation:
+                      relu2` 4 times the width)
+        head_dim      width of a head (null: width / heads)
+        tie           whether the embedding is the output matrix, too
+        qk_norm       whether the queries and keys of each head are normalised
+        nope_every    k leaves out RoPE in layers k, 2k, … (0: never)
+        rope_theta    determines RoPE's frequencies, as does `rope_scaling`. A phase of the training may override both
+        norm_eps      is added inside all norms, so that none divides by 0
+        init_std      standard deviation of the initial values of every matrix. For matrices that write into the
+                      residual stream it is divided by √(2 · layers) (GPT-2)
+        activation    `swiglu`, or `relu2` (arXiv 2109.08668), which has two matrices instead of three
+        rotary        share of a head's dimensions that RoPE rotates
+        qkv_bias      whether queries, keys and values have biases
+        masking       `none` lets tokens attend to earlier documents in the same training sample
+        softcap       c bounds logits to c · tanh(logit / c) (0: off)
+        mup           width at which the hyperparameters were found (0: muP is off)
 
-    `mup: w` makes hyperparameters found at width w valid for this width (Tensor Programs V, arXiv 2203.03466, table 8,
-    for Adam): with m = width / w, matrices start with `init_std` / √m and learn at 1 / m of the rate, the output is
-    divided by m, and products of queries and keys are divided by D / 8 instead of √D (D is the width of a head; at D =
-    64 both are the same). With 0, muP is off.
+    muP makes hyperparameters that were found at another width valid for this one (Tensor Programs V, arXiv 2203.03466,
+    table 8, for Adam). With m = width / mup, hidden matrices start with `init_std` / √m and learn at 1 / m of the rate,
+    and the output is divided by m. Products of queries and keys are divided by D / 8 instead of √D (D is the width of a
+    head; at D = 64 both are the same).
     """
 
     layers: int
@@ -210,9 +218,11 @@ LOGITS = 1 << 29
 @dataclass(frozen=True)
 class LossConfig:
     """Settings of the loss. `z` is the weight of the z-loss, log²Z per token, where Z is the denominator of the
-    softmax. `chunk` is the number of tokens whose logits are computed at a time; 0 means 2048 on a CPU, and on CUDA the
-    largest power of two that makes at most 2²⁹ logits, but at least 512. `repeats` says which targets inside repeated
-    n-grams are left out of the loss (null: none)."""
+    softmax. `repeats` says which targets inside repeated n-grams are left out of the loss (null: none).
+
+    `chunk` is the number of tokens whose logits are computed at a time. 0 means 2048 on a CPU. On CUDA, 0 means the
+    largest power of two that makes at most 2²⁹ logits, but at least 512.
+    """
 
     z: float = 1e-5
     chunk: int = 0
@@ -223,9 +233,9 @@ class LossConfig:
             raise ValueError("z and chunk must be ≥ 0")
 
     def tokens(self, vocab: int, cuda: bool) -> int:
-        """Return how many tokens' logits are computed at a time (a chunk), for a vocabulary of `vocab` tokens. Every
-        chunk reads and writes the whole gradient of the output matrix, so chunks are larger on CUDA: on an H100, 8,192
-        tokens instead of 2,048 made a step of a model of 124 M parameters 4 % faster."""
+        """Return how many tokens' logits are computed at a time (a chunk), for a vocabulary of `vocab` tokens. Chunks
+        are larger on CUDA, because every chunk reads and writes the whole gradient of the output matrix: on an H100,
+        8,192 tokens instead of 2,048 made a step of a model of 124 M parameters 4 % faster."""
         if self.chunk:
             return self.chunk
         return 1 << max(9, (LOGITS // vocab).bit_length() - 1) if cuda else 2048

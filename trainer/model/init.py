@@ -1,6 +1,6 @@
-"""Draws the initial value of every parameter from a separate random generator.
+"""Draws the initial value of every parameter from a random generator of its own.
 
-The generator's seed is a function of (seed of the training, name of the parameter) alone. A value is drawn whole and
+The generator's seed depends only on the seed of the training and the name of the parameter. A value is drawn whole and
 then sliced, so the model is the same for any world size, device and order of parameters. `nn.init` does not guarantee
 this: on sharded parameters it draws the same numbers on every rank of a CPU mesh, and other numbers when the number of
 ranks changes. SmolLM3 had to discard a training of a trillion tokens, because its tensor-parallel ranks shared a seed.

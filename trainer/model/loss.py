@@ -32,13 +32,17 @@ class ChunkedCE(torch.autograd.Function):
     ChunkedCE.apply(hidden [N, d], weight [V, d], target [N] int64, scale, z, chunk, cap, compiled) → (objective, nll
     [N], z_sum).
 
-    Tokens whose target is IGNORE are not counted. objective = scale · Σ over counted tokens of (nll + z · log²Z), a
-    float32 scalar, where nll is a token's negative log-likelihood and Z the denominator of its softmax. The objective
-    is the only differentiable output. `nll` [N] float32 is 0 for tokens that are not counted. `z_sum` is Σ log²Z over
-    counted tokens. `scale` is a 0-d float32 tensor: one over the number of counted tokens in the whole batch. It is
-    applied inside, so that half-precision gradients are rounded only after scaling. `chunk` is the number of tokens
-    whose logits exist at a time. Logits are first soft-capped at `cap` (0: off). `compiled` (for CUDA) fuses the
-    operations between the matrix products, which saves most of the passes over a chunk's logits.
+        objective  scale · Σ (nll + z · log²Z) over the counted tokens, where Z is the denominator of a token's softmax;
+                   float32, 0-d. Only this result is differentiable
+        nll        negative log-likelihood of each token, float32; 0 for tokens that are not counted
+        z_sum      Σ log²Z over the counted tokens
+        target     a token whose target is IGNORE is not counted
+        scale      float32, 0-d: one over the number of counted tokens in the whole batch. It is applied inside, so that
+                   half-precision gradients are rounded only after scaling
+        chunk      the number of tokens whose logits exist at a time
+        cap        soft cap that is first applied to the logits (0: off)
+        compiled   whether the operations between the matrix products are fused (for CUDA). This saves most of the
+                   passes over a chunk's logits
     """
 
     @staticmethod
@@ -80,11 +84,13 @@ class ChunkedCE(torch.autograd.Function):
 
 def terms(logits: Tensor, target: Tensor, scale: Tensor, z: float, cap: float,
           learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute the loss terms of a chunk of n tokens from their raw logits [n, V]. Returns the negative log-likelihoods
-    [n]; Σ log²Z, where Z is the denominator of a token's softmax; and a gradient. If `learning`, the gradient is that
-    of the training objective with respect to the raw logits, in their dtype; otherwise it is None. Tokens whose target
-    is IGNORE have the negative log-likelihood 0 and the gradient 0, and are not in the sum. If the logits are float32,
-    they may be overwritten."""
+    """Compute the loss terms of a chunk of n tokens from their raw logits [n, V]. Returns three values: the negative
+    log-likelihoods [n]; Σ log²Z, where Z is the denominator of a token's softmax; and the gradient of the training
+    objective with respect to the raw logits, in their dtype (None unless `learning`).
+
+    Tokens whose target is IGNORE have the negative log-likelihood 0 and the gradient 0, and are not in the sum. If the
+    logits are float32, they may be overwritten.
+    """
     dtype = logits.dtype
     logits = logits.float()
     slope = None

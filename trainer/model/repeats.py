@@ -15,8 +15,8 @@ def repeated(tokens: np.ndarray, ngram: int, times: int) -> np.ndarray:
     """Find the spans in which a sequence of 1 to `ngram` tokens repeats at least `times` times. Returns bool (N,):
     which of `tokens` (N,) are in such a span.
 
-    For a sequence of p tokens, a span is a maximal stretch in which every token i equals token i − p, together with the
-    p tokens before the stretch.
+    Let p be the number of tokens in the sequence. A span then is a maximal stretch in which every token i equals token
+    i − p, and the p tokens before it.
     """
     in_span = np.zeros(len(tokens), bool)
     for period in range(1, min(ngram, len(tokens) // times) + 1):

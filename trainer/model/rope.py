@@ -1,10 +1,11 @@
 """Computes rotary positions (RoPE, arXiv 2104.09864), and their scaling for contexts longer than the trained ones.
 
-RoPE rotates pairs of a head's dimensions. With R rotated dimensions, pair i turns by the angle position · θ^(-2i/R);
-the second factor is the pair's frequency. There are two ways to lengthen the context: a higher `theta` (ABF, arXiv
-2309.16039), and scaling methods, which change the frequencies themselves. A phase (a stretch of the training) may have
-its own θ and scaling. Both are plain values on the model, not parameters, and every forward computes the R/2
-frequencies again. A change therefore neither rebuilds nor recompiles the model.
+RoPE rotates pairs of a head's dimensions. With R rotated dimensions, pair i turns by the angle position · θ^(-2i/R), in
+which θ^(-2i/R) is the pair's frequency. There are two ways to lengthen the context: a higher `theta` (ABF, arXiv
+2309.16039), and scaling methods, which change the frequencies themselves.
+
+A phase (a stretch of the training) may have its own θ and scaling. Both are plain values on the model, not parameters,
+and every forward computes the R/2 frequencies again. So a change of them neither rebuilds nor recompiles the model.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Rope:
 
     @property
     def magnitude(self) -> float:
-        """The factor by which cosines and sines of the rotation are multiplied. It also multiplies queries and keys,
-        which are rotated with them. It is 1, except for YaRN's attention factor."""
+        """The factor by which the cosines and sines of the rotation are multiplied, and thereby the rotated queries and
+        keys. It is YaRN's attention factor, and 1 without YaRN."""
         if self.scaling is None or self.scaling.kind != "yarn":
             return 1.0
         return self.scaling.attention_factor or 0.1 * math.log(self.scaling.factor) + 1

@@ -1,15 +1,16 @@
 """Implements tensor parallelism within a node (a machine), with parameters split as in Megatron-LM (arXiv 1909.08053).
 
+Heads and hidden units are divided among the ranks of a tensor group (the ranks that share every layer). The residual
+stream is whole and equal on all of them. `enter` and `leave` are Megatron's f and g. The embedding is split along its
+width, so the vocabulary size need not be divisible. For the loss, each rank has the whole output matrix and a share of
+the tokens. Thus any loss function works unchanged, and no token's loss is computed twice.
+
 A parameter is a DTensor over the mesh dimension `tensor`, split according to `PLAN`. FSDP2 splits it once more over the
 data ranks (a 2-D mesh); during forward it is again a DTensor over `tensor` alone. The computation itself uses plain
-tensors. Heads and hidden units are divided among the ranks of a tensor group (the ranks that share every layer). The
-residual stream is whole and equal on all of them. `enter` and `leave` are Megatron's f and g. The embedding is split
-along its width, so the vocabulary size need not be divisible. For the loss each rank has the whole output matrix and a
-share of the tokens, so that any loss function works unchanged and no token's loss is computed twice. Without tensor
-parallelism parameters are plain tensors in forward, and the functions that forward calls return their input.
+tensors. Without tensor parallelism, parameters are plain tensors in forward, and functions such as `enter` and `leave`
+return their input.
 
-No rank draws random numbers for its shard alone (trainer.model.init draws whole values and slices them), so a shared
-seed cannot give two ranks the same shard.
+Ranks cannot get the same random shard from a shared seed: trainer.model.init draws whole values and slices them.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ def fill(parameter: Tensor, value: Tensor) -> None:
     """Copy `value` into `parameter`, in place. `value` is the whole tensor, the same on every rank. If `parameter` is a
     DTensor, only this rank's part is copied. No communication takes place.
 
-    A dimension may be divided over both dimensions of the mesh. FSDP2 then divides it first over the tensor group (the
-    ranks that share every layer), and each part over the data ranks, although the mesh lists the data ranks first. This
-    function does the same.
+    Tensor parallelism and FSDP2 may divide the same dimension of a tensor. FSDP2 then divides each part of the tensor
+    group (the ranks that share every layer) over the data ranks, although the mesh lists the data ranks first. This
+    function divides in the same order.
     """
     if not isinstance(parameter, DTensor):
         parameter.copy_(value)
@@ -139,8 +140,8 @@ def _to_replicate(x: Tensor, weight: Tensor, how: Placement) -> Tensor:
 
 
 def share(x: Tensor, weight: Tensor) -> Tensor:
-    """Divide the rows of `x` [N, ...] among the ranks over which `weight` is divided. Returns this rank's block of
-    consecutive rows. `x` must be equal on all ranks. Backward gathers the gradients of all blocks."""
+    """Return this rank's block of consecutive rows of `x` [N, ...], whose rows are divided among the ranks over which
+    `weight` is divided. `x` must be equal on all ranks. Backward gathers the gradients of all blocks."""
     if not isinstance(weight, DTensor):
         return x
     placed = DTensor.from_local(x, weight.device_mesh, (Replicate(),), run_check=False)
@@ -148,10 +149,9 @@ def share(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def together(share: Tensor, rows: int, weight: Tensor) -> Tensor:
-    """Combine the results of ranks that each worked on their own block of rows, as divided by the function `share`. The
-    argument `share` is this rank's result. If it has a row for each row of the block, returns the rows of all blocks,
-    `rows` rows in all. If it is 0-d, returns its sum over the ranks. Every rank gets the result, which has no
-    gradient."""
+    """Combine the results of ranks that each worked on their own block of rows (see the function `share`). Results with
+    a row for each row of the block become `rows` rows, those of all blocks. 0-d results are summed. Every rank gets the
+    combined result, which has no gradient."""
     if not isinstance(weight, DTensor):
         return share
     if share.ndim == 0:

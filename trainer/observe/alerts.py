@@ -30,14 +30,18 @@ SCORED = 1000
 class AlertsConfig:
     """Limits above which an alert is raised; null turns an alert off.
 
-    `throughput` is a relative drop of tokens/s below the median of the last 50 intervals between printed lines, within
-    one phase (stretch of the training) and once there are 8 of them. `evaluation` is by how many nats the held-out loss
-    of a stream (data source) exceeds its lowest value so far. `tasks` is by how many standard errors (of the
-    difference) the score of a checkpoint on a task is worse than the best so far (never if the standard errors are 0 or
-    unknown). `spikes` is the share of the last 1,000 steps whose loss or gradient norm was not finite or more than
-    `stability.sigma` standard deviations above the mean. `data_wait` is the share of the time since the last printed
-    line that was spent waiting for batches (not checked at the first line of a phase). `checkpoint` is the number of
-    minutes without a checkpoint."""
+        throughput  relative drop of tokens/s below the median of the last 50 intervals between printed lines. Only
+                    intervals of the same phase (stretch of the training) are compared, and only once there are 8 of
+                    them
+        evaluation  by how many nats the held-out loss of a stream (data source) exceeds its lowest value so far
+        tasks       by how many standard errors (of the difference) the score of a checkpoint on a task is worse than
+                    the best so far. There is no alert if the standard errors are 0 or unknown
+        spikes      share of the last 1,000 steps whose loss or gradient norm was not finite or more than
+                    `stability.sigma` standard deviations above the mean
+        data_wait   share of the time since the last printed line that was spent waiting for batches. It is not checked
+                    at the first line of a phase
+        checkpoint  minutes without a checkpoint
+    """
 
     throughput: float | None = 0.2
     evaluation: float | None = 0.1
@@ -97,8 +101,8 @@ class Alerts:
 
     @property
     def spike_score(self) -> float:
-        """Return how many of the last SCORED steps had an outlier in loss or gradient norm, divided by SCORED. The
-        divisor is SCORED even if the training has performed fewer steps."""
+        """The number of outliers in loss or gradient norm among the last SCORED steps, divided by SCORED. It is divided
+        by SCORED even if the training has performed fewer steps."""
         return sum(self.outliers) / SCORED
 
     def interval(self, phase: str, speed: float, data_share: float, since_checkpoint: float) -> list[Alert]:
@@ -112,8 +116,8 @@ class Alerts:
         usual = median(self.speeds) if len(self.speeds) >= ENOUGH else None
         self.speeds.append(speed)
         limit = self.config.throughput
-        alerts = self.settle("throughput", limit is not None and usual is not None and speed < (1 - limit) * usual,
-                            f"{speed:,.0f} tokens/s, usual are {usual or speed:,.0f}")
+        slow = limit is not None and usual is not None and speed < (1 - limit) * usual
+        alerts = self.settle("throughput", slow, _throughput(speed, usual or speed, slow))
         limit = self.config.data_wait
         alerts += self.settle("data_wait", limit is not None and len(self.speeds) > 1 and data_share > limit,
                              f"{data_share:.0%} of the time is spent waiting for data; `soak` tells what the loader "
@@ -168,3 +172,13 @@ class Alerts:
         else:
             del self.standing[rule]
         return [Alert(rule, holds, text)]
+
+
+def _throughput(speed: float, usual: float, slow: bool) -> str:
+    """Say how the speed compares with the usual one (both in tokens/s). If it is low, also say what that means for the
+    training, and where its cause can be seen."""
+    if not slow:
+        return f"{speed:,.0f} tokens/s, usual are {usual:,.0f}"
+    return (f"{speed:,.0f} tokens/s, {1 - speed / usual:.0%} below the usual {usual:,.0f}: the training takes longer, "
+            f"but its result is not affected. Other programs may use this machine (see top, nvidia-smi); data_wait_ms "
+            f"and straggler in metrics.jsonl show slow reading and slow ranks")

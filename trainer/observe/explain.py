@@ -35,13 +35,14 @@ def explain(curriculum: Curriculum, out: Path, window: int, number: int,
             add_documents: Callable[[list[dict[str, Any]]], str | None], row: int | None = None,
             worst: int | None = None, check: Callable[[], object] = lambda: None) -> dict[str, Any]:
     """Return everything that the command `explain` shows about step `number` (from 1) of the training in the folder
-    `out`. With `row`, only that row (sample) of the step is included. With `worst`, only the `worst` rows with the
-    highest recorded loss are included; if no loss of the step is recorded, the first rows are taken, and `unranked`
-    says so. Rows with a recorded loss come first, highest first, then the others in order.
+    `out`. The rows (samples) with a recorded loss come first, highest loss first, then the others in order. With `row`,
+    only that row is included. With `worst`, only the `worst` rows with the highest recorded loss are included; if no
+    loss of the step is recorded, the first rows are taken instead, and `unranked` says so.
 
     `window` is the number of earlier steps with which the step's loss is compared. `add_documents` is called with the
     rows. It adds the key `documents` to each, and returns a message if something is missing. `check` is called
-    repeatedly, and may raise an error to end the work. Raises ConfigError for a step or row that does not exist."""
+    repeatedly, and may raise an error to end the work. Raises ConfigError for a step or row that does not exist.
+    """
     step = step_at(curriculum, number)
     if step is None:
         raise ConfigError(f"explain: there is no step {number}; the curriculum has {curriculum.steps}")
@@ -71,13 +72,14 @@ def explain(curriculum: Curriculum, out: Path, window: int, number: int,
 def beside(curriculum: Curriculum, out: Path, window: int, step: TrainingStep, ledger: Ledger,
            check: Callable[[], object]) -> tuple[dict[str, Any], str | None]:
     """Return the metrics of a step beside those of other steps, as (metrics, None). If the curriculum was edited after
-    the step was performed, the step may have read other samples than the present curriculum says. Then the metrics are
-    left out, and the second value is a text that says so.
+    the step was performed, the present curriculum may give other samples to the step. The result is then (metrics
+    without values, text that says so).
 
-    In the metrics, `around` has the neighbouring steps. `loss` and `norm` have the step's value, the mean and standard
-    deviation of up to `window` earlier steps whose update was not skipped, and the step's distance from the mean in
-    standard deviations (None if there are fewer than TELLING such steps, or if the deviation is 0). If training has
-    gone back to a checkpoint in order to skip this step, the metrics are from the last time before that."""
+    `around` has the neighbouring steps. `loss` and `norm` have the step's value and the mean and standard deviation of
+    up to `window` earlier steps whose update was not skipped. They also have the step's distance from the mean, in
+    standard deviations; it is None if there are fewer than TELLING such steps, or if the deviation is 0. If training
+    went back to a checkpoint in order to skip this step, the metrics are from the last time that it was performed.
+    """
     number = step.number + 1
     near = range(number - 8 * window, number + AROUND + 1)       # enough to contain `window` accepted steps
 
@@ -110,8 +112,8 @@ def beside(curriculum: Curriculum, out: Path, window: int, step: TrainingStep, l
 
 
 def edited(curriculum: Curriculum, number: int, lines: list[dict[str, Any]], ledger: Ledger) -> str | None:
-    """Return None if the metrics `lines` apply to step `number`, else a text that says why they do not. They do not
-    apply if the curriculum was edited after the step was performed, so that the step now has other samples."""
+    """Return None if the metrics `lines` apply to step `number`. They do not if the curriculum was edited after the
+    step was performed, so that the step now has other samples; then a text that says so is returned."""
     begun = next((line for line in reversed(lines) if line["event"] in ("start", "resume")), None)
     first = None
     if begun is not None and "phases" in begun:

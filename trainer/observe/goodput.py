@@ -3,8 +3,9 @@ is killed before its first checkpoint, counting begins anew.)
 
 Goodput is the share of the wall time that was spent on steps whose result is kept (Google Cloud's ML Productivity
 Goodput). A stop watch always runs for one cause, so that the causes sum to the wall time. The seconds by cause are
-written to metrics.jsonl as part of its lines (the goodput record). After a kill the next process reads them from there,
-counts the time between the two processes as `restart`, and moves the time of steps after the checkpoint to `lost`.
+written to metrics.jsonl as part of its lines (the goodput record). After a kill, the next process reads them from
+there. It counts the time between the two processes as `restart`, and moves the time of steps after the checkpoint to
+`lost`.
 """
 
 from __future__ import annotations
@@ -66,10 +67,12 @@ class Goodput:
         self.seconds[target] += seconds
 
     def record(self) -> dict[str, Any]:
-        """Return a record of the wall time so far, which is stored in a line of metrics.jsonl under "goodput". It holds
-        the seconds by cause; `flops`, the model FLOPs of steps whose result is kept; `capacity`, the FLOPs that the
-        devices could have done (0: unknown); and `at`, the time of the record, because the line may be written
-        later."""
+        """Return a record of the wall time so far, which is stored in a line of metrics.jsonl under "goodput".
+
+        The record has the seconds by cause and three more fields. `flops` is the model FLOPs of steps whose result is
+        kept. `capacity` is the FLOPs that the devices could have done (0: unknown). `at` is the time of the record,
+        because the line may be written later.
+        """
         self.enter(self.cause)
         return {**{cause: round(s, 3) for cause, s in self.seconds.items()},
                 "flops": self.flops, "capacity": self.capacity, "at": round(time.time(), 3)}
@@ -111,8 +114,8 @@ class Goodput:
 
     def rewind(self, lines: Sequence[dict[str, Any]], step: int) -> None:
         """Count the time of the steps after `step` as lost, because training goes back to this step. `lines` are the
-        lines of metrics.jsonl. The last record of the wall time in a line about step `step` or an earlier one says how
-        much time was counted up to then; what was counted since is lost."""
+        lines of metrics.jsonl. How much time the steps up to `step` took is known from the latest record of wall time
+        in the lines about them. All other time of steps (training, warm-up and waits for data) is lost."""
         line = latest([line for line in standing(lines) if line["step"] <= step])
         before = line["goodput"] if line else {}
         self.enter(self.cause)

@@ -1,10 +1,10 @@
 """Writes and reads the metrics of a training. All metrics are in the file metrics.jsonl. Some of the numbers are also
 sent to views: TensorBoard, W&B and a Prometheus text file.
 
-Every line of metrics.jsonl is a JSON object with `v` (the version of this format), `event` (start, resume, rewind,
-step, eval, tasks, checkpoint, alert, sample, end), `step` and `time`. New versions add keys and never rename them.
-Lines are only appended. When training continues from step k, after a restart (resume) or by going back to a checkpoint
-(rewind), earlier lines about steps beyond k no longer count (they are void), and `read` leaves them out.
+Every line of metrics.jsonl is a JSON object with `v` (the version of this format), `event`, `step` and `time`. An event
+is start, resume, rewind, step, eval, tasks, checkpoint, alert, sample or end. New versions add keys and never rename
+them. Lines are only appended. A training continues from a step k after a restart (resume), or by going back to a
+checkpoint (rewind). Earlier lines about steps beyond k are then void, and `read` leaves them out.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ VIEWED = {"step": "train", "eval": "heldout", "tasks": "tasks"}
 
 @dataclass(frozen=True)
 class WandbConfig:
-    """Settings of Weights & Biases (the package `wandb`). Without an API key (`wandb login`, WANDB_API_KEY), or with
-    WANDB_MODE=offline, the metrics are recorded in the folder wandb of the training's output folder, and `wandb sync`
-    can send them later. `project`, `entity` and `name` are those of the run at W&B; without `name`, it is called like
-    the run folder."""
+    """Settings of Weights & Biases (the package `wandb`). `project`, `entity` and `name` are those of the run at W&B;
+    without `name`, it is called like the run folder. Without an API key (`wandb login`, WANDB_API_KEY), or with
+    WANDB_MODE=offline, the metrics are recorded in the folder wandb of the training's output folder. `wandb sync` can
+    send them later."""
 
     project: str
     entity: str | None = None
@@ -251,11 +251,12 @@ TURNS = ("start", "resume", "rewind")
 
 def scan(path: Path, selects: Selects | None = None) -> Iterator[dict[str, Any]]:
     """Yield the lines of a metrics.jsonl, parsed, one at a time, because the file of a million steps has gigabytes.
-    Lines about steps that were later undone, by a restart or by going back to a checkpoint, are included. Lines that a
-    kill cut off are left out. Nothing is yielded if there is no file.
+    Lines about steps that were undone later, by a restart or by going back to a checkpoint, are included. Lines that a
+    kill cut off are left out. Without a file, nothing is yielded.
 
-    With `selects`, only lines for which it returns True are parsed and yielded. Two kinds of lines are yielded in any
-    case: the last line of the file, and lines that do not begin as this module writes them."""
+    `selects` is called for each line before it is parsed; only lines for which it returns True are yielded. Two kinds
+    of lines are yielded in any case: the last line of the file, and lines that do not begin as this module writes them.
+    """
     if not path.exists():
         return
     text, selected = "", True
@@ -280,14 +281,13 @@ def parse(text: str) -> dict[str, Any] | None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics.jsonl that still count. When training continues from a checkpoint, earlier lines
-    about steps after the checkpoint no longer count. Lines that a kill cut off are left out too."""
+    """Return the lines of a metrics.jsonl that still count (see `standing`). Lines that a kill cut off are left out."""
     return standing(scan(path))
 
 
 def standing(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return `lines` (of metrics.jsonl) without those that no longer count. After a line `start`, no earlier line
-    counts. After a line `resume` or `rewind` to step k, earlier lines about steps after k do not count."""
+    """Return `lines` (of metrics.jsonl) without those about steps that were undone. A line `start` undoes all earlier
+    lines. A line `resume` or `rewind` to step k undoes earlier lines about steps after k."""
     result: list[dict[str, Any]] = []
     for line in lines:
         if line["event"] == "start":

@@ -1,14 +1,15 @@
-"""Estimates the gradient noise scale: the batch size up to which a larger batch still saves steps.
+"""Estimates the gradient noise scale: the batch size up to which a larger batch still saves steps (McCandlish et al.,
+"An Empirical Model of Large-Batch Training", arXiv 1812.06162).
 
-The noise scale of McCandlish et al., "An Empirical Model of Large-Batch Training" (arXiv 1812.06162), is B_simple =
-tr Σ / |G|², where G is the gradient of the loss and Σ the covariance of one token's gradient. A batch far below
-B_simple wastes no data; a batch far above it wastes most of its data. tr Σ and |G|² follow from the squared gradient
-norms of a small and a large batch (appendix A.1), because E|G_B|² = |G|² + tr Σ / B for a batch of B tokens. The small
-batches are the micro-batches of all ranks; the large batch is the whole step.
+The noise scale is B_simple = tr Σ / |G|², where G is the gradient of the loss and Σ the covariance of one token's
+gradient. A batch far below B_simple wastes no data; a batch far above it wastes most of its data.
 
-The estimate needs the gradients of single micro-batches. A hook on the unsharded parameters of FSDP gets such a
-gradient on the rank that computed it, before accumulation and reduction. The noise scale is measured only once per log
-interval.
+For a batch of B tokens, E|G_B|² = |G|² + tr Σ / B. So tr Σ and |G|² follow from the squared gradient norms of a small
+and a large batch (appendix A.1). The small batches are the micro-batches of all ranks; the large batch is the whole
+step.
+
+The gradient of a single micro-batch comes from a hook on the unsharded parameters of FSDP. The hook gets it on the rank
+that computed it, before accumulation and reduction. The noise scale is measured only once per log interval.
 """
 
 from __future__ import annotations
@@ -92,10 +93,14 @@ def part(grad: Tensor, shared: int) -> Tensor:
 
 
 def estimate(small: float, inverse: float, big: float, targets: float) -> tuple[float, float]:
-    """Return unbiased estimates of (tr Σ per token, |G|²), the two terms of the noise scale, from one step. `small` is
-    the mean of the squared gradient norms of the step's micro-batches, `inverse` the mean of 1 / (number of targets of
-    a micro-batch), `big` the squared gradient norm of the step, `targets` the step's number of targets. Either estimate
-    may be negative, so use means over steps. Raises ValueError when the step was one micro-batch."""
+    """Return unbiased estimates of the two terms of the noise scale, (tr Σ per token, |G|²), from one step. Either may
+    be negative, so use means over steps. Raises ValueError when the step was one micro-batch.
+
+        small    mean of the squared gradient norms of the step's micro-batches
+        inverse  mean of 1 / (number of targets of a micro-batch)
+        big      squared gradient norm of the step
+        targets  number of targets of the step
+    """
     spread = inverse - 1 / targets
     if spread <= 1e-9 * inverse:
         raise ValueError("a step of one micro-batch has no noise to measure")
@@ -127,10 +132,10 @@ class NoiseScale:
         return self.trace / self.signal if self.signal > 0 and self.trace > 0 else None
 
     def measure(self, sums: Sequence[float], norm: float | None, targets: float) -> dict[str, Any] | None:
-        """Add the measurement of one step to the estimate of the noise scale. `sums` is the result of
-        `MicroNorms.take`, summed over all ranks; `norm` is the step's gradient norm (None: not finite), `targets` its
-        number of targets that count in the loss. Returns what is written as `noise` to the step's metrics line, or None
-        when the step gives no estimate."""
+        """Add the measurement of one step to the estimate of the noise scale. Returns what the step's metrics line has
+        under `noise`, or None when the step gives no estimate. `sums` is the result of `MicroNorms.take`, summed over
+        all ranks; `norm` is the step's gradient norm (None: not finite), and `targets` its number of targets that count
+        in the loss."""
         squares, inverses, count = sums
         if not count or not targets or norm is None or not math.isfinite(norm) or not math.isfinite(squares):
             return None

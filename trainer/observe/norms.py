@@ -1,11 +1,10 @@
 """Measures how far a step moves the parameters. For each parameter group of the optimiser, it computes the norm of the
-parameters, the norm of their update, and the ratio of the two.
+parameters, the norm of their update, and the ratio of the two. A ratio of about 10⁻³ per step is usual for Adam; a far
+higher ratio means that the learning rate is too high, a far lower ratio that it is too low.
 
-An update is the difference of the parameters before and after a step, whatever the optimiser, so the parameters must be
-copied before the step. Copying everything would cost 4 bytes per parameter. A rank with more than SAMPLE values
-therefore copies only the first part of every tensor, and the ratio is computed from the copied parts. A ratio of about
-10⁻³ per step is usual for Adam; a far higher ratio means that the learning rate is too high, a far lower ratio that it
-is too low.
+An update is the difference of the parameters before and after a step, so it can be measured for any optimiser. The
+parameters must be copied before the step, which costs 4 bytes for each. A rank with more than SAMPLE values therefore
+copies only the first part of every tensor, and the ratio is computed from the copied parts.
 """
 
 from __future__ import annotations
@@ -56,8 +55,9 @@ class Updates:
 def metrics_fields(groups: Sequence[Mapping[str, Any]], sums: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Return how far a step has moved the parameters, as fields of a metrics line: {"parameter_norm", "updates":
     {group: {"parameter_norm", "update_norm", "ratio"}}}. `groups` are the optimiser's parameter groups; `sums` is the
-    result of `Updates.sums`, summed over all ranks. If only some parameters were copied for the measurement, the ratio
-    is computed from these alone, and the update norm is estimated as the ratio times the norm of all parameters."""
+    result of `Updates.sums`, summed over all ranks. The ratio is that of the parameters that were copied for the
+    measurement. The update norm is the ratio times the norm of all parameters, so it is an estimate if only some were
+    copied."""
     result = {}
     for group, (all_squares, copied_squares, change_squares) in zip(groups, sums):
         ratio = (change_squares / copied_squares) ** 0.5 if copied_squares > 0 else 0.0

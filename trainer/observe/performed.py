@@ -21,7 +21,7 @@ class Performed:
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """Return the ranges [first, stop) of the steps whose data was read, in order."""
+        """The ranges [first, stop) of the steps whose data was read, in order."""
         ranges, first = [], 1
         for skipped, stop in [*self.skipped, (self.last + 1, self.last + 1)]:
             if skipped > first:

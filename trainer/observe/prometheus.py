@@ -18,10 +18,14 @@ PREFIX = "tokenmill_train_"
 
 
 class MetricFormat(NamedTuple):
-    """How a value of the training becomes a Prometheus metric. `kind` is gauge or counter. Values are in a nested
-    mapping, and `key` is the dotted path to the value of this metric. If the value is a mapping, each of its entries
-    becomes a sample; the key of the entry is the value of the label `label`. If an entry is itself a mapping, `field`
-    is the key of the number in it."""
+    """How a value of the training becomes a Prometheus metric. Values are in a nested mapping.
+
+        kind   gauge or counter
+        key    the dotted path to the value in the mapping. A value may itself be a mapping; each of its entries then
+               becomes a sample
+        label  name of the label of these samples; the label's value is the key of the entry
+        field  key of the number, if an entry is itself a mapping
+    """
 
     name: str
     kind: str

@@ -1,9 +1,9 @@
-"""Implements Adafactor (arXiv 1804.04235), with the same results as torch.optim.Adafactor. The second moments of a
-matrix are kept as one row and one column, and there is no first moment, so that the state is tiny.
+"""Implements Adafactor (arXiv 1804.04235), with the same results as torch.optim.Adafactor; tests compare the two. The
+state is tiny: the second moments of a matrix are kept as one row and one column, and there is no first moment.
 
-This implementation works on device tensors only. torch's implementation reads its step counter and two norms of every
+This implementation never waits for the device. torch's implementation reads its step counter and two norms of every
 tensor on the host, which stalls a GPU several times per parameter. It also does not support `found_inf`, the flag on
-the device that cancels a step. Tests compare the two implementations.
+the device that cancels a step.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ EPS1, EPS2 = torch.finfo(torch.float32).eps, 1e-3
 
 @dataclass(frozen=True)
 class AdafactorConfig(OptimizerConfig):
-    """Settings of Adafactor. `lr` is relative to the size of a parameter: an update is multiplied by the parameter's
-    root mean square (but at least 0.001) and by the smaller of `lr` and 1 / √step. Before that, `update_clip` limits
-    the root mean square of the update. The decay factor of the second moments is 1 - step^beta2_decay."""
+    """Settings of Adafactor. An update is first limited to the root mean square `update_clip`. It is then multiplied by
+    the parameter's root mean square (but at least 0.001) and by the smaller of `lr` and 1 / √step. `lr` is thus
+    relative to the size of a parameter. The decay factor of the second moments is 1 - step^beta2_decay."""
 
     kind: Literal["adafactor"] = "adafactor"
     lr: float = 1e-2

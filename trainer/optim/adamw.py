@@ -22,9 +22,9 @@ class AdamWConfig(Moments):
 
 
 class AdamW(torch.optim.AdamW):
-    """torch.optim.AdamW(fused=True), made safe for cancelled steps. A step is cancelled if the tensor `found_inf` is
-    not 0. torch has then already increased the step counters, and subtracts `found_inf` from them, which is right only
-    if `found_inf` is 1. Therefore `step` first turns every value except 0 into 1."""
+    """torch.optim.AdamW(fused=True), corrected for cancelled steps. A step is cancelled if the tensor `found_inf` is
+    not 0. torch then subtracts `found_inf` from the step counters, which have already counted the step. This is right
+    only if `found_inf` is 1. Therefore `step` first turns every value except 0 into 1."""
 
     def __init__(self, groups: list[dict[str, Any]], config: Moments) -> None:
         super().__init__(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)

@@ -2,11 +2,12 @@
 8.
 
 A number is kept as one of 256 levels, multiplied by the largest magnitude in its block. The levels are dense near 0 and
-are those of bitsandbytes and torchao. A block is up to 256 neighbours within a row. Because blocks never span rows,
-levels and scales are plain tensors, sharded like the parameter, and a checkpoint can be read by another number of
-ranks. torchao's own optimiser is not used for two reasons. It keeps the blocks of a rank's shard inside tensor
-subclasses, which our checkpoints (plain tensors, no pickles) cannot hold. It also does not support `found_inf`, the
-flag on the device that cancels a step.
+are those of bitsandbytes and torchao. A block is up to 256 neighbours within a row. Blocks never span rows, so levels
+and scales are plain tensors, sharded like the parameter. A checkpoint of them can be read by another number of ranks.
+
+torchao's own optimiser is not used for two reasons. It keeps the blocks of a rank's shard inside tensor subclasses,
+which our checkpoints (plain tensors, no pickles) cannot hold. It also does not support `found_inf`, the flag on the
+device that cancels a step.
 """
 
 from __future__ import annotations

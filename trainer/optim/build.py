@@ -1,8 +1,9 @@
 """Builds the optimiser of a training from its settings.
 
-Every optimiser keeps tensors only in `.state[parameter]` (checkpoints save them by the parameter's name) and obeys
-`optimizer.found_inf`: a 0-d device tensor that, if not 0, makes `step()` leave parameters, moments and step counters
-unchanged. The host never reads it, and so never waits for the device.
+Every optimiser fulfils two conditions. It keeps only tensors in `.state[parameter]`, because checkpoints save these by
+the parameter's name. And it can be told to cancel a step: if the 0-d device tensor `optimizer.found_inf` is not 0,
+`step()` leaves parameters, moments and step counters unchanged. The host never reads this tensor, and so never waits
+for the device.
 """
 
 from __future__ import annotations
@@ -23,9 +24,8 @@ def build(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]
     """Build one optimiser for all of `parameters`, the pairs of `model.named_parameters()` (sharded or not).
 
     `factor` (`ModelConfig.rate`) takes a parameter's name and returns the factor that muP applies to its learning rate.
-    The factor is used with optimisers whose updates have a fixed size per entry. It is not applied to Muon's spectral
-    scalings, which already depend on the width. Raises ConfigError when an entry of `train.optimizer.groups` matches no
-    parameter, or when muP's rules do not fit the optimiser.
+    It is not used with Muon's spectral scalings, whose updates already depend on the width. Raises ConfigError when an
+    entry of `train.optimizer.groups` matches no parameter, or when muP has no rule for the optimiser.
     """
     pairs = list(parameters)
     rule = config.mup_rule()
@@ -36,9 +36,9 @@ def build(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Parameter]
 
 
 def skip_when(optimizer: torch.optim.Optimizer, found_inf: Tensor | None) -> None:
-    """Make the next steps of the optimiser change nothing if `found_inf` (0-d, on the device) is not 0. If None is
-    given, steps take effect again without a condition. The attribute `found_inf` of optimisers is a convention of
-    torch's `GradScaler`; no type declares it."""
+    """Make the next steps of the optimiser change nothing if `found_inf` (0-d, on the device) is not 0. With None,
+    steps take effect unconditionally. The attribute `found_inf` of optimisers is a convention of torch's `GradScaler`;
+    no type declares it."""
     optimizer.found_inf = found_inf  # type: ignore[attr-defined]
 
 

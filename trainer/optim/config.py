@@ -69,13 +69,15 @@ class OptimizerConfig:
     settings, which derives from this class (or from `Moments`), sets `kind` to the name of the optimiser's file, and
     defines `build`.
 
-    `lr` is the peak learning rate; the schedule multiplies it by a factor. `embedding_lr` is the peak for the embedding
-    (null: the same as for norms and biases). A row of the embedding moves only when its token occurs, so a short run
-    needs a far higher rate for the embedding (nanochat: 10 to 100 times higher). On 0.3 M tokens of a mixed corpus,
-    `embedding_lr` 0.02 with `lr` 0.001 gave a held-out loss of 5.97 nats; 0.002 for both gave 7.02. `weight_decay`
-    applies to matrices, including an untied output. Embeddings (also when tied to the output), norms and biases are not
-    decayed, because that does not help (SmolLM3, OLMo 2). `groups` overrides rates and decay of parameters by name; the
-    first entry that matches a name counts.
+        lr            the peak learning rate; the schedule multiplies it by a factor
+        embedding_lr  the peak for the embedding (null: the same as for norms and biases)
+        weight_decay  applies to matrices, including an untied output. Embeddings (also when tied to the output), norms
+                      and biases are not decayed, because that does not help (SmolLM3, OLMo 2)
+        groups        overrides rates and decay of parameters by name; the first entry that matches a name counts
+
+    A row of the embedding moves only when its token occurs, so a short run needs a far higher `embedding_lr` (nanochat:
+    10 to 100 times higher). On 0.3 M tokens of a mixed corpus, `embedding_lr` 0.02 with `lr` 0.001 gave a held-out loss
+    of 5.97 nats; 0.002 for both gave 7.02.
     """
 
     DEFAULT: ClassVar[str] = "adamw"
@@ -101,15 +103,14 @@ class OptimizerConfig:
         return self.embedding_lr if role == "embedding" and self.embedding_lr is not None else self.lr
 
     def mup_rule(self) -> MupRule:
-        """Return whether muP's factor on the learning rate of a matrix is to be applied with this optimiser: "applies",
-        "inherent" (it is not applied, because updates already depend on the width) or "unknown" (muP has no rule for
-        this optimiser)."""
+        """Return whether this optimiser applies muP's factor on the learning rate of a matrix: "applies"; "inherent"
+        (it does not, because its updates already depend on the width); or "unknown" (muP has no rule for it)."""
         return "applies"
 
     def state_bytes(self, parameters: int, matrices: int, width: int) -> float:
         """Return an estimate of the bytes of the optimiser's state, which `tokenmill train plan` prints. The model has
-        `parameters` parameters; `matrices` of them are in hidden matrices of `width` columns. Here two moments in
-        float32 are counted per parameter; the settings of an optimiser with another state override this method."""
+        `parameters` parameters; `matrices` of them are in hidden matrices of `width` columns. This method counts two
+        moments in float32 per parameter. The settings of an optimiser with another state override it."""
         return 8.0 * parameters
 
     def stored_bytes(self, parameters: int, matrices: int, width: int, half: bool) -> float:

@@ -53,9 +53,9 @@ def grouped(config: OptimizerConfig, parameters: Iterable[tuple[str, nn.Paramete
 
 
 def like(p: Tensor, x: Tensor, *shape: int) -> Tensor:
-    """Wrap `x`, this rank's part of a tensor, so that it is divided among the ranks like the parameter `p`. If `p` is a
-    plain tensor, `x` itself is returned. If `p` is a DTensor, a DTensor of the global shape `shape` (default: the shape
-    of `p`) is returned."""
+    """Make a tensor that is divided among the ranks like the parameter `p`, from `x`, this rank's part of it. `shape`
+    is the shape of the whole tensor (default: that of `p`). If `p` is a plain tensor, the result is `x` itself,
+    otherwise a DTensor."""
     return sharded_like(p, x, *shape) if isinstance(p, DTensor) else x
 
 
@@ -66,9 +66,8 @@ def sharded_like(p: DTensor, x: Tensor, *shape: int) -> DTensor:
 
 
 def performed(optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor:
-    """Return 1 if the present step of the optimiser takes effect, and 0 if it is cancelled, as 0-d float32 on `device`.
-    The flag `optimizer.found_inf`, on the device, cancels a step. Updates are multiplied by the result, so that the
-    host need not read the flag."""
+    """Return 1 if the present step of the optimiser takes effect, and 0 if the flag `optimizer.found_inf` cancels it.
+    The result is 0-d float32 on `device`. Updates are multiplied by it, so that the host need not read the flag."""
     found_inf = getattr(optimizer, "found_inf", None)
     return torch.ones((), device=device) if found_inf is None else (found_inf == 0).float().reshape(()).to(device)
 
@@ -95,5 +94,5 @@ class MoveOptimizer(torch.optim.Optimizer):
 
     def move(self, params: list[Tensor], lr: float, decay: float, go: Tensor) -> None:
         """Update `params`, the parameters of one group that have a gradient, and their state. `decay` is the weight
-        decay. `go` is a 0-d tensor: 1, or 0 if the step is cancelled. In a cancelled step nothing may change."""
+        decay. `go` is a 0-d tensor: 1, or 0 if the step is cancelled. A cancelled step must change nothing."""
         raise NotImplementedError

@@ -2,13 +2,19 @@
 momentum. Embedding, output, norms and biases learn by AdamW inside the same optimiser.
 
 Orthogonalising needs the whole matrix, but FSDP2 gives a rank only some of its rows. Each matrix therefore gets an
-owner, which is one of the ranks that share its rows. For all matrices of one shape (in one parameter group), one
-all-to-all sends the owners their matrices, a batched Newton–Schulz iteration works on all matrices of an owner, and a
-second all-to-all sends the rows back. That is two collectives per shape and step, whatever the number of matrices;
-torch.optim.Muon on sharded parameters needs more than ten per matrix. The work is divided among the ranks, and the
-momentum stays sharded. With hybrid sharding, the copies of the model have equal gradients, and each copy does the same
-work. If tensor parallelism splits a matrix by columns, or both it and FSDP2 split it, there is no owner: every rank
-gathers the whole matrix and does all the work.
+owner, which is one of the ranks that share its rows. All matrices of one shape (in one parameter group) are handled
+together:
+
+* an all-to-all sends the owners their matrices;
+* a batched Newton–Schulz iteration works on all matrices of an owner;
+* a second all-to-all sends the rows back.
+
+These are two collectives per shape and step, whatever the number of matrices; torch.optim.Muon on sharded parameters
+needs more than ten per matrix. The work is divided among the ranks, and the momentum stays sharded. With hybrid
+sharding, the copies of the model have equal gradients, and each copy does the same work.
+
+There are no owners if tensor parallelism splits a matrix by columns, or if both it and FSDP2 split the matrix. Every
+rank then gathers the whole matrix and does all the work.
 """
 
 from __future__ import annotations
@@ -44,16 +50,21 @@ SCALINGS: dict[str, Callable[[int, int], float]] = {
 
 @dataclass(frozen=True)
 class MuonConfig(Moments):
-    """Settings of Muon, which updates only the hidden matrices; the other parameters are updated by AdamW. `lr` is the
-    peak learning rate of the hidden matrices. `adamw_lr` is the peak for output, norms and biases, and for the
-    embedding if `embedding_lr` is not given.
+    """Settings of Muon, which updates only the hidden matrices; the other parameters are updated by AdamW.
 
-    `scaling` sets the size of updates. With `moonlight`, updates are as large as AdamW's, so rate and decay for AdamW
-    can be used, and `adamw_lr` may be left out (it then equals `lr`). `kellerjordan`, `mup` (spectral: a rate found at
-    one width holds at other widths) and `naive` need an `lr` of about 0.02 and a separate `adamw_lr`. `momentum` is the
-    share of the momentum that a step keeps. Without `nesterov`, the momentum is orthogonalised. With it, a mean of
-    gradient and momentum is orthogonalised, in which the momentum has the weight `momentum`. `steps` is the number of
-    Newton–Schulz steps. `betas` and `eps` are settings of AdamW."""
+        lr        peak learning rate of the hidden matrices
+        adamw_lr  peak learning rate of output, norms and biases, and of the embedding if `embedding_lr` is not given
+                  (null: `lr`, which only `moonlight` permits)
+        scaling   sets the size of updates. With `moonlight`, updates are as large as AdamW's, so rate and decay for
+                  AdamW can be used. `kellerjordan`, `mup` (spectral: a rate found at one width holds at other widths)
+                  and `naive` need an `lr` of about 0.02
+        momentum  the share of the momentum that a step keeps
+        nesterov  whether to orthogonalise a mean of gradient and momentum, in which the momentum has the weight
+                  `momentum`, instead of the momentum itself
+        steps     number of Newton–Schulz steps
+
+    `betas` and `eps` are settings of AdamW.
+    """
 
     kind: Literal["muon"] = "muon"
     adamw_lr: float | None = None
@@ -139,8 +150,8 @@ class Muon(AdamW):
 
     def _move(self, params: list[Tensor], lr: float, decay: float, first: int) -> None:
         """Do one step of Muon for the matrices `params`, which have the same shape and are divided among ranks in the
-        same way. Each matrix has an owner, the rank that orthogonalises it. Ranks become owners one after the other.
-        `first` is the number of matrices to which this step has already assigned owners."""
+        same way. `first` is the number of matrices to which this step has already assigned owners (the ranks that
+        orthogonalise them)."""
         for p in params:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
@@ -159,9 +170,9 @@ class Muon(AdamW):
         torch._foreach_add_(values, moves)
 
     def _orthogonal(self, params: list[Tensor], parts: list[Tensor], first: int) -> list[Tensor]:
-        """Orthogonalise matrices that may be divided among ranks, in the way `params` are. `parts` are this rank's
-        parts of the matrices. Returns this rank's parts of the results. If each matrix is orthogonalised on one rank
-        (its owner), ranks become owners one after the other, beginning with rank `first` modulo the number of ranks."""
+        """Orthogonalise matrices that are divided among ranks like `params`, or not divided. `parts` are this rank's
+        parts of the matrices. Returns this rank's parts of the results. If each matrix is orthogonalised on one rank,
+        the first matrix goes to rank `first` modulo the number of ranks, and each further one to the next rank."""
         p = params[0]
         if not isinstance(p, DTensor):
             return list(self._iterate(torch.stack(parts)).unbind())
@@ -180,8 +191,8 @@ class Muon(AdamW):
     def _through_owners(self, parts: list[Tensor], rows: int, group: dist.ProcessGroup, first: int) -> list[Tensor]:
         """Orthogonalise matrices of `rows` rows, each on one rank of `group` (its owner). Each of `parts` [r, cols] has
         this rank's rows of one matrix, divided as by torch.chunk (the last ranks may have none). Returns the same rows
-        of the orthogonalised matrices. Ranks become owners one after the other, beginning with rank `first` modulo the
-        number of ranks."""
+        of the orthogonalised matrices. The first matrix goes to rank `first` modulo the number of ranks, and each
+        further one to the next rank."""
         size, rank, cols = group.size(), group.rank(), parts[0].shape[1]
         share = -(-rows // size)
         heights = [max(0, min(share, rows - r * share)) for r in range(size)]

@@ -1,17 +1,24 @@
 """Computes the learning rate as a pure function of the number of tokens trained on. It needs no state in checkpoints,
 and a resumed run has the same rates.
 
-Warm-up is linear. After it, the curve depends on `kind`. `wsd` (MiniCPM, arXiv 2404.06395; Hägele et al., arXiv
-2405.18392) holds the peak and then decays: over the phases (stretches of the training) with `lr: decay` or, if there
-are none, over the last `decay` of all tokens. After a decay the rate stays low. If the rate has fallen to 0 and a phase
-without a curve of its own follows, the phase is refused, because it would learn nothing. `cosine` and `linear` fall
-from the end of the warm-up to the end of the run; `multistep` (DeepSeek LLM, arXiv 2401.02954) drops at milestones;
-`inverse-sqrt` falls with 1/√tokens after the warm-up; `constant` does not fall.
+The rate first rises linearly (warm-up). The curve after it depends on `kind`:
 
-A phase may instead have a curve of its own (a mapping under its `lr`), independent of the run's schedule. Its rate
-rises from the last rate of the previous phase, if that is below its own peak, to this peak (from 0 in the first phase,
-and when the optimiser is reset). It then falls in its own shape. A share such as 2% is a share of the tokens of all
-phases that are not marked `extra`, so that adding an `extra` phase does not change the rates before it.
+* `wsd` (MiniCPM, arXiv 2404.06395; Hägele et al., arXiv 2405.18392) holds the peak and then decays. It decays over the
+  phases (stretches of the training) with `lr: decay` or, if there are none, over the last `decay` of all tokens. After
+  a decay the rate stays low.
+* `cosine` and `linear` fall from the end of the warm-up to the end of the run.
+* `multistep` (DeepSeek LLM, arXiv 2401.02954) drops at milestones.
+* `inverse-sqrt` falls with 1/√tokens after the warm-up.
+* `constant` does not fall.
+
+A phase may instead have a curve of its own (a mapping under its `lr`), independent of the run's schedule. The rate
+first rises to the phase's own peak: from 0 in the first phase and when the optimiser is reset, else from the last rate
+of the previous phase. If that last rate is above the peak, the phase begins at its peak. After the rise, the rate falls
+in the phase's own shape. A phase without a curve of its own is refused if the run's rate is 0 in it, because it would
+learn nothing.
+
+A share such as 2% is a share of the tokens of all phases that are not marked `extra`. So adding an `extra` phase does
+not change the rates before it.
 """
 
 from __future__ import annotations
@@ -41,14 +48,15 @@ SHAPES = {
 class ScheduleConfig:
     """Settings of the learning rate over a training. They describe it as a share of its peak.
 
-    `warmup` and `decay` are lengths, in tokens ('200M') or as a share of all tokens ('2%'). All tokens are those of the
-    phases not marked `extra`. `warmup` applies to every `kind`. `decay` is for wsd, if no phase says `lr: decay`.
-    `floor` is the rate at the end of the fall, as a share of the peak, for wsd, cosine and linear. `shape` is the curve
-    of wsd's decay. `milestones` are for multistep. For example, [[80%, 0.316], [90%, 0.1]] means: from 80 % of all
-    tokens on 0.316 of the peak, from 90 % on 0.1 of the peak.
-
-    With `batch_rate: sqrt`, the rate is multiplied by √(current batch size / final batch size of the phase) while the
-    batch size grows within a phase (Malladi et al., arXiv 2205.10287; OLMo).
+        warmup      length of the linear rise at the beginning, for every `kind`: tokens ('200M'), or a share of the
+                    tokens of all phases not marked `extra` ('2%')
+        decay       length of the fall at the end, for wsd, if no phase says `lr: decay`; written like `warmup`
+        shape       curve of wsd's fall
+        floor       the rate at the end of the fall, as a share of the peak, for wsd, cosine and linear
+        milestones  for multistep: [[80%, 0.316], [90%, 0.1]] means 0.316 of the peak from 80 % of the tokens on, and
+                    0.1 of it from 90 % on
+        batch_rate  `sqrt` multiplies the rate by √(current batch size / final batch size of the phase) while the batch
+                    size grows within a phase (Malladi et al., arXiv 2205.10287; OLMo)
     """
 
     kind: Literal["wsd", "cosine", "linear", "constant", "multistep", "inverse-sqrt"] = "wsd"
@@ -89,10 +97,10 @@ def span(text: str, total: int) -> int:
 
 
 class Schedule:
-    """The learning rate over a training. `factor(tokens)` is the rate after that many tokens, as a share of the peak
-    learning rate. The share is in [0, 1], but may be higher in a phase (stretch of the training) with a peak of its own
-    above the optimiser's `lr`. A step uses the factor at the middle of its batch. The first and the last step therefore
-    do not have rate 0, and the curve does not depend on the batch size."""
+    """The learning rate over a training. `factor(tokens)` is the rate after that many tokens, as a share of the
+    optimiser's `lr`. It is in [0, 1], except in a phase (stretch of the training) whose own peak is above `lr`. A step
+    uses the factor at the middle of its batch. The first and the last step therefore do not have rate 0, and the curve
+    does not depend on the batch size."""
 
     def __init__(self, config: ScheduleConfig, phases: Sequence[Phase], lr: float) -> None:
         self.config, self.phases, self.lr = config, phases, lr
@@ -133,9 +141,9 @@ class Schedule:
         return level
 
     def inside(self, index: int, tokens: float) -> float:
-        """Return the learning rate after `tokens` tokens, as a share of the optimiser's `lr`, by the curve of the phase
-        (stretch of the training) with the index `index`: its own, or that of the whole run. The adjustment for a
-        growing batch size (`batch_rate`) is not included."""
+        """Return the learning rate after `tokens` tokens, as a share of the optimiser's `lr`, without the adjustment
+        for a growing batch size (`batch_rate`). `index` is that of a phase (stretch of the training). The rate follows
+        the phase's own curve, or that of the whole run if it has none."""
         rate = self.phases[index].lr
         if not isinstance(rate, Mapping):
             return self.base(tokens)

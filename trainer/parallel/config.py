@@ -28,19 +28,22 @@ class Every:
 class ParallelConfig:
     """Settings of how the model is distributed over the ranks. Only `fp8` changes the losses by more than rounding.
 
-    `shard` says what is divided over the data ranks. With `full`, parameters, gradients and optimiser state are divided
-    (FSDP2, ZeRO-3). `grad` does the same, but a layer's parameters stay gathered from its first forward in a step to
-    the end of the step's last backward (ZeRO-2: faster, more memory). `hybrid` is `full` within groups of `shard_size`
-    data ranks (a node); the groups are copies of each other (HSDP). With `none` every rank holds everything, as in DDP.
+    `shard` says what is divided over the data ranks:
+
+    * `full` divides parameters, gradients and optimiser state (FSDP2, ZeRO-3).
+    * `grad` does the same, but a layer's parameters stay gathered from its first forward in a step to the end of the
+      step's last backward (ZeRO-2: faster, more memory).
+    * `hybrid` is `full` within groups of `shard_size` data ranks (a node); the groups are copies of each other (HSDP).
+    * `none` divides nothing: every rank holds everything, as in DDP.
 
     `tensor` is the number of ranks, within a node, that share every layer. They see the same samples and count as one
     data rank.
 
-    `checkpointing` says what backward recomputes instead of keeping: `none`, `selective` (norms, RoPE, activation
-    functions), `full` (whole layers) or `{every: k}` (one of every k layers).
+    `checkpointing` says which activations backward recomputes instead of keeping: `none`, `selective` (norms, RoPE,
+    activation functions), `full` (whole layers) or `{every: k}` (one of every k layers).
 
-    `accumulate` says where the gradients of the micro-batches of a step are added up. With `sharded`, the gradients of
-    every micro-batch are reduced, and a rank keeps its share; between copies (`hybrid`, `none`) they are reduced only
+    `accumulate` says where the gradients of a step's micro-batches are added up. With `sharded`, the gradients of every
+    micro-batch are reduced, and a rank keeps its share. Copies of the model (`hybrid`, `none`) exchange gradients only
     after the last micro-batch. With `unsharded`, every rank keeps whole gradients (4 bytes per parameter) and reduces
     once per step.
 

@@ -80,8 +80,8 @@ class World:
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum `x` over data ranks, in place. The ranks of a tensor group (ranks that share every layer) have the same
-        samples, so only the value of the first of them is counted. Nevertheless all ranks take part in one sum, so that
-        they get the same bits and make the same decisions."""
+        samples, so only the value of the first of them counts. All ranks take part in one sum, so that they get the
+        same bits and make the same decisions."""
         if self.rank % self.parallel.tensor:
             x.zero_()
         dist.all_reduce(x)
@@ -216,9 +216,9 @@ def uncompiled(model: Transformer) -> AbstractContextManager[Any]:
 
 
 def gathered(parallel: ParallelConfig) -> bool:
-    """Return whether the setting `parallel.shard` keeps the whole parameters of layers in memory from the first forward
-    of a step to the end of its last backward. Otherwise, each layer's parameters are gathered twice for each
-    micro-batch, in forward and in backward."""
+    """Return whether the setting `parallel.shard` keeps the whole parameters of layers in memory between micro-batches:
+    from the first forward of a step to the end of its last backward. Otherwise, each layer's parameters are gathered
+    twice for each micro-batch, in forward and in backward."""
     return parallel.shard in ("grad", "none")
 
 
@@ -266,9 +266,9 @@ def float8(model: nn.Module, device: torch.device) -> None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the whole parameters that a forward without backward leaves in memory, so that every rank has only its shard
-    again. They are the parameters of the root module and, with `shard: grad` or `none`, those of all layers. As long as
-    whole parameters are in memory, `named_parameters` does not return the sharded ones."""
+    """Free the whole parameters that a forward without backward leaves in memory. As long as they are there,
+    `named_parameters` does not return the sharded ones. They are the parameters of the root module and, with `shard:
+    grad` or `none`, those of all layers."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -289,7 +289,7 @@ def gather_gradients(model: nn.Module, world: World, last: bool) -> None:
 @torch.no_grad()
 def clip(model: nn.Module, most: float, world: World) -> Tensor:
     """Scale all gradients of the model down if their global norm is greater than `most`. Returns the norm before
-    scaling, 0-d float32 on the device, equal on all ranks (NaN on all ranks if one has a NaN). Gradients that several
+    scaling, 0-d float32 on the device. It is equal on all ranks, and NaN if any gradient is. Gradients that several
     ranks hold as copies (hybrid sharding, gains of norms in a tensor group) count once."""
     by_copies: dict[int, list[Tensor]] = {}
     for parameter in model.parameters():

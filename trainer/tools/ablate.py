@@ -93,8 +93,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def source_of(stream: str | None, arms: Sequence[Arm]) -> dict[str, list[str]] | None:
-    """Return the source (a row of the table that compares the arms of a study, with its streams) that --on asks for:
-    {stream: [stream]}. Returns None if `stream` is None, because --on is not given. Raises ConfigError when an arm has
+    """Return the source that --on asks for, {stream: [stream]}; None if `stream` is None, because --on is not given. A
+    source is a row of the table that compares the arms of a study, with its streams. Raises ConfigError when an arm has
     no held-out data of the stream."""
     from trainer.base.config import ConfigError
 
@@ -110,7 +110,7 @@ def source_of(stream: str | None, arms: Sequence[Arm]) -> dict[str, list[str]] |
 
 def check_recipe(options: argparse.Namespace, settings: Mapping[str, Any], phases: Sequence[Phase]) -> None:
     """Check the options of `ablate --data` before the data of the study is made. `settings` is the section `train:` of
-    the recipe, and `phases` are those of its curriculum. Raises ConfigError."""
+    the recipe, and `phases` are those of its curriculum. Raises ConfigError for options that cannot be used."""
     from trainer.base.config import ConfigError, build
     from trainer.loop.config import TrainConfig
 
@@ -157,9 +157,9 @@ def names_of(runs: Sequence[str]) -> list[str]:
 
 
 def tokens_of(bases: Sequence[Run], most: int | None) -> list[int]:
-    """Return how many tokens to train each of the runs `bases` on. All read as many tokens as the shortest run has, or
-    `most` if that is fewer. If the runs have different tokenizers, they read equally many bytes of text instead of
-    tokens, and `most` counts tokens of the first run."""
+    """Return how many tokens to train each of the runs `bases` on. All read equally many tokens: those of the shortest
+    run, or `most` if that is fewer. If their tokenizers differ, they read equally many bytes of text instead, and
+    `most` counts tokens of the first run."""
     if len({base.curriculum.tokenizer.sha256 for base in bases}) == 1:
         return [min([base.curriculum.tokens for base in bases] + ([most] if most else []))] * len(bases)
     sizes = [bytes_per_token(base) for base in bases]
@@ -198,10 +198,12 @@ def widths_of(given: str | None) -> Sequence[int | None]:
 
 def scaled(settings: Mapping[str, Any], width: int, narrowest: int) -> dict[str, Any]:
     """Return the section `model:` of `settings` (the section `train:`), changed to the width `width`. Heads keep their
-    size. The number of heads and the number of hidden units grow with the width. No learning rate is changed here: the
-    returned section has `mup`, by which the trainer adapts the rates. `mup` is the width for which they were found: the
-    one in the settings, or `narrowest` if they name none. Raises ConfigError when muP has no rule for the optimiser, or
-    when heads that share keys and values cannot be in proportion to the width."""
+    size; the number of heads and the number of hidden units grow with the width.
+
+    The learning rates stay as they are, because the trainer adapts them by `mup`, the width for which they were found.
+    This is the value in the settings, or `narrowest` if they have none. Raises ConfigError when muP has no rule for the
+    optimiser, or when the number of heads of keys and values would not be a whole number.
+    """
     from trainer.base.config import ConfigError, build
     from trainer.loop.config import TrainConfig
 

@@ -2,20 +2,21 @@
 
 Several short trainings (arms) continue from one checkpoint, each with another data mixture and with a learning rate
 that decays to 0. Then the held-out loss of every source is compared (micro-anneals: OLMo 2, arXiv 2501.00656; Llama 3,
-arXiv 2407.21783 §3.1.3). The checkpoint should be from before the learning rate has fallen. A mixture is a YAML file:
-streams (data sources) and weights, or the keys of a phase (`mix`, `max_epochs`, `on_exhausted`). Streams that the run
-does not have yet are taken from the store's shards/NAME. The first file's mixture is the one with which the other
-mixtures are compared.
+arXiv 2407.21783 §3.1.3). The checkpoint should be from before the learning rate has fallen.
 
-Instead of mixtures, `--candidates [NAME=]STREAM …` names streams of the store. Each candidate gets an arm of its own.
-In its mixture, the candidate has the share `--share` of the tokens, and the mixture of the run has the rest. All are
-compared with an arm that has the mixture of the run alone. A candidate may consist of several streams with weights,
-`clean=web:3,code:1`. The held-out text of the run decides. `--data RECIPE …` makes the candidates from recipes; this
-needs the pipeline (`pipeline.study`).
+A mixture is a YAML file: streams (data sources) and weights, or the keys of a phase (`mix`, `max_epochs`,
+`on_exhausted`). Streams that the run does not have yet are taken from the store's shards/NAME. All mixtures are
+compared with that of the first file.
+
+Instead of mixtures, `--candidates [NAME=]STREAM …` names streams of the store. A candidate may consist of several
+streams with weights, `clean=web:3,code:1`. Each candidate gets an arm of its own, in which it has the share `--share`
+of the tokens, and the mixture of the run has the rest. All are compared with an arm that has the mixture of the run
+alone, by the held-out text of the run. `--data RECIPE …` makes the candidates from recipes; this needs the pipeline
+(`pipeline.study`).
 
 All arms continue from the same position in the data. An arm with another seed reads the same part of the data in
-another order. The order depends on the number of the phase (stretch of the training) that reads the data. So, to get
-another order, the arm with seed s makes each of its first s steps a separate phase.
+another order. As the order depends on the number of the phase (stretch of the training), the arm with seed s makes each
+of its first s steps a separate phase.
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ def run(options: argparse.Namespace) -> int:
 
 def sources_of(base: Run, arm: Run) -> dict[str, list[str]]:
     """Return the sources (rows of the table that compares the arms of a study), each with its streams. The first source
-    is all streams of the run `base` taken together, and decides about the arms. Then comes a source for each stream
-    that the arms have; `arm` is one of the arms. A candidate's own held-out text decides nothing, because it is of the
-    same quality as the candidate. Raises ConfigError when the run has no held-out data."""
+    decides about the arms: all streams of the run `base` taken together. Then comes a source for each stream that the
+    arms have; `arm` is one of the arms. The held-out text of a candidate does not decide, because it is of the same
+    quality as the candidate. Raises ConfigError when the run has no held-out data."""
     from trainer.base.config import ConfigError
 
     names = experiment_arms.held_out(arm.curriculum)
@@ -100,8 +101,8 @@ def sources_of(base: Run, arm: Run) -> dict[str, list[str]]:
 
 def check_candidates(options: argparse.Namespace, run: str, names: Sequence[str]) -> None:
     """Check the options of `anneal --data` before the candidates' data is made. `run` is the folder of the run, and
-    `names` are those of the candidates. Raises ConfigError. To check as much as possible, the short training that needs
-    no candidate, with the run's own mixture, is prepared as in the study."""
+    `names` are those of the candidates. The arm with the run's own mixture needs no candidate, so it is prepared as in
+    the study, to check as much as possible. Raises ConfigError for options that cannot be used."""
     base, checkpoint = opened(run, options)
     mixes = with_candidates(base, checkpoint.meta["samples"], [f"{name}={name}" for name in names], options.share)
     of_run = arm(base, checkpoint, {BASE: mixes[BASE]}, BASE, options.tokens, options.seeds - 1,
@@ -133,10 +134,10 @@ def opened(run: str, options: argparse.Namespace) -> tuple[Run, Checkpoint]:
 
 
 def with_candidates(base: Run, sample: int, candidates: Sequence[str], share: str) -> dict[str, dict[str, Any]]:
-    """Return the mixtures that `--candidates` compares, by name. The mixture `base` is that of the run just before
-    sample number `sample`. Each other mixture has the name of a candidate: the candidate has the share `share`, and
-    `base` the rest. In these mixtures, streams (data sources) may be read more often than the run allows. Raises
-    ConfigError when a share or a name cannot be used."""
+    """Return the mixtures that `--candidates` compares, by name. `base` is the mixture of the run just before sample
+    number `sample`. Every other mixture is named after a candidate, which has the share `share` in it; `base` has the
+    rest. In these mixtures, streams (data sources) may be read more often than the run allows. Raises ConfigError when
+    a share or a name cannot be used."""
     from pipeline.base.quantities import parse_share
     from trainer.base.config import ConfigError
 
@@ -210,8 +211,8 @@ def read_mix(path: Path) -> dict[str, Any]:
 def arm(base: Run, checkpoint: Checkpoint, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int,
         seed: int, settings: Mapping[str, Any], folder: Path) -> Arm:
     """Return a short training that continues the run `base` from `checkpoint`. It trains on the mixture `name` of
-    `mixes` for `tokens` tokens, with a learning rate that decays to 0. `seed` determines the order of the data. The
-    seed of the settings stays, because it belongs to the initial values. Raises ConfigError when the learning rate at
+    `mixes` for `tokens` tokens, with a learning rate that decays to 0. `seed` determines the order of the data; the
+    seed in the settings stays, because it belongs to the initial values. Raises ConfigError when the learning rate at
     the checkpoint is 0, or when the curriculum cannot be made."""
     from tokenizer.mixture.curriculum import CurriculumError
     from trainer.base.config import ConfigError
@@ -231,10 +232,10 @@ def arm(base: Run, checkpoint: Checkpoint, mixes: Mapping[str, Mapping[str, Any]
 
 def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name: str, tokens: int, seed: int,
            rate: float) -> Curriculum:
-    """Return the curriculum of the run `base`, changed from sample number `sample` on: the data mixture is `name`, and
-    within `tokens` tokens the learning rate decays linearly from `rate` to 0, after `seed` steps in which it stays
-    `rate`. The curriculum has the streams (data sources) of all of `mixes`, so that trainings with different mixtures
-    are evaluated on the same held-out data."""
+    """Return the curriculum of the run `base`, changed from sample number `sample` on. From there it has the data
+    mixture `name` for `tokens` tokens. The learning rate stays at `rate` for `seed` steps, and then decays linearly to
+    0. The curriculum has the streams (data sources) of all of `mixes`, so that trainings with different mixtures are
+    evaluated on the same held-out data."""
     from tokenizer.mixture.curriculum import CurriculumError, cut, edit
     from tokenizer.mixture.resolve import resolve_phases, stream_sizes
     from trainer.tools.curriculum_edit import new_streams
@@ -258,9 +259,8 @@ def future(base: Run, sample: int, mixes: Mapping[str, Mapping[str, Any]], name:
 
 def plant(checkpoint: Checkpoint, base: Run, run: Run) -> None:
     """Put `checkpoint` of the run `base` into the folder of `run`, a short training that is to begin with this
-    checkpoint. The checkpoint's files are linked where possible, and the ledger of `base` (its list of skipped steps)
-    is copied. The metadata gets the configuration and curriculum of `run`. Does nothing when `run` already has a
-    checkpoint."""
+    checkpoint. Its files are linked where possible. Its metadata gets the configuration and curriculum of `run`. The
+    ledger of `base` (its list of skipped steps) is copied. Does nothing when `run` already has a checkpoint."""
     from trainer.checkpoint import checkpoints as ckpt
     from trainer.checkpoint.ledger import NAME
 

@@ -28,8 +28,8 @@ class Arm:
     step: int = 0
 
     def rung(self, share: float) -> int:
-        """Return the step, as a number from the beginning of the run, by which at least the share `share` of the steps
-        of this arm (training of a study) is done."""
+        """Return the step, counted from the beginning of the run, after which the share `share` of the steps of this
+        arm (training of a study) is done."""
         return self.step + max(1, math.ceil(share * (self.run.curriculum.steps - self.step)))
 
 
@@ -50,8 +50,9 @@ def arm_of(base: Run, name: str, seed: int, settings: Mapping[str, Any], curricu
 
 
 def place_of(folder: Path, store: str | None, out: str | None) -> tuple[str | None, str | None]:
-    """Return the values of --store and --out (None: their defaults) for the training in `folder`. An arm is its own
-    --out, and its store is the folder above it that has shards. Of other trainings they stay as they are given."""
+    """Return the values of --store and --out for the training in `folder` (None: their defaults). For an arm of a
+    study, --out is the folder itself, and --store the nearest folder above it that has shards, unless `store` is given.
+    For other trainings, and if `out` is given, the given values are returned."""
     if out is not None or not (folder / "checkpoints").is_dir() or (folder / "train").is_dir():
         return store, out
     above = next((str(p) for p in folder.absolute().parents if (p / "shards").is_dir()), None)
@@ -93,9 +94,9 @@ def write(arm: Arm) -> None:
 
 
 def finished(arm: Arm, share: float = 1.0) -> bool:
-    """Return whether an arm of a study has been trained to the end of its curriculum. If `share` is below 1, return
-    whether that share of its steps is done. If the end of the curriculum is reached, all checkpoints of the arm except
-    the last are deleted."""
+    """Return whether an arm of a study has been trained to the end of its curriculum. With a `share` below 1, return
+    whether that share of its steps is done. At the end of the curriculum, all checkpoints of the arm except the last
+    are deleted."""
     from trainer.checkpoint import checkpoints as ckpt
 
     checkpoints = ckpt.complete(arm.run.out / "checkpoints")

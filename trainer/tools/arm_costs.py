@@ -1,4 +1,4 @@
-"""What the arms of a study have cost, also those that `--halving` has ended early."""
+"""Computes and formats what the arms of a study have cost, including those that `--halving` has ended early."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from trainer.tools.arm import Arm, label
 
 
 def costs(arms: Sequence[Arm], ended: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """Return by arm what its trainings have cost: {"tokens", "flops" and "wall_s", which are sums over the seeds,
-    "parameters", "epochs", "ended"}. `ended` has the share of the steps after which an arm was ended early; of other
-    arms, it is None in the result."""
+    """Return what the trainings of each arm have cost, as {arm: {"tokens", "flops", "wall_s", "parameters", "epochs",
+    "ended"}}. The first three are sums over the seeds. "ended" is the share of the steps after which the arm was ended
+    early, from `ended`; None for other arms."""
     out: dict[str, dict[str, Any]] = {}
     for arm in arms:
         model, vocab = arm.run.config.model, arm.run.vocab
@@ -31,8 +31,8 @@ def costs(arms: Sequence[Arm], ended: Mapping[str, float]) -> dict[str, dict[str
 
 
 def performed(arm: Arm) -> tuple[int, int, float]:
-    """Return the samples and tokens that a training has read, and how many seconds it took. If it was ended early, they
-    are those of its last checkpoint."""
+    """Return (samples, tokens, seconds) of a training: what it has read, and its wall time. If it was ended early,
+    samples and tokens are those of its last checkpoint."""
     from trainer.checkpoint.checkpoints import complete
 
     summary = arm.run.out / "summary.json"
@@ -46,7 +46,7 @@ def performed(arm: Arm) -> tuple[int, int, float]:
 
 def epochs(arm: Arm, samples: int) -> float:
     """Return how often a training has read its data with its first `samples` samples: the largest number over its
-    streams. What the phases of a shortened curriculum reserve (`Order.used`) is more than what is read."""
+    streams. `Order.used` is not taken, because the phases of a shortened curriculum reserve more than is read."""
     from tokenizer.mixture.curriculum import cut
     from tokenizer.mixture.order import Order
 

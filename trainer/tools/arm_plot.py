@@ -22,9 +22,9 @@ ROW, TOP, LEFT, RIGHT, HEIGHT = 28, 52, 160, 40, 300
 
 def write_plots(folder: Path, result: Mapping[str, Any], outs: Mapping[str, Sequence[Path]], sources: Sources,
                 unit: str) -> None:
-    """Write the plots of a study to `folder`. `result` is the content of table.json, and `outs` are the folders of each
-    arm's trainings, one for each seed. The plots show the losses on the first of `sources` (named groups of streams),
-    by which the arms are judged."""
+    """Write the plots of a study to `folder`. `result` is the content of table.json. `outs` has the folders of the
+    trainings of each arm, one for each seed. The plots show the losses on the first of `sources` (named groups of
+    streams), by which the arms are judged."""
     source, streams = next(iter(sources.items()))
     replace(folder / "intervals.svg", intervals(result, source))
     points = {name: history(of, streams, unit) for name, of in outs.items()}
@@ -33,8 +33,8 @@ def write_plots(folder: Path, result: Mapping[str, Any], outs: Mapping[str, Sequ
 
 def intervals(result: Mapping[str, Any], source: str) -> str:
     """Return an SVG of the differences in loss between the arms of a study and the first arm. Each difference has its
-    95 % confidence interval if there are several seeds. The losses are those on the held-out data of `source`, a key in
-    `result` (the content of table.json)."""
+    95 % confidence interval if there are several seeds. The losses are those on the held-out data of `source`, one of
+    the sources in `result` (the content of table.json)."""
     of = result["sources"][source]
     first, *others = result["arms"]
     noise = of["noise"] or 0.0
@@ -79,8 +79,8 @@ def history(outs: Sequence[Path], streams: Sequence[str], unit: str) -> list[tup
 
 def curves(points: Mapping[str, Sequence[tuple[float, float]]], source: str, unit: str) -> str:
     """Return an SVG of held-out losses over tokens, a curve for each of the first STREAMS arms of a study. `points` are
-    the (tokens, loss) of each arm; the evaluation before the first step is left out. `source` and `unit` say what the
-    losses are of."""
+    the (tokens, loss) of each arm; the evaluation before the first step is left out. The title names the held-out data,
+    `source`, and the `unit` of the losses."""
     drawn = {name: [(t, v) for t, v in of if t] for name, of in list(points.items())[:STREAMS]}
     values = [v for of in drawn.values() for _, v in of] or [0.0, 1.0]
     air = max(max(values) - min(values), 1e-3) * 0.06

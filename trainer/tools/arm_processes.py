@@ -34,10 +34,9 @@ SHOWN = 5
 
 def train_arms(arms: Sequence[Arm], options: argparse.Namespace, announce: Callable[[str], None], share: float = 1.0,
                clock: Clock = SYSTEM) -> None:
-    """Train those of `arms` (trainings of a study) that are not finished, `options.jobs` at a time. `share` is the
-    share of its steps up to which each is trained. When an arm fails, or when signal n asks this process to end, no
-    further arm is started, and the running arms are asked to write a checkpoint and end. After they have ended,
-    TrainingError or SystemExit(128 + n) is raised."""
+    """Train those of `arms` (trainings of a study) that are not finished, `options.jobs` at a time, each up to the
+    share `share` of its steps. Raises TrainingError when an arm fails, and SystemExit(128 + n) when signal n asks this
+    process to end. In both cases no further arm is started, and the running arms first write a checkpoint and end."""
     waiting = deque(arm for arm in arms if not finished(arm, share))
     running: dict[int, tuple[Arm, subprocess.Popen[bytes]]] = {}
     done, failed = len(arms) - len(waiting), ""
@@ -91,8 +90,8 @@ def command(arm: Arm, options: argparse.Namespace, share: float) -> list[str]:
 def start(arm: Arm, options: argparse.Namespace, slot: int, share: float) -> subprocess.Popen[bytes]:
     """Start an arm (a training of a study) as a process. `slot` numbers the processes that run at the same time, and
     selects the GPUs. The number of CPU threads is OMP_NUM_THREADS, if that is set. Otherwise it depends on the model,
-    the machine's cores, `--jobs` and `--ranks`. It does not depend on the load of the machine, because another number
-    of threads may change the last digits of losses."""
+    the machine's cores, `--jobs` and `--ranks`, but not on the load of the machine: with another number of threads, the
+    last digits of losses may change."""
     count = threads(arm.run, options.jobs * (options.ranks or 1), cores(), options.device)
     env = {"OMP_NUM_THREADS": str(count), **os.environ}
     here = options.jobs > 1 and not options.ranks and not options.address and options.device != "cpu"
@@ -125,9 +124,9 @@ def wait_for_earlier(folder: Path, clock: Clock) -> None:
 
 @contextmanager
 def signals(running: dict[int, tuple[Arm, subprocess.Popen[bytes]]]) -> Iterator[list[int]]:
-    """Within this context, a signal that asks this process to end is noted, and every arm (training of a study) in
-    `running` is sent SIGTERM. Yields the list of the numbers of the signals that have arrived so far. On leaving the
-    context, arms that still run are killed."""
+    """Pass a signal that asks this process to end on to every arm (training of a study) in `running`, as SIGTERM, until
+    the context ends. Yields the list of the numbers of the signals that have arrived so far. On leaving the context,
+    arms that still run are killed."""
     caught: list[int] = []
 
     def note(number: int, _frame: Any) -> None:

@@ -7,8 +7,8 @@ assumes that any two arms differ by equally much noise. Arms with equal losses i
 data set, break this assumption: they would make the noise of the other differences seem smaller than it is. So only one
 of them counts for the variance.
 
-The correction is Holm's (Scand. J. Statist. 6, 1979): with it, the chance that any of several arms without a true
-difference seems to differ from the first one is at most 5 %.
+The p-values are corrected by Holm's method (Scand. J. Statist. 6, 1979). With it, the chance that any arm without a
+true difference to the first one is found to differ is at most LEVEL.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ MOST_SEEDS = 1000
 
 @dataclass(frozen=True)
 class Contrasts:
-    """How the losses of a study's arms (its trainings) differ from the loss of the first arm. `deltas` has the mean
-    difference of each arm, for the first arm 0. `half` is half the width of the 95 % confidence interval of one such
-    mean difference. `sd` is the standard deviation of a difference between two arms with the same seed. Both are None
-    with one seed or one arm, because they are then unknown. `p` has the p-values of the arms after the first, corrected
-    by Holm's method; it is empty if `sd` is None."""
+    """How the losses of a study's arms (its trainings) differ from the loss of the first arm.
+
+        deltas  mean difference of each arm; 0 for the first arm
+        half    half the width of the 95 % confidence interval of a mean difference; None with one seed or one arm
+        sd      standard deviation of a difference between two arms with the same seed; None with one seed or one arm
+        p       p-values of the arms after the first, corrected by Holm's method; empty if `sd` is None
+    """
 
     deltas: list[float]
     half: float | None
@@ -73,8 +75,8 @@ def holm(p: Sequence[float]) -> list[float]:
 
 def seeds_for(difference: float, sd: float, arms: int) -> int | None:
     """Return how many seeds a study with `arms` arms needs to show `difference` (of two arms' losses) with probability
-    POWER. LEVEL is the chance that any of the study's comparisons shows a difference where there is none. `sd` is the
-    standard deviation of a difference within one seed. Returns None if more than MOST_SEEDS are needed."""
+    POWER. LEVEL is the accepted chance that the study shows any difference where there is none. `sd` is the standard
+    deviation of a difference within one seed. Returns None if more than MOST_SEEDS are needed."""
     def shows(seeds: int) -> bool:
         free = (arms - 1) * (seeds - 1)
         needed = quantile(1 - LEVEL / 2 / (arms - 1), free) + quantile(POWER, free)

@@ -27,9 +27,9 @@ Losses = Mapping[str, Sequence[Mapping[str, float]]]
 
 
 def measured(streams: Mapping[str, Mapping[str, Any]], sources: Sources, unit: str) -> dict[str, float]:
-    """Return the numbers by which an arm is judged: {source: its loss on the held-out data of the source, in `unit`}. A
-    source is a name for one or several streams. `streams` are the results of an evaluation, by stream. Only this
-    function chooses what a study measures."""
+    """Return the losses by which an arm is judged: {source: loss on its held-out data, in `unit`}. A source is a name
+    for one or several streams. `streams` are the results of an evaluation, by stream. Only this function chooses what a
+    study measures."""
     return {source: loss_of([streams[name] for name in names], unit) for source, names in sources.items()}
 
 
@@ -51,13 +51,14 @@ def table(losses: Losses, unit: str = NATS) -> dict[str, Any]:
 
         loss          mean over the seeds
         delta         difference to the first arm; negative is better
-        noise         half the width of the 95 % confidence interval of a difference
+        noise         half the width of the 95 % confidence interval of a difference; None with one seed or one arm
         p             p-value of the difference, corrected for the number of arms (Holm)
         beyond_noise  whether `p` is below 5 %
-        seeds_needed  how many seeds a study of these arms needs to show the difference
+        seeds_needed  how many seeds a study of these arms needs to show the difference; None if this is unknown or more
+                      than MOST_SEEDS, or if there is no difference
 
-    `noise` and `p` are None if there is one seed or one arm. `p`, `beyond_noise` and `seeds_needed` of the first arm
-    are None. `seeds_needed` is also None if it is unknown or more than MOST_SEEDS, or if there is no difference."""
+    The last three are None for the first arm, and for all arms if there is one seed.
+    """
     first, *others = losses
     seeds, sources = len(losses[first]), {}
     for source in losses[first][0]:
@@ -82,8 +83,8 @@ def needed(difference: float, sd: float | None, arms: int) -> int | None:
 def lines(result: Mapping[str, Any]) -> list[str]:
     """Format the result of `table`, which compares the arms of a study, as lines of text. There is a line for each
     source (a name for one or several streams), with the loss of the first arm and the differences of the other arms to
-    it. A star marks differences whose corrected p-value is below 5 %. The lines of `verdicts` about the first source
-    follow, unless there is only one seed, or scores on tasks decide (`result["by"]`)."""
+    it. A star marks differences whose corrected p-value is below 5 %. Then come the lines of `verdicts` about the first
+    source. They are left out with only one seed, or if scores on tasks decide (`result["by"]`)."""
     width = max(12, *(len(n) + 2 for n in result["arms"]))
     first, *others = result["arms"]
     unit, seeds = result["unit"], result["seeds"]
@@ -108,9 +109,9 @@ def cell(arm: Mapping[str, Any]) -> str:
 
 
 def verdicts(arms: Sequence[str], of: Mapping[str, Any], where: str, unit: str) -> list[str]:
-    """Return lines that say in words how the arms (trainings of a study) after the first of `arms` compare with it:
-    better, worse, or not told apart. A last line says how many seeds would show differences of given sizes. `of` is the
-    entry of the table about the data by which the arms are judged, and `where` names the data."""
+    """Return lines that compare the arms (trainings of a study) with the first of `arms` in words: better, worse, or
+    not told apart. A last line says how many seeds would show differences of given sizes. `of` is the entry of the
+    table for the data by which the arms are judged, and `where` names the data."""
     first, *others = arms
     out = [""]
     for name in others:

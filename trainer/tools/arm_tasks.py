@@ -2,10 +2,12 @@
 decide about the arms.
 
 If the settings have `evaluate.tasks`, every arm scores its checkpoints while it is trained. Scores that the last
-checkpoint lacks are computed at the end of the study. A task counts if `trainer.evaluation.task_signal` lets it pass,
-judged by all arms of the study together. The arms are compared by the mean bits per byte over the tasks that count,
-each task with the same weight (as in OLMo 3's Base Easy suite). Bits per byte move smoothly and have one unit, where
-accuracies of small models stay at chance. A task without bits per byte, such as BLiMP, is shown but not in the mean.
+checkpoint lacks are computed at the end of the study. `trainer.evaluation.task_signal` judges the tasks by all arms of
+the study together; only tasks that pass count.
+
+The arms are compared by their mean bits per byte over the tasks that count, each with the same weight (as in OLMo 3's
+Base Easy suite). Bits per byte move smoothly and have one unit, while accuracies of small models stay at chance. A task
+without bits per byte, such as BLiMP, is shown but not in the mean.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ MEASURE = "bpb"
 
 def check_config(config: TaskScoringConfig | None, by: str) -> None:
     """Check the settings `evaluate.tasks` of a study. `config` are these settings (None: not given). Raises ConfigError
-    when a task does not exist, has no data, or has only the form `code` (which runs programs that the model writes),
-    and when tasks are to decide about the arms (`by`) but `config` is None."""
+    when a task does not exist, has no data, or has only the form `code` (which runs programs that the model writes).
+    Also raises it when tasks are to decide about the arms (`by`) but `config` is None."""
     from trainer.base.config import ConfigError
     from trainer.loop.task_watcher import scorable_tasks
 
@@ -44,9 +46,9 @@ def check_config(config: TaskScoringConfig | None, by: str) -> None:
 
 
 def check_scoring(arms: Sequence[Arm], by: str, announce: Callable[[str], None]) -> bool:
-    """Return whether the arms of a study score their checkpoints on tasks. Raises ConfigError when the settings of the
-    tasks differ between arms, and as `check_config` does. If too few checkpoints are scored to judge a task,
-    ConfigError is raised only if tasks decide about the arms (`by`); otherwise `announce` gets a message."""
+    """Return whether the arms of a study score their checkpoints on tasks. Raises ConfigError as `check_config` does,
+    and when the settings of the tasks differ between arms. If too few checkpoints are scored to judge a task,
+    `announce` gets a message; if tasks decide about the arms (`by`), ConfigError is raised instead."""
     from trainer.base.config import ConfigError
 
     settings = {arm.run.config.evaluate.tasks for arm in arms}
@@ -87,11 +89,11 @@ def check_data(arms: Sequence[Arm]) -> None:
 
 
 def scored_steps(every: int, phases: Sequence[Phase], begin: int) -> list[int]:
-    """Return the steps of an arm (a training of a study) whose checkpoints are scored: the multiples of `every` from
-    step `begin` on, and the ends of phases (stretches of the training) after it. The arm begins with the checkpoint of
-    step `begin`."""
+    """Return the steps of an arm (a training of a study) whose checkpoints are scored. The arm begins with the
+    checkpoint of step `begin`. The steps are the multiples of `every` from `begin` on, and the ends of phases
+    (stretches of the training) after it."""
     ends = list(accumulate(phase.steps for phase in phases))
-    multiples = range(every, ends[-1], every)                     # the checkpoint with which an arm begins may be one
+    multiples = range(every, ends[-1], every)                     # `begin` itself may be one of them
     return sorted({step for step in ends if step > begin} | {step for step in multiples if step >= begin})
 
 
@@ -140,12 +142,16 @@ def read_scores(arms: Sequence[Arm]) -> list[ScoredRun]:
 
 
 def task_results(arms: Sequence[Arm]) -> dict[int | None, dict[str, Any]]:
-    """Return how the arms of a study compare on benchmark tasks, as {width of the models: comparison}. A comparison is
-    {"counted": [names of the tasks that count], "mean": result for the mean over these, or None if there are none,
-    "scores": {task: {"measure", "verdict", "reason", "checkpoints", and the keys of a result}}}. A result has the keys
-    that `arm_table.table` gives to a source, with "score" for "loss". `verdict` and `reason` are those of
-    `trainer.evaluation.task_signal`, and `checkpoints` is the number of checkpoints of an arm that have scores. Tasks
-    on which the last checkpoint of any arm has no score are left out."""
+    """Return how the arms of a study compare on benchmark tasks, as {width of the models: comparison}. Tasks on which
+    the last checkpoint of any arm has no score are left out. A comparison has three keys:
+
+        counted  names of the tasks that count
+        mean     result for the mean over these tasks; None if there are none
+        scores   {task: a result with the further keys "measure", "verdict", "reason" and "checkpoints"}
+
+    A result has the keys that `arm_table.table` gives to a source, with "score" for "loss". "verdict" and "reason" are
+    those of `trainer.evaluation.task_signal`; "checkpoints" is the number of checkpoints of an arm that have scores.
+    """
     from trainer.evaluation.score_rows import main_row
     from trainer.evaluation.task_signal import signals
 

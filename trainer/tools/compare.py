@@ -73,7 +73,7 @@ def compare(folders: Sequence[Path]) -> dict[str, Any]:
 def at(history: Sequence[Mapping[str, Any]], tokens: int, judged_at: int) -> dict[str, Any]:
     """Return the numbers of one training after `tokens` tokens: losses, speed, MFU. `history` has the lines of the
     training's metrics.jsonl. The held-out losses are from the last evaluation within the first `judged_at` tokens, or
-    from the first evaluation if none is that early. A number that the lines do not have is None."""
+    from the first evaluation if all are later. A number that the lines do not have is None."""
     steps = [line for line in history if line["event"] == "step" and line["tokens"] <= tokens]
     tail = [line for line in steps if line["tokens"] > (1 - TAIL) * tokens] or steps[-1:]
     losses = [line["loss"] for line in tail if line.get("loss") is not None]

@@ -9,10 +9,11 @@ phase before it:
     - {name: long, extra: 1B, sequence: 16384, rope_theta: 2e6, lr: {peak: 2e-5, warmup: 50M, shape: cosine}}
 
 The samples up to step STEP stay the same, bit for bit, and no data is read twice within an epoch of its stream. A
-stream that the run does not have yet is taken from the store's shards/NAME. RUN/curriculum.json is replaced atomically,
-and the old file is kept as curriculum.1.json (2, …). A running training keeps the curriculum that it read at its start,
-so stop it after STEP at the latest, and start it again. OUT/ledger.jsonl then records the step from which the new
-curriculum applies.
+stream that the run does not have yet is taken from the store's shards/NAME.
+
+RUN/curriculum.json is replaced atomically, and the old file is kept as curriculum.1.json (2, …). A running training
+keeps the curriculum that it read at its start, so stop it after STEP at the latest, and start it again. It then records
+in OUT/ledger.jsonl from which step on the new curriculum applies.
 """
 
 from __future__ import annotations
@@ -119,8 +120,8 @@ def edited(old: Run, step: int, path: Path, warnings: list[str]) -> tuple[Curric
 def at_step(text: str, reached: int, steps: int) -> int:
     """Parse the value of `--at`, a step number or `now`. Returns the number of steps after which the new phases
     (stretches of the training) begin. `reached` is the step of the latest checkpoint (0: none), and `steps` is the
-    number of steps of the curriculum. Raises ConfigError for any other text, for a step before `reached` or beyond the
-    curriculum, and for `now` without a checkpoint."""
+    number of steps of the curriculum. Raises ConfigError for a step before `reached` or beyond the curriculum, for
+    `now` without a checkpoint, and for any other text."""
     from trainer.base.config import ConfigError
 
     if text == "now":
@@ -210,7 +211,7 @@ def replace_and_keep(path: Path, text: str) -> Path:
     number = 1
     try:
         files.write_synced(part, text.encode())
-        while True:                              # after the new one is on disk: a full disk must not change anything
+        while True:          # only now that the new file is on disk, so that a full disk changes nothing
             old_copy = path.with_name(f"{path.stem}.{number}{path.suffix}")
             try:
                 os.link(path, old_copy)

@@ -1,10 +1,13 @@
-"""`tokenmill train doctor` checks whether this machine can train this run on several ranks. It prints a line per check:
-ok, or failed with a remedy.
+"""`tokenmill train doctor RUN` checks whether this machine can train the run on several ranks. It prints a line per
+check: ok, or failed with a remedy.
 
-The run's model (its first layers) is built and trained for a few steps twice: by one rank and by N ranks. Initial
-values and batches must be identical. Losses and gradient norms must be equal up to rounding. No two ranks may have
-identical values for different parts of a parameter (SmolLM3 had to discard a training of 1T tokens, because
-tensor-parallel ranks shared a seed). One rank must be able to resume from the checkpoint of N ranks.
+The run's model (its first layers) is built and trained for a few steps by N ranks, and again by one rank:
+
+* Initial values and batches must be identical.
+* Losses and gradient norms must be equal up to rounding.
+* No two ranks may have identical values for different parts of a parameter. (SmolLM3 had to discard a training of 1T
+  tokens, because tensor-parallel ranks shared a seed.)
+* One rank must be able to resume from the checkpoint of N ranks.
 """
 
 from __future__ import annotations
@@ -89,7 +92,7 @@ class Checks:
 
 def environment(checks: Checks, ranks: int, device: str, run: Run) -> tuple[str, str]:
     """Check the version of torch and the number of devices. Returns the device (cpu or cuda) and the dtype of matrix
-    products (fp32 or bf16) with which the trainings on one and on several ranks are then compared."""
+    products (fp32 or bf16) for the comparison of one rank with several."""
     import torch
 
     tested = torch.__version__.split("+")[0]
@@ -183,9 +186,9 @@ def memory(checks: Checks, run: Run, ranks: int, device: str) -> None:
 
 def compare(checks: Checks, options: argparse.Namespace, folder: Path, device: str, precision: str) -> None:
     """Train a small version of the run (see `examine`) with `options.ranks` ranks and with one rank, and report to
-    `checks` whether the results agree: initial values, copies, batches, losses, gradient norms, and the loss after one
-    rank has resumed from the checkpoint of the others. The ranks write their results to `folder`. If a training fails,
-    only this is reported."""
+    `checks` whether the results agree. Compared are initial values, copies, batches, losses, gradient norms, and the
+    loss after one rank has resumed from the checkpoint of the others. The ranks write their results to `folder`. If a
+    training fails, only this is reported."""
     from trainer.launch.local import launch
 
     n = options.ranks
@@ -231,8 +234,8 @@ def compare(checks: Checks, options: argparse.Namespace, folder: Path, device: s
 
 def examine(run: Run, world: World, folder: Path) -> None:
     """Train a small version of the run on this rank, and write the results to `folder`/rank.SIZE.RANK.json (SIZE is the
-    number of ranks). Every rank must call this. `doctor` calls it first on several ranks and then on one. The single
-    rank also resumes from the checkpoint that the several ranks have written."""
+    number of ranks). Every rank must call this. It is called on several ranks first and then on one. The single rank
+    also resumes from the checkpoint that the several ranks have written."""
     import torch
 
     from trainer.data.batches import Data
@@ -294,9 +297,9 @@ def reduced(run: Run, out: Path, world: World) -> Run:
 
 
 def copies_and_twins(model: nn.Module, world: World) -> dict[str, list[str]]:
-    """Find parameters whose values are wrong on some ranks. Every rank must call this. Returns the names under two
-    keys. "twins" are matrices of which two ranks hold different parts, but with equal values. "unequal" are parameters
-    of which two ranks hold copies, but with different values."""
+    """Find parameters whose values are wrong on some ranks. Every rank must call this. Returns their names under two
+    keys. A matrix is one of the "twins" if two ranks hold equal values for different parts of it. A parameter is
+    "unequal" if two ranks hold different values for the same part of it."""
     import torch
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor

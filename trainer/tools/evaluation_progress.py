@@ -19,8 +19,8 @@ PROGRESS_S, TOUCH_S = 10.0, 60.0
 
 class EvaluationProgress:
     """Prints the progress of an evaluation to stderr. On a terminal, one line is replaced up to five times a second,
-    and erased on leaving the context; elsewhere a line is printed at most every PROGRESS_S seconds. Showing progress
-    also renews the marks by which `using` protects checkpoints from deletion."""
+    and erased on leaving the context. Elsewhere a line is printed at most every PROGRESS_S seconds. Whenever progress
+    is shown, the marks by which `using` protects checkpoints from deletion are also renewed."""
 
     def __init__(self) -> None:
         self.marks: list[Path] = []
@@ -65,8 +65,8 @@ class EvaluationProgress:
                   file=sys.stderr, flush=True)
 
     def of(self, name: str, work: int) -> Callable[[int], None]:
-        """Return a function to call with the number of rows that have just been finished. It shows how many rows of the
-        task `name` are finished, of `work` rows in all, and how long the rest will take."""
+        """Return a function that shows how many of the `work` rows of the task `name` are finished, and how long the
+        rest will take. Call it with the number of rows that have just been finished."""
         began, done = time.monotonic(), 0
 
         def advance(rows: int) -> None:

@@ -1,12 +1,12 @@
-"""Runs the arms of a study, which are short trainings that are compared, each with several seeds, and prints a table of
-their held-out losses with confidence intervals. The commands `anneal` and `ablate` use this module.
+"""Runs the arms of a study: short trainings that are compared, each with several seeds. Prints a table of their
+held-out losses with confidence intervals. The commands `anneal` and `ablate` use this module.
 
-Each pair of arm and seed is a training of its own. Its folder, OUT/NAME-seedN (with `--widths`: OUT/NAME-widthW-seedN),
-has everything that `tokenmill train run` needs: a curriculum.json and a recipe.yaml with the section `train:`. Such
-trainings run as processes of their own, `--jobs` at a time (`trainer.tools.arm_processes`). A study that is run again
-continues where it was stopped, and does not repeat finished trainings. Of a finished training, only the last checkpoint
-is kept. The folder OUT also gets the results:
-table.json, table.txt, and the plots intervals.svg and curves.svg.
+Each pair of arm and seed is a training in a folder of its own, OUT/NAME-seedN (with `--widths`: OUT/NAME-widthW-seedN).
+The folder has everything that `tokenmill train run` needs: a curriculum.json and a recipe.yaml with the section
+`train:`. The trainings run as processes, `--jobs` at a time (`trainer.tools.arm_processes`). A study that is started
+again continues where it was stopped, and does not repeat finished trainings. Of a finished training, only the last
+checkpoint is kept. The results are also in the folder OUT: table.json, table.txt, and the plots intervals.svg and
+curves.svg.
 """
 
 from __future__ import annotations
@@ -69,11 +69,13 @@ def add_data_arguments(parser: argparse.ArgumentParser, purpose: str) -> Any:
 
 def perform(options: argparse.Namespace, arms: Sequence[Arm], prepare: Callable[[Arm], None] = lambda _arm: None,
             sources: Sources | None = None, unit: str = NATS) -> int:
-    """Train all arms of a study (the trainings that it compares), write the results, and print the table of losses in
-    `unit`. The results go to the folder that holds the arms' folders. `prepare` is called for every arm before any arm
-    is trained. `sources` are named groups of streams (data sources) on whose held-out data the arms are compared; the
-    first group decides which arms are better. By default, the first group is all held-out data that the arms have in
-    common. Returns the exit code."""
+    """Train all arms of a study (the trainings that it compares), and print the table of losses in `unit`. The results
+    are also written to the folder that holds the arms' folders. Returns the exit code.
+
+    `prepare` is called for every arm before any arm is trained. `sources` are named groups of streams (data sources) on
+    whose held-out data the arms are compared; the first group decides which arms are better. By default, the first
+    group is all held-out data that the arms have in common.
+    """
     from trainer.base.files import alone, replace
     from trainer.data.remote import fetch_shards
     from trainer.tools.arm_plot import write_plots
@@ -146,7 +148,7 @@ def held_out(curriculum: Curriculum) -> dict[str, str | None]:
 def common_sources(arms: Sequence[Arm]) -> dict[str, list[str]]:
     """Return the sources (rows of the table that compares the arms of a study), each with its streams. There is one for
     each stream whose held-out data is the same in all arms; losses on different data could not be compared. If there
-    are several, a source ALL with all these streams comes first. Raises ConfigError when there is no such stream."""
+    are several such streams, a source ALL with all of them comes first. Raises ConfigError when there is none."""
     from trainer.base.config import ConfigError
 
     first, *others = [held_out(arm.run.curriculum) for arm in arms]
@@ -177,10 +179,10 @@ def refuse_masked(arms: Sequence[Arm], sources: Sources) -> None:
 
 
 def results(arms: Sequence[Arm], sources: Sources, unit: str, by: str, scored: bool) -> dict[str, Any]:
-    """Read the results of the trained arms of a study. Returns the content of table.json without the costs, with the
-    keys of `arm_table.table`. If the models have several widths, the table is that of the widest, and "widths" has a
-    table for each width. If the arms are `scored` on benchmark tasks, each table also has "tasks" (see `task_results`)
-    and "by" (what decides about the arms)."""
+    """Read the results of the trained arms of a study. Returns the content of table.json without the costs. It is the
+    result of `arm_table.table`, for models of several widths that of the widest; "widths" then has a table for each
+    width. If the arms are `scored` on benchmark tasks, each table also has "tasks" (see `task_results`) and "by" (what
+    decides about the arms)."""
     losses: dict[int | None, dict[str, list[dict[str, float]]]] = {}
     for arm in arms:
         summary = json.loads((arm.run.out / "summary.json").read_text(encoding="utf-8"))
@@ -210,9 +212,9 @@ def report(result: Mapping[str, Any]) -> str:
 
 
 def agreement(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return lines that say whether results agree between models of different widths. There is a line for each arm
-    (training of a study) after the first. It says whether it is better than the first arm at all widths, or worse at
-    all widths. `tables` has a table of arms for each width."""
+    """Return lines that say whether models of different widths agree about the arms (trainings of a study). There is a
+    line for each arm after the first: is its difference to the first arm on the same side at all widths? `tables` has a
+    table of arms for each width."""
     decisive = [one["tasks"]["mean"] if one.get("by") == TASKS else next(iter(one["sources"].values()))
                 for one in tables]
     out = []

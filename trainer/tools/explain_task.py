@@ -2,10 +2,12 @@
 lost, and which of the documents that it read are nearest to them?
 
 Two results of `tokenmill train eval` are compared: that of the step, and another one. The other result is from an
-earlier step of the same training, or from another training, such as another arm of a study. The nearest documents are
-those that share n-grams of tokens with an item (`trainer.data.nearest`). If both results are of one training, only
-documents that it read between the two steps are searched. If they are of two trainings, only documents from the point
-on at which their curricula differ are searched. Shared n-grams are a hint, no proof, that a document taught the answer.
+earlier step of the same training, or from another training, such as another arm of a study.
+
+The nearest documents are those that share n-grams of tokens with an item (`trainer.data.nearest`). If both results are
+of one training, the documents that it read between the two steps are searched. If they are of two trainings, the
+documents from the point on at which their curricula differ are searched. Shared n-grams are a hint, not a proof, that a
+document taught the answer.
 """
 
 from __future__ import annotations
@@ -111,16 +113,18 @@ def task_of(name: str, run: Run) -> EvalTask:
 
 
 def against(options: argparse.Namespace, run: Run, task: EvalTask) -> tuple[Run, int]:
-    """Return (training, step) of the result with which the result of step `options.step` of `run` is compared.
-    --against names an earlier step of `run`, or another training. Without --against, it is the first step of `run` that
-    has a result of `task`. Of another training, it is the same step if that has a result, else the last step that has
-    one. Raises ConfigError when there is no result to compare with."""
+    """Return (training, step) of the result with which that of step `options.step` of `run` is compared. --against
+    names a step of `run`, or another training. Of another training, the same step is taken if it has a result of
+    `task`, else the last step that has one. Without --against, the first step of `run` that has a result is taken, if
+    it is before `options.step`. Raises ConfigError when there is no result to compare with."""
     from trainer.base.config import ConfigError
     from trainer.evaluation.score_rows import FOLDER
 
     word = options.against
     other = run if word is None or word.isdecimal() else opened(word, options.store, None, [])
     if word is not None and word.isdecimal():
+        if int(word) >= options.step:
+            raise ConfigError(f"--against {word}: name a step before step {options.step}, whose result is explained")
         return run, int(word)
     scored = sorted(int(path.parent.name.removeprefix("step_"))
                     for path in (other.out / FOLDER).glob(f"step_*/{task.name}.json"))
@@ -143,8 +147,8 @@ def steps_samples(curriculum: Curriculum, step: int) -> int:
 
 def common_samples(first: Curriculum, second: Curriculum) -> int:
     """Return how many samples two curricula have in common at their beginning, counted in whole phases (stretches of
-    the training). Returns 0 if the seeds, streams or first phases differ. Also returns 0 if all phases are equal, so
-    that the caller searches all documents, because none tells the trainings apart."""
+    the training). Returns 0 if seeds, streams or first phases differ. Equal curricula also give 0: nothing in the data
+    tells the trainings apart, so the caller then searches all documents."""
     start = 0
     if (first.seed, first.streams) == (second.seed, second.streams):
         for phase, other in zip(first.phases, second.phases):
@@ -156,9 +160,9 @@ def common_samples(first: Curriculum, second: Curriculum) -> int:
 
 def nearest_documents(scored: ScoredStep, start: int, task: EvalTask, items: Sequence[Item],
                       of: Sequence[ItemChange], progress: EvaluationProgress) -> list[list[dict[str, Any]]]:
-    """Return the documents nearest to benchmark items, a list for each item in `of`. They are searched among what the
-    training of `scored` read between sample number `start` and its step. Near is a document that shares n-grams with
-    the item. n-grams that many of the task's `items` have in common do not count."""
+    """Return the documents nearest to benchmark items, a list for each item in `of`. A document is near if it shares
+    n-grams with the item. n-grams that many of the task's `items` have in common do not count. The documents are those
+    that the training of `scored` read from sample number `start` up to its step."""
     from trainer.checkpoint.ledger import Ledger
     from trainer.data.nearest import distinctive, nearest
     from trainer.data.remote import reading, training_sets

@@ -1,9 +1,10 @@
-"""Successive halving (`--halving`): ends the arms of a study early that are far behind.
+"""Successive halving (`--halving`): ends the arms of a study early that are far behind, so that a study with many arms
+costs less.
 
-After a quarter and after half of the steps, all arms are compared by their mean held-out loss over the seeds, and only
-the better half goes on (rounded up, but at least two arms; the first arm always does). So a study with many arms costs
-less. An arm that is slow at the beginning may be ended although it would have won, and the p-values of the table do not
-account for the selection. What was ended, when and why is therefore part of the results.
+After a quarter and after half of the steps, all arms are compared by their mean held-out loss over the seeds. Only the
+better half goes on (rounded up, but at least two arms; the first arm always does). An arm that is slow at the beginning
+may be ended although it would have won, and the p-values of the table do not account for the selection. The results
+therefore say which arms were ended, when and why.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ RUNGS = (0.25, 0.5)
 def halved(arms: Sequence[Arm], options: argparse.Namespace, announce: Callable[[str], None], streams: Sequence[str],
            unit: str) -> tuple[list[Arm], list[dict[str, Any]]]:
     """Train the arms of a study to each of the shares RUNGS of their steps, and each time end the worse half (never the
-    first arm). Worse is a higher loss on the held-out data of `streams` (data sources), as a mean over the seeds.
+    first arm). Worse is a higher loss on the held-out data of `streams` (data sources), as a mean over the seeds. A
+    repeated call decides as before, because the losses at these steps are in the metrics of the arms.
+
     Returns the arms that go on, and for each ended arm {"arm", "share": share of its steps that it did, "loss",
-    "delta": difference to the first arm}. The last two are None if the loss is not finite. A repeated call decides as
-    before, because the losses at these steps are in the metrics of the arms."""
+    "delta": difference to the first arm}. The last two are None if the difference is not finite.
+    """
     going, ended = list(arms), list[dict[str, Any]]()
     for share in RUNGS:
         train_arms(going, options, announce, share)
@@ -53,9 +56,8 @@ def halved(arms: Sequence[Arm], options: argparse.Namespace, announce: Callable[
 
 def losses_at(arms: Sequence[Arm], share: float, streams: Sequence[str], unit: str) -> list[float]:
     """Return the loss of each arm of a study on the held-out data of `streams` (data sources), after the share `share`
-    of its steps. An arm that was trained without --halving may have no evaluation there. Then all arms are compared at
-    the last earlier step at which all were evaluated, because losses of different steps cannot be compared. Raises
-    ConfigError when there is no such step."""
+    of its steps. An arm that was trained without --halving may have no evaluation there. All arms are then compared at
+    the last earlier step at which all were evaluated. Raises ConfigError when there is no such step."""
     evaluations: list[dict[int, dict[str, Any]]] = []
     for arm in arms:
         lines = [e for e in read(arm.run.out / "metrics.jsonl") if e["event"] == "eval"]

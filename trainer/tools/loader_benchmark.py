@@ -3,10 +3,12 @@ enough until the end of the run.
 
 The loader is run, without a model, over the last steps of the run. Late steps reveal an index that grows during a run,
 storage that has evicted shards, and memory leaks. (The first two were SmolLM3's first problems, in a training of
-trillions of tokens on 384 GPUs.) By default the loader reads as fast as possible, and its throughput is measured. With
-`--rate` it reads at the pace of a training with that many tokens per second, and the command measures how long such a
-training would wait. `--ranks N` runs N loaders in N processes on this machine. The exit code is 1 if the loader is too
-slow for `--rate`, or if its memory grows, else 0.
+trillions of tokens on 384 GPUs.)
+
+By default the loader reads as fast as possible, and its throughput is measured. With `--rate` it reads at the pace of a
+training with that many tokens per second, and the command measures how long such a training would wait. `--ranks N`
+runs N loaders in N processes on this machine. The exit code is 1 if the loader is too slow for `--rate`, or if its
+memory grows, else 0.
 """
 
 from __future__ import annotations
@@ -119,8 +121,9 @@ def load(run: Run, steps: int, rate: float, rank: int, ranks: int) -> dict[str, 
 
 def together(ranks: Sequence[Mapping[str, Any]], rate: float) -> dict[str, Any]:
     """Combine the measurements of all loaders, one per rank, into one report. It has the longest waits, the rates of
-    all ranks together, the memory of the rank that grew most, `problems` (a list of texts), and `sound`, whether there
-    are none. `rate` is the pace in tokens per second of all ranks together (0: as fast as possible)."""
+    all ranks together, and the memory of the rank that grew most. `problems` are texts about what is wrong, and `sound`
+    is whether there are none. `rate` is the pace in tokens per second of all ranks together (0: as fast as
+    possible)."""
     seconds = max(rank["seconds"] for rank in ranks)
     worst = max(ranks, key=lambda rank: rank["memory_after"] - rank["memory_before"])
     report = {"ranks": len(ranks), "first_step": ranks[0]["first_step"], "steps": ranks[0]["steps"],

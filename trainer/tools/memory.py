@@ -1,13 +1,13 @@
 """Estimates, before training, how much memory a rank will need, in two ways: by a formula, and by a measurement on fake
-tensors.
+tensors. Neither includes memory that the allocator cannot use, so a plan should fill at most 92 % of the device.
 
 The formula adds up everything that a step keeps in memory at some time. Its result is a little too high, because not
-everything is there at the same time: gradients appear while activations are freed. The measurement runs the model,
-sharded over a fake process group of N ranks, on tensors with shapes but no storage (FakeTensorMode), and torch's
-FSDPMemTracker counts the bytes. It needs no GPU and uses the CPU's kernels. The CPU's kernels keep more than those of
-CUDA, because norms are not fused, and keys and values are repeated for all heads. The measurement is thus an upper
-bound, and the formula an estimate. Neither includes memory that the allocator cannot use, so a plan should fill at most
-92 % of the device.
+everything is there at the same time: gradients appear while activations are freed.
+
+The measurement is an upper bound. It runs the model, sharded over a fake process group of N ranks, on tensors with
+shapes but no storage (FakeTensorMode), and torch's FSDPMemTracker counts the bytes. It needs no GPU and uses the CPU's
+kernels. These keep more than those of CUDA, because norms are not fused, and keys and values are repeated for all
+heads.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ MEASURED = (3, 5)
 
 
 def micro_batch(run: Run, ranks: int) -> tuple[int, int, bool]:
-    """Return the size of a rank's largest micro-batch (the samples that a rank computes at once), and whether any step
-    of the run has several micro-batches, as (rows, tokens per row, several)."""
+    """Return (rows, tokens per row, several) of a rank's largest micro-batch (the samples that a rank computes at
+    once). `several` is whether any step of the run has more than one micro-batch."""
     data = max(1, ranks // run.config.parallel.tensor)
     result = []
     for phase in run.curriculum.phases:
@@ -59,9 +59,13 @@ def number_bytes(run: Run, device: str) -> int:
 
 def activation_bytes(model: ModelConfig, how: str | Every, size: int, tensor: int, kernels: Kernels) -> float:
     """Return the bytes of activations that a layer keeps per token from forward to backward, on average over the
-    layers. `how` is the setting `parallel.checkpointing`, `size` the bytes of a number in the compute dtype, and
-    `tensor` the number of ranks among which heads and hidden units are divided. `kernels` says what computes the layer
-    (see `Kernels`)."""
+    layers.
+
+        how      the setting `parallel.checkpointing`
+        size     bytes of a number in the compute dtype
+        tensor   number of ranks among which heads and hidden units are divided
+        kernels  what computes the layer (see `Kernels`)
+    """
     width, query, key = model.width, model.heads * model.dim / tensor, model.kv_heads * model.dim / tensor
     hidden = model.ffn / tensor
     upcast = _upcast(size, kernels)
@@ -90,16 +94,15 @@ def activation_bytes(model: ModelConfig, how: str | Every, size: int, tensor: in
 
 
 def _upcast(size: int, kernels: Kernels) -> int:
-    """Return how many bytes a norm keeps for each number of its input, if the norm is not compiled. It keeps a float32
-    copy of the input, unless the input is float32 already (`size` 4 bytes). On a CPU it also keeps the normalised
-    value."""
+    """Return how many bytes an uncompiled norm keeps for each number of its input, which has `size` bytes. It keeps a
+    float32 copy of an input in half precision. On a CPU it also keeps the normalised value."""
     return (4 if size < 4 else 0) + (4 if kernels == "cpu" else 0)
 
 
 def grouped() -> bool:
     """Return whether the attention kernels in this version of torch support grouped-query attention, i.e. fewer heads
-    of keys and values than of queries. varlen_attn supports it from torch 2.13 on. A torch without varlen_attn uses
-    other kernels, which support it. If it is not supported, keys and values are repeated for all heads."""
+    of keys and values than of queries. Otherwise, keys and values are repeated for all heads. varlen_attn supports it
+    from torch 2.13 on. A torch without varlen_attn uses other kernels, which support it."""
     from trainer.model import attention
 
     return attention.VARLEN_GQA or attention.varlen_attn is None
@@ -134,9 +137,13 @@ def checkpoint_bytes(config: TrainConfig, vocab: int) -> float:
 def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int, accumulate: bool = False,
              kernels: Kernels | None = None) -> dict[str, float]:
     """Estimate the memory of one of `ranks` ranks by a formula. Returns {what the memory is used for: bytes}; the sum
-    is the estimate. Micro-batches have `tokens` tokens, and a number in matrix products has `size` bytes. `accumulate`
-    is whether a step has several micro-batches. If `kernels` is None, they are CUDA's, compiled or not according to
-    `config`. Raises ConfigError when that many ranks do not fit the settings under `train.parallel`."""
+    is the estimate. Raises ConfigError when that many ranks do not fit the settings under `train.parallel`.
+
+        tokens      tokens of a micro-batch
+        size        bytes of a number in matrix products
+        accumulate  whether a step has several micro-batches
+        kernels     what computes a layer (None: CUDA's kernels, compiled or not according to `config`)
+    """
     kernels = kernels or kernels_on(config, "cuda")
     model, parallel = config.model, config.parallel
     shards = parallel.shape(ranks)["shard"] * parallel.tensor
@@ -172,9 +179,9 @@ def estimate(config: TrainConfig, vocab: int, ranks: int, tokens: int, size: int
 
 
 def accumulated_bytes(config: TrainConfig, vocab: int, ranks: int) -> float:
-    """Return the bytes of gradients that a rank keeps only to add up the micro-batches of a step. The gradients that
-    the optimiser reads are not included. The result is 0 unless gradients are accumulated unsharded, or are offloaded
-    with hybrid sharding."""
+    """Return the bytes of gradients that a rank keeps only to add up the micro-batches of a step, without the gradients
+    that the optimiser reads. A rank keeps such gradients with `accumulate: unsharded`, or if gradients are offloaded
+    with hybrid sharding; otherwise the result is 0."""
     parallel, parameters = config.parallel, config.model.parameters(vocab)
     if parallel.accumulate == "unsharded":
         return 4.0 * parameters / parallel.tensor
@@ -186,12 +193,12 @@ def accumulated_bytes(config: TrainConfig, vocab: int, ranks: int) -> float:
 
 def measure(config: TrainConfig, vocab: int, ranks: int, rows: int, length: int, size: int,
             accumulate: bool = False) -> float:
-    """Measure the peak memory of one of `ranks` ranks on fake tensors, in bytes: parameters, gradients, forward and
-    backward; the optimiser's state is added by the formula. `parallel.fp8` and `offload` are ignored. A micro-batch has
-    `rows` rows of `length` tokens, and a number in matrix products has `size` bytes. A large model is not run whole:
-    smaller models with MEASURED layers are run instead, and the result is extrapolated to all layers. With
-    `accumulate`, two micro-batches of a step are run.
+    """Measure the peak memory of one of `ranks` ranks on fake tensors, in bytes. Parameters, gradients, forward and
+    backward are measured; the optimiser's state is added by the formula. `parallel.fp8` and `offload` are ignored. A
+    micro-batch has `rows` rows of `length` tokens, and a number in matrix products has `size` bytes. With `accumulate`,
+    a step of two micro-batches is measured.
 
+    Of a large model, smaller versions with MEASURED layers are measured, and the result is extrapolated to all layers.
     No process group may exist. Raises RuntimeError when torch's memory tracker, a private part of torch, fails.
     """
     layers = config.model.layers
@@ -249,12 +256,15 @@ def _measured(config: TrainConfig, vocab: int, ranks: int, rows: int, length: in
 
 def table(config: TrainConfig, vocab: int, ranks: int, length: int, size: int, capacity: float | None,
           rows: int) -> tuple[list[str], str]:
-    """Return (lines, advice). The lines are a table of the estimated memory in GB: a row for each size of micro-batch
-    (`rows` and powers of two below it, at most six) and each kind of activation checkpointing, a column for each way to
-    divide the model among ranks. The advice names settings that need at most the share FILL of `capacity` (bytes), with
-    the run's own way to divide the model. It prefers the least recomputation that fits, and with it the largest
-    micro-batch. It says so if nothing fits, or if `capacity` is None (unknown). `rows` is the number of samples of
-    `length` tokens that a rank has in a step, so it is the largest possible micro-batch."""
+    """Return (lines, advice). The lines are a table of the estimated memory in GB. It has a row for each size of
+    micro-batch and each kind of activation checkpointing, and a column for each way to divide the model among ranks.
+    `rows` is the number of samples of `length` tokens that a rank has in a step, so it is the largest micro-batch.
+    Others are powers of two below it; at most six sizes are shown.
+
+    The advice names settings that need at most the share FILL of `capacity` (bytes), with the run's own way to divide
+    the model. It prefers the least recomputation that fits, and with it the largest micro-batch. It says so if nothing
+    fits, or if `capacity` is None (unknown).
+    """
     own, data = config.parallel.shard, ranks // config.parallel.tensor
     ways: dict[Sharding, tuple[str, int]] = {"full": ("full", 0)}
     node = config.parallel.shard_size or 8
@@ -290,7 +300,8 @@ def table(config: TrainConfig, vocab: int, ranks: int, length: int, size: int, c
 
 
 def parse_bytes(text: str) -> float:
-    """Parse an amount of memory: '141GB' → 141e9. Units are MB, GB, TB, MiB, GiB and TiB. Raises ConfigError."""
+    """Parse an amount of memory: '141GB' → 141e9. Units are MB, GB, TB, MiB, GiB and TiB. Raises ConfigError for any
+    other text."""
     units = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
     for unit, factor in units.items():
         if text.strip().upper().endswith(unit):

@@ -1,9 +1,10 @@
-"""`tokenmill train signal`: which benchmark tasks can be trusted for trainings of this kind? Judges every task from the
-scores that `evaluate.tasks` or `tokenmill train eval` has written (`trainer.evaluation.task_signal`).
+"""`tokenmill train signal`: which benchmark tasks can be trusted for trainings of this kind? Every task is judged by
+the scores that `evaluate.tasks` or `tokenmill train eval` has written (`trainer.evaluation.task_signal`).
 
 Several trainings may be given, of several candidates (what is compared, such as data sets) and with several seeds. The
-name of a folder says which: CANDIDATE-seedN or CANDIDATE-widthW-seedN, as `tokenmill train ablate` names folders. The
-width is ignored, because sizes are told apart by the number of parameters. Any other name is a candidate with one seed.
+name of a folder says which: CANDIDATE-seedN or CANDIDATE-widthW-seedN, as `tokenmill train ablate` names folders. Any
+other name is a candidate with one seed. The width in the name is ignored, because the size of a model is its number of
+parameters.
 """
 
 from __future__ import annotations
@@ -64,9 +65,8 @@ def read_runs(names: Sequence[str], store: str | None) -> list[ScoredRun]:
 
 
 def check_alike(runs: Mapping[Path, ScoredRun]) -> None:
-    """Raise ConfigError if scores of the same task cannot be compared, because they differ in the task's file, its
-    data, or the number or the seed of the examples before a question. `runs` has the trainings by the folder with their
-    scores."""
+    """Raise ConfigError if scores of the same task cannot be compared. They must have the same task file, data, and
+    number and seed of the examples before a question. `runs` has the trainings by the folder with their scores."""
     from trainer.base.config import ConfigError
     from trainer.evaluation.score_rows import NAME, ScoreOrigin, origin_of
 
@@ -83,9 +83,9 @@ def check_alike(runs: Mapping[Path, ScoredRun]) -> None:
 
 
 def scored_folders(name: str, store: str | None) -> list[tuple[Path, Path]]:
-    """Return the trainings that an argument names: a run, a training's folder, or a folder of trainings. Each is
-    returned as (folder whose name says candidate and seed, folder with the scores). Raises ConfigError if there is no
-    such folder, or if no training in it has scores."""
+    """Return the trainings that the argument `name` names, each as (folder whose name says candidate and seed, folder
+    with the scores). The argument is a run, a training's folder, or a folder of trainings. Raises ConfigError if there
+    is no such folder, or if no training in it has scores."""
     from trainer.base.config import ConfigError
     from trainer.evaluation.score_rows import NAME
 

@@ -113,9 +113,9 @@ def checked(options: argparse.Namespace) -> tuple[list[EvalTask], Path]:
 
 
 def runnable(tasks: Sequence[EvalTask], options: argparse.Namespace) -> list[EvalTask]:
-    """Return the tasks as they can be run. Without --allow-code, the form `code` (which runs programs that the model
-    writes) is removed from tasks that have it, and a line is printed about each. Raises ConfigError when such a task
-    has no other form. With --allow-code, raises ConfigError when programs cannot be isolated on this machine."""
+    """Return the tasks as they can be run. The form `code` runs programs that the model writes. Without --allow-code,
+    it is removed from tasks that have it, and a line is printed about each; ConfigError is raised when such a task has
+    no other form. With --allow-code, ConfigError is raised when programs cannot be isolated on this machine."""
     from trainer.base.config import ConfigError
     from trainer.evaluation.programs import check_isolation
     from trainer.evaluation.task_file import without_code
@@ -216,8 +216,8 @@ def folder_of(model: StoredModel, out: Path) -> Path:
 
 
 def refuse_loss_of_programs(tasks: Sequence[EvalTask], models: Sequence[StoredModel], out: Path) -> None:
-    """Raise ConfigError when an earlier result in `out` would be replaced by one without an important part of it: the
-    scores of programs that the model wrote (form `code`)."""
+    """Raise ConfigError when an earlier result in `out` has scores of programs that the model wrote (form `code`), and
+    would be replaced by a result without them."""
     from trainer.base.config import ConfigError
 
     for path in (folder_of(model, out) / f"{task.name}.json" for model in models for task in tasks
@@ -248,9 +248,9 @@ def reader_of(model: StoredModel, options: argparse.Namespace) -> PromptReader:
 
 def prepare_all(tasks: Sequence[EvalTask], data: Path, options: argparse.Namespace, reader: PromptReader,
                 progress: EvaluationProgress) -> list[PreparedTask]:
-    """Read the data of all tasks and build their prompts. With --tasks, raises ContextTooShort when a task does not fit
-    into the model's context. Without --tasks, such a task is left out and a line is printed; ContextTooShort is raised
-    only if no task is left."""
+    """Read the data of all tasks and tokenise their prompts. Without --tasks, a task that does not fit into the model's
+    context is left out, and a line is printed. Raises ContextTooShort when a task given with --tasks does not fit, or
+    when no task is left."""
     from trainer.evaluation.evaluate import ContextTooShort, prepare
 
     prepared = []
@@ -296,12 +296,13 @@ def evaluate_model(model: StoredModel, reader: PromptReader, prepared: Sequence[
 
 
 def contaminated_rows(options: argparse.Namespace, folder: Path, task: PreparedTask) -> frozenset[int]:
-    """Return the numbers of those rows of a task that are contaminated (found in the training data), from a list of
-    contaminated items. The list is the file given by --contaminated, else contamination.jsonl in `folder`. If there is
-    no list, the result is empty. Raises ConfigError when the list cannot be read.
+    """Return the numbers of those rows of a task that are contaminated (found in the training data). They are read from
+    the file given by --contaminated, else from contamination.jsonl in `folder`; without either, the result is empty.
+    Raises ConfigError when the list cannot be read.
 
-    A list that names a row that the task does not have was made from other files than the task's. If the list was given
-    by --contaminated, ConfigError is raised. Otherwise a line is printed, and the result is empty."""
+    A list that names rows beyond those of the task was made from other files than the task's. If it was given by
+    --contaminated, ConfigError is raised. Otherwise a line is printed, and the result is empty.
+    """
     from trainer.base.config import ConfigError
 
     path = Path(options.contaminated) if options.contaminated else folder / "contamination.jsonl"

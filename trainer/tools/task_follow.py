@@ -2,10 +2,12 @@
 when the training is at its end and everything is scored.
 
 A training with `evaluate.tasks` starts this command as a process beside it. The command can also run as a job of its
-own, on another machine that shares the folder. It may be killed and started at any time, because it does not repeat
-scores that exist. While a checkpoint is scored, the training does not delete it. A training with `evaluate.tasks` also
-keeps the checkpoints that are still to be scored (`checkpoints.retain`). If a checkpoint is deleted before it is
-scored, a line says so.
+own, on another machine that shares the folder. It does not repeat scores that exist, so it may be killed and started at
+any time.
+
+While a checkpoint is scored, the training does not delete it. A training with `evaluate.tasks` also keeps the latest
+checkpoints that are still to be scored (`checkpoints.retain`). If a checkpoint is deleted before it is scored, a line
+says so.
 """
 
 from __future__ import annotations
@@ -62,9 +64,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def settings(options: argparse.Namespace) -> None:
-    """Complete the options from the recipe's section `evaluate.tasks`, if --data is not given. The data comes from
-    there, and so do --tasks, --every and --shots if they are not given. Raises ConfigError if the recipe has no such
-    section."""
+    """Complete the options from the recipe's section `evaluate.tasks`, if --data is not given: the data, and those of
+    --tasks, --every and --shots that are not given. Raises ConfigError if the recipe has no such section."""
     from trainer.base.config import ConfigError
     from trainer.loop.run import open_run
 
@@ -132,8 +133,8 @@ def follow(options: argparse.Namespace, tasks: Sequence[EvalTask], data: Path, c
 
 
 class Heartbeat(EvaluationProgress):
-    """Renews the mark by which the checkpoint that is being scored is protected from deletion. Shows no progress. Each
-    call of `show` also ends this process if the process `pid` (the training) has ended."""
+    """Renews the mark by which the checkpoint that is being scored is protected from deletion, instead of showing
+    progress. Each call of `show` also ends this process if the process `pid` (the training) has ended."""
 
     def __init__(self, pid: int | None) -> None:
         super().__init__()
@@ -151,9 +152,9 @@ def due(checkpoint: Checkpoint, every: int | None) -> bool:
 
 def absent(checkpoints: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpoint], every: int | None, after: int,
            out: Path, tasks: Sequence[EvalTask]) -> str:
-    """Return, as text, steps whose checkpoints should be scored but do not exist. These are the multiples of `every`
-    after step `after` and before the latest checkpoint that have neither a checkpoint nor results of all tasks. At most
-    ten steps are named, with commas between them; the others are counted. Returns "" if `every` is None."""
+    """Return, as text, the steps whose checkpoints should be scored but do not exist. They are multiples of `every`
+    after step `after` and before the latest checkpoint. They have no checkpoint, and lack results of some tasks. At
+    most ten steps are named; the others are counted. Returns "" if there are none, or if `every` is None."""
     from trainer.evaluation.score_rows import step_folder
 
     there = {c.step for c in checkpoints} | {c.step for c in damaged}
@@ -175,9 +176,8 @@ def samples(run: Path) -> int:
 
 def unscored(prepared: Sequence[PreparedTask], checkpoint: Checkpoint, out: Path) -> list[PreparedTask]:
     """Return those prepared tasks that have no result for this checkpoint of the training in the folder `out`. A result
-    does not count if it is from another attempt to write the checkpoint, or from another version of the task, other
-    data, other examples or another seed. Nor does a result without scores of programs, if the task is now to run
-    programs (--allow-code)."""
+    counts only if it is from the same attempt to write the checkpoint, and from the same version, data, examples and
+    seed of the task. If the task is to run programs (--allow-code), the result must also have scores of programs."""
     from trainer.evaluation.score_rows import origin_of, results_by_origin
 
     results = results_by_origin(out, checkpoint)

@@ -1,11 +1,12 @@
 """`tokenmill train verify RUN`: checks whether a checkpoint matches its run, and says which data the model has seen.
 
 The checkpoint stores a hash over all samples that the training has read. The hash is computed again, from the
-curriculum and the ledger (the list of skipped steps), and compared. The sizes and sha256 of the checkpoint's files, the
-tokenizer, and the shard sets (with `--shards` every byte of them) are checked too. `--against LIST` reports which
-documents of a list the model has seen by this step; a document that was seen is a failure. LIST has one id per line, as
-decontamination writes such lists. `--checkpoint` only reads the files of one checkpoint. The exit code is 0 if
-everything matches, and 1 if something differs or a listed document was seen.
+curriculum and the ledger (the list of skipped steps), and compared. Also checked are the sizes and sha256 of the
+checkpoint's files, the tokenizer, and the shard sets (with `--shards` every byte of them).
+
+`--against LIST` reports which documents of a list the model has seen by this step; LIST has one id per line, as
+decontamination writes such lists. `--checkpoint` only reads the files of one checkpoint. The exit code is 1 if
+something differs or a listed document was seen, else 0.
 """
 
 from __future__ import annotations
@@ -268,7 +269,7 @@ def words(run: Run, step: int, ledger: Ledger) -> Iterator[str]:
 @dataclass(frozen=True)
 class FoundDocument:
     """A document of the given list that is in the training shards. `stream` is the data source that has it; `steps` are
-    the steps that read parts of it."""
+    the steps that read parts of it (empty if none has)."""
 
     id: str
     stream: str
@@ -289,7 +290,7 @@ def read_ids(path: Path) -> list[str]:
 
 def against(run: Run, samples: int, ledger: Ledger, ids: Sequence[str]) -> list[FoundDocument]:
     """Look for the documents with the ids `ids` in the training shards. Returns a FoundDocument for each one found. Its
-    `steps` are the steps that read a part of the document before sample number `samples` and were not skipped."""
+    `steps` are those that read a part of the document before sample number `samples`, without skipped steps."""
     from tokenizer.mixture.order import Order
     from trainer.data.remote import shard_set
 
@@ -323,11 +324,12 @@ def spans(shards: ShardSet, ids: Sequence[str]) -> Iterator[tuple[str, int, int]
 
 def readers(order: Order, stream: int, begin: int, end: int, packed: PackedRows | None = None) -> np.ndarray:
     """Return the numbers (int64) of all samples of the curriculum that read the document at tokens [begin, end) of a
-    stream (data source).
+    stream (data source). `packed` are the packed rows by which the stream is read; None means that it is read by
+    windows.
 
-    The last token of a sample is only a target. A sample that has only the first token of the document, as its last
-    token, is left out, because the first token of a document does not count in the loss. `packed` are the packed rows
-    by which the stream is read; None means that it is read by windows."""
+    A sample whose last token is the first token of the document does not count. The last token of a sample is only a
+    target, and the first token of a document does not count in the loss.
+    """
     if packed is not None:
         rows = packed.rows_with(begin, end)
         located = order.samples_of(stream, int(rows[0]), int(rows[-1]) + 1) if len(rows) else {}

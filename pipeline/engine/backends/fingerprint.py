@@ -25,8 +25,8 @@ PACKAGES = ("pipeline", "stages", "tokenizer", "trainer")
 
 
 def declared_libraries() -> list[str]:
-    """Returns the sorted names of the distributions (installed packages) whose versions may change results: the
-    requirements of Tokenmill and of its extra `pipeline`, and the installed plug-ins that add steps or readers."""
+    """Returns the sorted names of the distributions (installed packages) whose versions may change results. These are
+    the requirements of Tokenmill and of its extra `pipeline`, and the installed plug-ins that add steps or readers."""
     added = {e.dist.name.lower() for group in GROUPS for e in metadata.entry_points(group=group) if e.dist is not None}
     try:
         requirements = metadata.requires("tokenmill") or []
@@ -73,9 +73,8 @@ class Fingerprint:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> Fingerprint:
-        """Returns the fingerprint that another node sent. If that node runs another version of this class, its
-        fingerprint may lack fields. Missing fields are left empty. The node is then refused because its code differs,
-        and not because its message cannot be read."""
+        """Returns the fingerprint that another node sent. Fields that are missing in `doc` are left empty, because the
+        node may run another version of this class. The node is then refused with a message about its code."""
         empty: dict[str, Any] = {"roots": {}, "libraries": {}}
         return cls(**{f.name: doc.get(f.name, empty.get(f.name, "")) for f in fields(cls)})
 

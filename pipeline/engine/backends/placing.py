@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
-from pipeline.engine.backends.fleet import WorkerSlot
+from pipeline.engine.backends.nodes import WorkerSlot
 from pipeline.engine.backends.pools import best_first, most_room
 from pipeline.engine.messages import Assignment
 from pipeline.engine.task import ResourceRequest

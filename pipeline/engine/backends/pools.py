@@ -25,8 +25,9 @@ PATIENCE_S = 10.0        # seconds that tasks of a kind wait without room until 
 
 
 def share(gpus: float) -> float:
-    """Returns the number of GPUs that a task really occupies if it declares `gpus`: 0.3 occupies a third of a GPU
-    (three such tasks fit), 1.5 occupies two."""
+    """Returns the number of GPUs that a task occupies if it declares `gpus`. A fraction is rounded up to an equal part
+    of one GPU: 0.3 becomes a third, so that three such tasks fit. A larger number is rounded up to whole GPUs: 1.5
+    becomes 2."""
     return 1 / int(1 / gpus + 1e-9) if 0 < gpus < 1 else float(math.ceil(gpus))
 
 
@@ -108,7 +109,7 @@ class Capacity:
         return removed
 
     def _pack(self) -> None:
-        """Count again which of the assignments (attempts at tasks) in `open` run: those that fit together, in the order
+        """Determine which of the assignments (attempts at tasks) in `open` run: those that fit together, in the order
         in which the supervisor starts them. All others are prefetched: they wait until a running one ends."""
         self._runs, self._memory, self._gpus = 0, 0, 0.0
         for kind in self.open.values():
@@ -117,8 +118,8 @@ class Capacity:
             self._run_if_fits(kind)
 
     def _run_if_fits(self, kind: ResourceRequest) -> None:
-        """Add an assignment (an attempt at a task) that needs the resources `kind` to the load of this worker, if it
-        fits beside those that run here. If it does not fit, change nothing."""
+        """Add an assignment (an attempt at a task) with the resources `kind` to the load of this worker, if it fits
+        beside those that run here. If it does not fit, change nothing."""
         gpus = share(kind.gpus) if kind.gpus else 0.0
         if self._runs < self.slots and self._gpus + gpus <= self.gpus + 1e-6 and (
                 not self._runs or self._memory + kind.memory_mb <= self.memory_mb):
@@ -146,9 +147,9 @@ def room_in(workers: Sequence[Capacity], kind: ResourceRequest) -> int:
 
 def best_first(workers: Sequence[WorkerT], kind: ResourceRequest) -> Iterator[WorkerT]:
     """Yields, for one assignment (an attempt at a task) after the other, the worker that should take it. All
-    assignments declare the resources `kind`. The worker is the first that `most_room` would return. The caller must add
-    the assignment to this worker before it takes the next worker from the iterator. With n workers, each assignment
-    takes O(log n) time, while a call of `most_room` takes O(n)."""
+    assignments declare the resources `kind`. The caller must add the assignment to this worker before it takes the next
+    worker from the iterator. The worker is the one that `most_room` puts first. With n workers it is found in O(log n)
+    time, while a call of `most_room` takes O(n)."""
     rooms = [(-room, place) for place, b in enumerate(workers) if b.has_slot and (room := b.room(kind))]
     heapq.heapify(rooms)
     while rooms:
@@ -169,8 +170,9 @@ def best_first(workers: Sequence[WorkerT], kind: ResourceRequest) -> Iterator[Wo
 
 def most_room(workers: Sequence[WorkerT], kind: ResourceRequest) -> list[WorkerT]:
     """Returns the workers that may take an assignment (an attempt at a task) with the resources `kind`, best first. If
-    some workers would start the assignment immediately, only these are returned, those with most room first. Otherwise
-    workers with few waiting assignments come first. Equally good workers stay in the order of `workers`."""
+    some workers would start the assignment immediately, the others are left out, and the worker with most room comes
+    first. Otherwise the worker with the fewest waiting assignments comes first. Equally good workers stay in the order
+    of `workers`."""
     rooms = [(-room, place, b) for place, b in enumerate(workers) if b.has_slot and (room := b.room(kind))]
     if rooms:
         return [b for _, _, b in sorted(rooms)]
@@ -180,9 +182,11 @@ def most_room(workers: Sequence[WorkerT], kind: ResourceRequest) -> list[WorkerT
 
 class StarvationGuard:
     """Makes sure that large tasks get to run. Small tasks would otherwise take all room that becomes free, and a large
-    task would never fit. Tasks that declare the same resources are of one kind. The guard acts when tasks of one kind
-    have waited without room for PATIENCE_S seconds, and no worker has one of them. One worker then takes no tasks of
-    other kinds until it has got a task of this kind, or until none waits any more."""
+    task would never fit.
+
+    Tasks that declare the same resources are of one kind. A kind starves when its tasks wait, no worker has room for
+    one, and no worker has one already. After PATIENCE_S seconds of this, one worker is reserved for the kind. It takes
+    no tasks of other kinds until it has got a task of this kind, or until none of them waits."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self.patience_s = patience_s
@@ -228,16 +232,15 @@ class Available:
         return Available(self.cpus - shape.cpus, self.memory_mb - shape.memory_mb, self.gpus - shape.gpus)
 
     def shape_for(self, kind: ResourceRequest, most: int = CPUS_A_WORKER) -> ResourceShape | None:
-        """Returns the resources of a supervisor (which runs tasks in child processes) to start on this node for tasks
-        that declare the resources `kind`; None if not a single task fits.
+        """Returns the resources of a supervisor to start on this node for tasks that declare the resources `kind`. A
+        supervisor runs tasks in child processes. Returns None if not a single task fits.
 
-        For tasks without a GPU, the supervisor gets the free CPUs (at most `most` and CPUS_A_WORKER), and the same
-        share of the free memory. It gets more memory if a single task needs more.
+        For tasks without a GPU, the supervisor gets the free CPUs, up to the smaller of `most` and CPUS_A_WORKER. It
+        gets the same share of the free memory, or more if a single task needs more.
 
         For GPU tasks, the supervisor gets all free GPUs, as many children as tasks fit on the GPUs, and one CPU for
         each child. One CPU of the node is left for tasks without a GPU. The supervisor's share of the free memory
-        equals its share of the free CPUs. If the tasks declare more memory, it gets that much, as far as it is free.
-        """
+        equals its share of the free CPUs. If the tasks declare more memory, it gets that much, as far as it is free."""
         need = kind.memory_mb + OWN_MB
         if need > self.memory_mb:
             return None

@@ -17,6 +17,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import ray
@@ -24,7 +25,6 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.base import confinement
-from pipeline.base.auth import ClusterError, NoAnswer
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.base.errors import TokenmillError
 from pipeline.base.scratch import Scratch
@@ -36,13 +36,14 @@ from pipeline.engine.backends.fingerprint import (
     fingerprint,
     roots,
 )
-from pipeline.engine.backends.fleet import IDLE_S, NOTHING, Fleet, Host, WorkerSlot
+from pipeline.engine.backends.fleet import IDLE_S, Fleet
 from pipeline.engine.backends.head import watch_head
+from pipeline.engine.backends.nodes import NOTHING, Host, WorkerSlot
 from pipeline.engine.backends.placing import Placement
 from pipeline.engine.backends.pools import OWN_MB, ResourceShape, room_in
 from pipeline.engine.backends.ray_deaths import cause
 from pipeline.engine.backends.ray_demand import PendingDemand
-from pipeline.engine.backends.ray_local import QUIET, connect, start_local
+from pipeline.engine.backends.ray_local import attach, start_local
 from pipeline.engine.backends.ray_metrics import Exporter
 from pipeline.engine.backends.ray_supervisor import SupervisorActor
 from pipeline.engine.messages import (
@@ -68,7 +69,6 @@ POLL_S = 1.0             # longest time in seconds that a supervisor holds a pol
 MESSAGES_PER_S = 100     # answers of all supervisors together; each costs the driver CPU time
 GROW_S = 2.0             # seconds between two inspections of the cluster
 LATE_S = 10.0            # a supervisor whose answer is this late (s, beyond POLL_S) gets no new work until it answers
-LONGEST_WHY = 600        # characters of an error of Ray in a message
 SILENT_S = 90.0          # a supervisor that has not answered a poll for so long (s) counts as dead (Ray notices a
                          # stopped node after about as long)
 
@@ -128,14 +128,7 @@ class RayBackend:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if not ray.is_initialized():
             if self.address is not None:
-                code = {"py_modules": [r for r in roots().values() if r]} if self.ship_code else None
-                try:
-                    connect(address=self.address, runtime_env=code, **QUIET)
-                except Exception as e:                # from Ray or gRPC
-                    kind = NoAnswer if isinstance(e, (ConnectionError, TimeoutError)) else ClusterError
-                    why = " ".join(str(e).split()) or type(e).__name__
-                    raise kind(f"--address {self.address}: cannot attach ({why[:LONGEST_WHY]}); see that its head node "
-                               f"runs (ray status), and run this on a machine of the cluster") from e
+                attach(self.address, [r for r in roots().values() if r] if self.ship_code else [])
             else:
                 base = tempfile.gettempdir()          # Ray's sockets lie below; their paths have at most 107 characters
                 self._temp = Scratch(base if len(base) <= 8 else "/tmp")
@@ -234,9 +227,8 @@ class RayBackend:
             silent = self._clock.now() - slot.polled
             late, slot.late = slot.late, slot.ready and silent > POLL_S + LATE_S
             if slot.late and not late:
-                log.warning("the workers on node %s have not answered for %.0f s; if they do not answer within "
-                            "%.0f s, their tasks go to others: see whether that machine, or the network to it, stands "
-                            "still",
+                log.warning("the workers on node %s have not answered for %.0f s; if they do not answer within %.0f s, "
+                            "their tasks go to others: see whether that machine, or the network to it, stands still",
                             slot.host, silent, SILENT_S - silent)
             if slot.late and silent > SILENT_S:
                 events += self._handle_death(slot, f"it has not answered for {silent:.0f} s")
@@ -304,14 +296,12 @@ class RayBackend:
                               id in draining, largest))
         return result
 
-    @property
+    @cached_property
     def _measured(self) -> int:
-        """Return the memory of this machine that the run's supervisors (actors that run tasks) may use together, in MB.
-        It is measured once, before the first supervisor starts."""
-        if not hasattr(self, "_memory_mb"):
-            used, total = measure.memory_use()
-            self._memory_mb = max(2 * OWN_MB, int(self.limits.memory_share * total - used) >> 20)
-        return self._memory_mb
+        """The memory of this machine that the run's supervisors (actors that run tasks) may use together, in MB. It is
+        measured once, before the first supervisor starts."""
+        used, total = measure.memory_use()
+        return max(2 * OWN_MB, int(self.limits.memory_share * total - used) >> 20)
 
     def _spawn(self, host: Host, number: int, shape: ResourceShape) -> None:
         slot = self.fleet.slot(host, number, shape)

@@ -1,4 +1,4 @@
-"""Connects to Ray, and starts a Ray cluster for this run alone, on this machine."""
+"""Connects to a Ray cluster, or starts one for this run alone, on this machine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 
 import ray
 
-from pipeline.base.auth import ClusterError
+from pipeline.base.auth import ClusterError, NoAnswer
 from pipeline.base.process import import_path
 
+LONGEST_WHY = 600        # characters of an error of Ray in a message
 STARTS = 3               # attempts: Ray's own time-outs of 15 to 30 s are short on a busy machine
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
@@ -23,9 +24,8 @@ log = logging.getLogger("tokenmill")
 
 def connect(**options: Any) -> None:
     """Call `ray.init` while the current folder is `/`. Ray puts the current folder first on the import path of all
-    workers of this driver. If that folder held a folder named like one of our packages, it would be imported in place
-    of the package. Others may write to the folder in which the driver of a submitted recipe runs, so it must not be on
-    the path."""
+    workers of this driver. The driver of a submitted recipe may run in a folder to which others can write. If they put
+    a folder there that is named like one of our packages, the workers would import it in place of the package."""
     with contextlib.chdir(os.sep):
         ray.init(**options)
 
@@ -45,6 +45,18 @@ def _same_imports() -> Iterator[None]:
             os.environ["PYTHONPATH"] = before
 
 
+def attach(address: str, packages: list[str]) -> None:
+    """Connect to the cluster at `address`, and send it the folders `packages` of Python packages. Raises NoAnswer if
+    nothing answers there, and ClusterError if the cluster cannot be used."""
+    try:
+        connect(address=address, runtime_env={"py_modules": packages} if packages else None, **QUIET)
+    except Exception as e:                            # from Ray or gRPC
+        kind = NoAnswer if isinstance(e, (ConnectionError, TimeoutError)) else ClusterError
+        why = " ".join(str(e).split()) or type(e).__name__
+        raise kind(f"--address {address}: cannot attach ({why[:LONGEST_WHY]}); see that its head node runs (ray "
+                   f"status), and run this on a machine of the cluster") from e
+
+
 def start_local(cpus: int, object_store_mb: int, temp: str) -> None:
     """Start a Ray cluster on this machine and connect to it. Raises ClusterError when STARTS attempts have failed."""
     for remaining in reversed(range(STARTS)):
@@ -54,7 +66,7 @@ def start_local(cpus: int, object_store_mb: int, temp: str) -> None:
                         include_dashboard=False, _node_ip_address="127.0.0.1", _temp_dir=temp, **QUIET)
             return
         except Exception as e:
-            _end_what_began(e)
+            _kill_partial_cluster(e)
             ray.shutdown()
             why = " ".join(str(e).split())[:200]
             if not remaining:
@@ -63,7 +75,7 @@ def start_local(cpus: int, object_store_mb: int, temp: str) -> None:
             log.warning("Ray did not start here (%s): once more", why)
 
 
-def _end_what_began(error: BaseException) -> None:
+def _kill_partial_cluster(error: BaseException) -> None:
     """Kill the processes of a Ray cluster that failed to start. `error` is the exception that `ray.init` raised.
     `ray.shutdown` would not kill them, because it ends only a cluster that has started."""
     for frame, _ in traceback.walk_tb(error.__traceback__):

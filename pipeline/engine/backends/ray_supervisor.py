@@ -16,7 +16,7 @@ from pipeline.engine.worker.supervisor import Supervisor
 class SupervisorActor:
     """A Ray actor that wraps a `Supervisor`, which runs tasks in child processes of one node. The assignments (attempts
     at tasks) that it receives and the events that it returns are encoded as JSON (`engine.messages`). `folder` is the
-    folder that its processes run in (default: that of the node)."""
+    working directory of its processes; None keeps the one that Ray has given the actor."""
 
     def __init__(self, store: str, slots: int, limits: dict[str, Any], folder: str | None = None,
                  **options: Any) -> None:

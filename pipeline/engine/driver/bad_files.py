@@ -52,9 +52,9 @@ class BadFiles:
                 files_of_source[file] = dict(reasons)          # not added up: two datasets may read the same source
 
     def quarantined(self, spec: TaskSpec, stage: int, reason: str) -> None:
-        """Count an input file that killed the processes that read it. Callers report every quarantined row of a task.
-        If the row was being read, `stage` encodes the number of the file (`store.records.READING`). Otherwise `stage`
-        is the number of a stage, the row is a document, and nothing is counted."""
+        """Take note of a quarantined row of a task. If the row killed its process while it was read, `stage` encodes
+        the number of its input file (`store.records.READING`), and this file is counted. Any other row is a document
+        that failed in stage number `stage`, and no file is counted."""
         if stage <= READING:
             self._dying[spec.key, READING - stage] = f"{spec.label} ({reason})"
 
@@ -74,9 +74,9 @@ class BadFiles:
                 yield f"{name}: {file} ({', '.join(sorted(reasons))})"
 
     def warnings(self, of_records: Iterable[str] = ()) -> Iterator[str]:
-        """Yield the warnings to show at the end of the run, one line for each source with warnings. `of_records` are
-        lines about single records that could not be read; each line begins with its source. If a source also has files
-        that could not be read, these files are appended to the source's line."""
+        """Yield the warnings to show at the end of the run, one line for each source with warnings. A line names the
+        files of the source that could not be read. `of_records` are lines about single records that could not be read,
+        each beginning with its source. Such a line becomes the beginning of the source's line."""
         lines = {line.partition(":")[0].partition(" gave")[0]: line for line in of_records}
         for name, files in sorted(self.by_source.items()):
             size = sum(n for reasons in files.values() for n in reasons.values())
@@ -103,8 +103,8 @@ def _first(names: list[str]) -> list[str]:
 
 
 def _of_the_reader(reason: str) -> bool:
-    """Whether the reader is probably at fault that an input file could not be read. `reason` is the recorded reason.
-    True if the reader raised an exception, died, or could not begin; False if the reader itself reported the file as
-    damaged."""
+    """Whether the fault is the reader's when an input file could not be read. `reason` is the recorded reason. The
+    reader is at fault if it raised an exception, died, exceeded a limit, or could not begin. Other reasons mean that
+    the reader has found the file to be damaged."""
     return reason.startswith(("error:", "crash:")) or reason in (
         "memory", "cpu_limit", "wrong_schema", "no_permission")

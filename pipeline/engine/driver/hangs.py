@@ -6,8 +6,8 @@ from pipeline.engine.driver.protocols import Running
 
 
 def stage_of(task: Running) -> str:
-    """Returns the name of the stage (a step on documents) that a task is running, or the stage's number if the task's
-    arguments do not name it; "read" while the task reads a record."""
+    """Returns the name of the stage (a step on documents) that a task is running. Returns the stage's number if the
+    task's arguments do not name it, and "read" while the task reads a record."""
     chain = task.spec.args.get("chain", ())
     stage = task.stage
     return chain[stage].get("name", str(stage)) if 0 <= stage < len(chain) else str(stage) if stage >= 0 else "read"

@@ -1,27 +1,32 @@
 """Judges lost attempts at a task: does the task take down its nodes (the machines it runs on), or is it lost only as
 often as other tasks?
 
-An attempt is *lost* if it ends without a fault of its task: its supervisor dies, alone or with its node (cause `lost`),
-or the machine keeps it from its work (cause `environment`: memory pressure, a killed child, a full disk). A fixed limit
-on the losses of a task would end every long run on nodes that are preempted without notice: of 10⁶ tasks that are lost
-in 30 % of their attempts, 66 are lost eight times in a row. Without any limit, a task that takes its nodes down would
-do so until the end of the run.
+An attempt is *lost* if it ends without a fault of its task. In one case its supervisor dies, alone or with its node
+(cause `lost`). In the other the machine keeps it from its work (cause `environment`: memory pressure, a killed child, a
+full disk). A fixed limit on the losses of a task would end every long run on nodes that are preempted without notice:
+of 10⁶ tasks that are lost in 30 % of their attempts, 66 are lost eight times in a row. Without any limit, a task that
+takes its nodes down would do so until the end of the run.
 
-The losses of a task are therefore compared with those of other attempts on the same class of nodes, in the time since
-the task's first loss. A node's death counts as one event, however many attempts it ends and however many supervisors of
+The losses of a task are therefore compared with those of other attempts on the same class of nodes, since the task's
+first loss. This gives two rates: losses per second of the task, and losses per second of the other attempts. A task
+that runs for hours may thus be lost more often than one that runs for seconds.
+
+If the two rates were equal, each loss would hit the task with a probability equal to its share of the time. This is the
+conditional test of two Poisson rates (Przyborowski and Wilenski, Biometrika 1940). Chernoff's bound limits the
+probability that chance alone hits the task so often. The task is judged to be the cause when this bound is tiny.
+
+Losses are counted as events. A node's death is one event, however many attempts it ends and however many supervisors of
 the node report it. Ten attempts that run on one node for an hour are exposed to the death of that node for one hour,
 not for ten. The seconds that the other attempts ran are therefore divided by the average number of attempts that an
-event ends. This gives two rates of events per second: one for the task, one for the other attempts. If the two rates
-were equal, each event would hit the task with a probability equal to its share of the time (conditional test of two
-Poisson rates: Przyborowski and Wilenski, Biometrika 1940). Chernoff's bound limits the probability that as many events
-or more hit the task by chance. A task that runs for hours may thus be lost more often than one that runs for seconds.
-Attempts that were lost together with the task are left out of the other attempts' events and seconds, because the task
-may have caused their loss.
+event ends. Attempts that were lost together with the task are left out of the other attempts' events and seconds,
+because the task may have caused their loss.
 
 On a cluster of few nodes, other tasks have hardly run without this one. After a few losses the task is therefore *held
-back*: as long as other tasks wait, these run first, until they have run EVIDENCE times as long as the task did. Two
-tasks that were always lost together cannot be told apart. A task therefore becomes a *suspect* well before its limit,
-and the scheduler runs only one suspect at a time. An innocent suspect then finishes without the guilty task beside it.
+back*. As long as other tasks wait, these run first, until they have run EVIDENCE times as long as the task did.
+
+Two tasks that were always lost together cannot be told apart. A task therefore becomes a *suspect* well before its
+limit, and the scheduler runs only one suspect at a time. An innocent suspect then finishes without the guilty task
+beside it.
 """
 
 from __future__ import annotations
@@ -96,8 +101,9 @@ class TaskLosses:
         self._fruitless = self._finished = 0         # losses since a task last finished, and tasks finished by then
 
     def add(self, cause: str, seconds: float, together: int, finished: int) -> None:
-        """Count the loss of an attempt that had run for `seconds`. `together`: the number of attempts that were lost at
-        the same moment, including this one. `finished`: the number of tasks that this run has finished so far."""
+        """Count a loss of this task to `cause`. `seconds`: how long the lost attempt had run. `together`: the number of
+        attempts that were lost at the same moment, including this one. `finished`: the number of tasks that this run
+        has finished so far."""
         if self.count:
             self._after_first[cause] += 1
             self._seconds += seconds
@@ -109,11 +115,12 @@ class TaskLosses:
         self._finished = finished
 
     def others(self, cause: str, now: float) -> tuple[int, float]:
-        """Returns (events, seconds), with which this task's own losses to `cause` are compared. `events` is the number
-        of events (such as deaths of a node) that hit only other tasks. `seconds` is the time that attempts at other
-        tasks ran, divided by the number of attempts that an event ends on average. Both count from this task's first
-        loss on. If others have run for less time since then than this task has, both count from the beginning of the
-        run."""
+        """Returns (events, seconds) of the other tasks, to compare this task's losses to `cause` with. `events` is the
+        number of events (such as deaths of a node) that hit only other tasks. `seconds` is the time that their attempts
+        ran, divided by the number of attempts that an event ends on average.
+
+        Both count from this task's first loss on. If the other tasks have run for less time since then than this task
+        has, both count from the beginning of the run."""
         size = max(1.0, self._base.lost[cause] / max(1, self._base.events[cause]))
         all_s = self._base.seconds(now) - self._beside_s
         events = self._base.events[cause] - self._after_first[cause]
@@ -124,8 +131,8 @@ class TaskLosses:
         return max(0, events - first), max(0.0, (all_s - self._beside_first_s) / size)
 
     def comparable(self, cause: str, now: float) -> bool:
-        """Whether other tasks have run long enough to be compared with this task. If they have, one more loss of this
-        task to `cause` is evidence that the task causes its losses."""
+        """Whether other tasks have run long enough to be compared with this task. One more loss of this task to `cause`
+        is then evidence that the task causes its losses."""
         return self.others(cause, now)[1] >= EVIDENCE * self._seconds
 
     def held_back(self, now: float) -> bool:
@@ -162,9 +169,9 @@ class History:
     losses: TaskLosses | None = None
 
     def failed(self, failure: Failure, max_attempts: int) -> bool:
-        """Note a failed attempt. Returns True if the task gets no further attempt: the error is permanent, or two
-        successive attempts raised the same error at the same row, or `max_attempts` attempts failed with the kind
-        "exception"."""
+        """Note a failed attempt. Returns True if the task gets no further attempt. This is so if the error is
+        permanent, if two successive attempts raised the same error at the same row, or if `max_attempts` attempts
+        failed with the kind "exception"."""
         self.reasons.append(failure.message)
         if failure.traceback:
             self.tracebacks.append(failure.traceback.rstrip())

@@ -4,9 +4,11 @@ snapshot.
 `samples` computes the values from the snapshot that `Progress` writes to `runs/RUN/progress.json`. The Ray backend
 exports them on the metrics port of the driver's machine (`RayBackend.emit`). Only the driver exports metrics.
 
-The metrics form few time series. Their labels are the run, the *kind* of plan node (pass, barrier, …), and the state of
-tasks or the outcome of documents, never the partition, file or worker. They serve monitoring only: every driver starts
-its counters at zero, and they vanish when the driver ends. The store keeps the lasting facts of a run.
+The number of time series is small, because no label names a partition, a file or a worker. The labels are the run, the
+*kind* of plan node (pass, barrier, …), and the state of tasks or the outcome of documents.
+
+The metrics serve monitoring only: every driver starts its counters at zero, and they vanish when the driver ends. The
+store keeps the lasting facts of a run.
 """
 
 from __future__ import annotations

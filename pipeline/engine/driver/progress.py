@@ -28,11 +28,11 @@ from pipeline.engine.driver.hangs import clock, hang_of, stage_of
 from pipeline.engine.driver.labels import label_of, masked_label
 from pipeline.engine.driver.metrics import OUTCOMES, outcomes
 from pipeline.engine.driver.protocols import Running
-from pipeline.engine.driver.sums import BatchSums, docs_in
+from pipeline.engine.driver.sums import BatchSums, docs_in, input_docs_of
 from pipeline.engine.task import TaskSpec
 from pipeline.engine.worker.crash_triage import gist
 from pipeline.store.fs import StoreError
-from pipeline.store.records import PartRecord
+from pipeline.store.records import PartRecord, merge_counters
 
 SNAPSHOT_S = 3.0
 PLAIN_S = 20.0          # seconds between two lines when there is no terminal to redraw
@@ -54,6 +54,7 @@ class _Node:
     weight_run: int = 0         # bytes among `weight_done` that this run read
     docs: int = 0
     docs_run: int = 0
+    input_docs: dict[str, int] = field(default_factory=dict)    # documents read from sources, by source
     quarantined: int = 0
     failed: int = 0             # failed attempts
     retried: int = 0            # repeated attempts
@@ -93,11 +94,13 @@ class _Node:
 class Progress:
     """Collects the scheduler's reports about a run and shows them.
 
-    `mode`: "rich" (bars on a terminal, otherwise the changed lines every PLAIN_S seconds, both on stderr), "quiet", or
-    "json" (one event per line on stdout). `snapshot` is a function that is called with a JSON-able dict at the
-    beginning, every few seconds and at the end. The entries of `facts` are added to every snapshot. Secrets are removed
-    from messages, errors and tracebacks (`pipeline.base.redact`), and secrets and personal data from labels of tasks.
-    """
+    `mode` is "rich", "json" or "quiet". "rich" draws bars on stderr; if that is no terminal, it prints the changed
+    lines every PLAIN_S seconds. "json" prints one event per line on stdout. `snapshot` is a function that is called
+    with a JSON-able dict at the beginning, every few seconds and at the end. The entries of `facts` are added to every
+    snapshot.
+
+    Secrets are removed from messages, errors and tracebacks (`pipeline.base.redact`). Labels of tasks lose secrets and
+    personal data."""
 
     def __init__(self, mode: str = "rich", snapshot: Callable[[dict[str, Any]], None] | None = None, *,
                  stream: TextIO | None = None, clock: Clock = SYSTEM,
@@ -147,6 +150,7 @@ class Progress:
                 node.weight_done += spec.weight
                 record = fresh[spec.key]
                 node.docs += docs_in(record)
+                merge_counters(node.input_docs, input_docs_of(record), False)
                 node.quarantined += len(record.quarantine)
         for name in names:
             node = self.nodes[name]
@@ -164,6 +168,7 @@ class Progress:
         node.weight += sums.weight
         node.weight_done += sums.weight
         node.docs += sums.docs
+        merge_counters(node.input_docs, sums.input_docs, False)
         node.quarantined += sums.quarantined
         self._event("planned", node=sums.node, parts=node.parts, reused=node.fresh, bytes=node.weight)
         self._draw(sums.node)
@@ -179,6 +184,7 @@ class Progress:
         node.weight_run += spec.weight
         node.docs += docs
         node.docs_run += docs
+        merge_counters(node.input_docs, input_docs_of(record), False)
         node.quarantined += quarantined
         for outcome, n in outcomes(record.counters).items():
             node.outcomes_run[outcome] += n
@@ -266,8 +272,8 @@ class Progress:
 
     # -- output --------------------------------------------------------------------------------------------------
     def snapshot(self) -> dict[str, Any]:
-        """Returns the progress of the run as a dict that can be written as JSON: totals, remaining seconds (None:
-        unknown), and a dict for each plan node (a group of tasks, such as a pass)."""
+        """Returns the progress of the run as a dict that can be written as JSON. It has totals, the remaining seconds
+        (None: unknown), and a dict for each plan node (a group of tasks, such as a pass)."""
         now = self._clock.now()
         nodes = {name: node.snapshot(now) for name, node in self.nodes.items()}
         remaining = sum(n.weight - n.weight_done for n in self.nodes.values())
@@ -279,11 +285,20 @@ class Progress:
         return {**self.facts, "state": self.state, "at": round(self._clock.wall(), 1), "finished_s": finished,
                 "seconds": round(now - self._begun, 1), "slots": self.slots,
                 "parts": sum(n.parts for n in self.nodes.values()), "done": sum(n.done for n in self.nodes.values()),
-                "docs": sum(n.docs for n in self.nodes.values()),
+                "docs_read": self._docs_read(), "docs": sum(n.docs for n in self.nodes.values()),
                 "docs_per_s": round(sum(n.docs_run for n in self.nodes.values()) / elapsed, 1),
                 "bytes_left": remaining, "eta_s": 0 if remaining == 0 else round(remaining / rate) if rate else None,
                 "nodes": nodes, "running": self.tasks, "failures": failures, "error": self.error,
                 "traceback": self.traceback}
+
+    def _docs_read(self) -> int:
+        """Return the number of documents that were read from sources. A source that several nodes of the plan read
+        counts once, with the documents of the node that has read most of it."""
+        most: dict[str, int] = {}
+        for node in self.nodes.values():
+            for source, docs in node.input_docs.items():
+                most[source] = max(docs, most.get(source, 0))
+        return sum(most.values())
 
     def begin(self) -> None:
         """Write the first snapshot, which tells other programs that this run has begun."""

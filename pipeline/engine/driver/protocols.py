@@ -42,7 +42,7 @@ class Backend(Protocol):
         """Forget these assignments (attempts at tasks) and kill those that run. Events about them may still arrive."""
 
     def wait(self, timeout: float) -> list[Event]:
-        """Return events as soon as there are any. Returns [] if there is none within `timeout` seconds, and at once if
+        """Return events as soon as there are any. Returns [] if none comes within `timeout` seconds, or at once if
         nothing runs. (The inline backend runs one task in this call, however long that takes.)"""
 
     def emit(self, run: str, snapshot: Mapping[str, Any]) -> None:
@@ -67,10 +67,10 @@ class CommitLog(Protocol):
 
 @dataclass(frozen=True)
 class Running:
-    """A task that runs, for display. It has run for `seconds`. It works on the document in row `row`, or on a batch
-    that begins there (-1: on none), in stage number `stage` (negative: the document is still being read), and has not
-    moved on for `still` seconds. `does` says what its process `pid` on `host` does, such as "computing" or "sleeping"
-    (`limits.doing`)."""
+    """A running task, for display. `seconds`: for how long it has run. `row`: the document that it works on, or the
+    first one of a batch; -1 outside any document. `stage`: the number of the stage that the document is in, negative
+    before the first stage. `still`: for how many seconds `row` and `stage` have not changed. `does`: what its process
+    `pid` on `host` does, such as "computing" or "sleeping" (`limits.doing`)."""
 
     spec: TaskSpec
     seconds: float

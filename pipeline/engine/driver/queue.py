@@ -32,10 +32,9 @@ Row = tuple[str, str, int]
 class TaskRecords(OnDisk[PartRecord]):
     """The commit records of a batch of tasks, in the order of the tasks. They are read from the commit log on demand.
 
-    `rows(first, stop)` returns the tasks number `first` to `stop` - 1 of the batch. `node` is the name of the plan node
-    (a group of tasks, such as a pass) that the tasks belong to, or of one of its waves (groups of tasks that may run at
-    the same time). `origins` are the sources or datasets that the tasks read (`TaskSpec.origin`).
-    """
+    `rows(first, stop)` returns the tasks number `first` to `stop` - 1 of the batch. `node` names the batch's plan node
+    (a group of tasks, such as a pass), or one wave of it (tasks that may run at the same time). `origins` are the
+    sources or datasets that the tasks read (`TaskSpec.origin`)."""
 
     def __init__(self, rows: Callable[[int, int], Sequence[Row]], size: int, get: Get, node: str = "") -> None:
         self._rows, self._size, self._get, self.node = rows, size, get, node
@@ -144,8 +143,8 @@ class TaskQueue:
 
     def read(self, limit: int) -> Iterator[tuple[list[TaskSpec], Mapping[str, PartRecord]]]:
         """Read at most `limit` further tasks of every batch. Yields (tasks, records) for each batch that had unread
-        tasks. `tasks` are those that have just entered the queue, and those that are done already; tasks that were
-        waiting or running before are left out. `records` maps the keys of the done tasks to their commit records."""
+        tasks. `tasks` are the read tasks that are done already or are new to the queue. A task that another batch had
+        put into the queue before is left out. `records` maps the keys of the done tasks to their commit records."""
         for batch in list(self._batches.values()):
             if batch.source is None:
                 continue
@@ -157,8 +156,8 @@ class TaskQueue:
             yield [s for s in specs if s.key in fresh or s.key in new], fresh
 
     def _enter(self, batch: TaskBatch, specs: list[TaskSpec], fresh: Mapping[str, PartRecord]) -> set[str]:
-        """Add tasks to a batch. Those without a commit record in `fresh` also enter the queue. Returns the keys of the
-        tasks that entered the queue now; a task that waits in the queue already is not among them."""
+        """Add tasks to a batch. Tasks without a commit record in `fresh` also enter the queue, unless they were put
+        into it before. Returns the keys of the tasks that have entered the queue."""
         self._settle()
         self._tasks.add(batch.number, batch.size, specs)
         batch.size += len(specs)

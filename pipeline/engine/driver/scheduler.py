@@ -10,10 +10,9 @@ The consequence of a failed attempt depends on the kind of failure:
   raise the same message at the same row, the error counts as deterministic and ends the run.
 * `permanent`: every other attempt would fail, too, for example because of a wrong setting. It ends the run at once.
 * `environment` (a killed child, memory pressure, a full disk) and `lost` (the supervisor died, alone or with its node):
-  the attempt is lost. The losses of a task are counted by kind and compared with those of other tasks (`losses`). A
-  task that takes down its nodes ends the run after `max_lost` losses of one kind at the earliest. Losses that strike
-  all tasks alike, as on preempted nodes, do not end the run as long as tasks finish. `environment` failures end it when
-  `max_lost` per slot have come since a task last finished.
+  the attempt is lost. `losses` compares the losses of a task with those of other tasks: a task that takes down its
+  nodes ends the run after `max_lost` losses of one kind at the earliest, but preempted nodes do not end it as long as
+  tasks finish. `environment` failures end it when `max_lost` per slot have come since a task last finished.
 * `damaged`: a file of the store differs from its record. All other tasks are finished first. Then DamageFound is
   raised, and the run is planned again, so that the file is written again.
 
@@ -35,11 +34,12 @@ from collections.abc import Iterable, Iterator
 from pipeline.base.clock import SYSTEM, Clock
 from pipeline.engine.driver.bad_files import BadFiles
 from pipeline.engine.driver.endings import CannotRun, DamageFound, TaskFailed
-from pipeline.engine.driver.losses import CAUSES, MAX_LOST, BaseRate, History, TaskLosses
+from pipeline.engine.driver.flights import Flight, Flights
+from pipeline.engine.driver.losses import CAUSES, MAX_LOST, History, TaskLosses
 from pipeline.engine.driver.protocols import Backend, CommitLog, Listener, Running
 from pipeline.engine.driver.queue import TaskBatch, TaskQueue, TaskRecords
 from pipeline.engine.driver.stop import StopRequest
-from pipeline.engine.driver.stragglers import Flight, to_double
+from pipeline.engine.driver.stragglers import to_double
 from pipeline.engine.driver.sums import NodeSums
 from pipeline.engine.messages import (
     Assignment,
@@ -71,8 +71,8 @@ class Scheduler:
     after an error, running tasks are cancelled and the records of all finished tasks are committed.
 
     `add` takes the tasks of a plan node (a group of tasks, such as a pass), `step` advances all tasks, and `finished`
-    returns the batches of tasks that are complete. Of tasks that declare the same resources, the largest are dispatched
-    first. For tests, `dispatch_seed` shuffles the order of dispatch, because no result may depend on it. `grace_s`:
+    returns the batches of tasks that are complete. The largest of the tasks that declare the same resources are
+    dispatched first; in tests, `dispatch_seed` shuffles them, because no result may depend on this order. `grace_s`:
     seconds for which running tasks may go on after a SIGTERM; after a SIGINT, they are killed at once. `bad_files`
     counts input files that could not be read, and may end the run.
     """
@@ -86,20 +86,16 @@ class Scheduler:
         self.executed = self.reused = 0              # tasks that ran here, tasks whose records were in the log
         self._dispatch_seed, self._clock = dispatch_seed, clock
         self._awaited: set[str] = set()              # nodes that other nodes wait for
-        self._hindered = 0                           # environment failures since a task last finished. The run ends at
-                                                     # `max_lost` per slot, because a full disk stays full
-        self._flights: dict[int, Flight] = {}        # by id of the attempt; ids follow the order of starts
-        self._attempts: dict[str, list[int]] = {}    # ids of a task's attempts, by its key
-        self._base_rates: dict[tuple[float, str], BaseRate] = defaultdict(BaseRate)    # by devices and kind of CPU
+        self._hindered = 0                           # environment failures since a task last finished
+        self._flights = Flights(clock)
         self._trial = 0                              # id of the latest attempt at a suspect or a task that is held back
         self._given_up: list[str] = []               # keys of the tasks that get no further attempt
         self._forget()
         self._history: dict[str, History] = defaultdict(History)
         self._times: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=TIMES))
-        self._serial, self._flushed, self._doubled = 0, 0.0, float("-inf")
+        self._started, self._flushed, self._doubled = False, 0.0, float("-inf")
         self._stop = StopRequest(clock)
         self._ending = contextlib.ExitStack()
-        self._started = False
 
     def _forget(self) -> None:
         self._queue = TaskQueue(self.log.get_all, self._dispatch_seed)
@@ -113,7 +109,7 @@ class Scheduler:
     def __exit__(self, *_: object) -> None:
         try:
             self.backend.cancel(list(self._flights))
-            list(self._remove_flights(list(self._flights)))
+            self._flights.end(list(self._flights))
             self._forget()
             if self.executed:
                 self.log.flush()
@@ -122,18 +118,14 @@ class Scheduler:
             self._started = False
 
     def plan_again(self) -> None:
-        """Reset the counts of reused tasks and of progress, because the run is planned again and the same tasks are
-        about to be added again."""
+        """Reset the counts of reused tasks and of progress: the run is planned again, and adds the same tasks again."""
         self.reused = 0
         if self.progress:
             self.progress.plan_again()
 
     def run(self, specs: Iterable[TaskSpec]) -> list[PartRecord]:
-        """Run the tasks `specs` and return their commit records in the order of `specs`. A task whose record is in the
-        commit log does not run again. Tasks with equal keys run once.
-
-        Raises the errors of `step`.
-        """
+        """Run the tasks `specs` as `add` and `step` do, and return their commit records in the order of `specs`. Raises
+        the errors of `step`."""
         with self:
             batch = self.add(specs)
             while True:
@@ -170,9 +162,9 @@ class Scheduler:
         return self._queue.finished()
 
     def step(self) -> None:
-        """Advance the run: read a few more tasks, dispatch as many as there is room for, wait for events for at most
-        half a second, and add the records of finished tasks to the commit log, which commits them within about
-        SEGMENT_S seconds. Returns at once if no task is left.
+        """Advance the run: read a few more tasks, dispatch as many as there is room for, wait at most half a second for
+        events, and commit the records of finished tasks within about SEGMENT_S seconds. Returns at once if no task is
+        left.
 
         Raises TaskFailed, Interrupted, DamageFound (once no task is left but those that met a damaged file),
         TooManyBadFiles, and the errors of the backend and of the commit log (Fenced when another driver took over the
@@ -222,11 +214,11 @@ class Scheduler:
             case Done(id, record) if id in self._flights:
                 self._commit(id, record)
             case Failed(id, failure) if id in self._flights:
-                self._failed(self._remove_flights([id]), failure)
+                self._failed(self._flights.end([id]), failure)
             case Lost(ids, message, host):
-                self._failed(self._remove_flights(ids), Failure("lost", message), host)
+                self._failed(self._flights.end(ids), Failure("lost", message), host)
             case Returned(ids):
-                self._repeat(self._remove_flights(ids))
+                self._repeat(self._flights.end(ids))
             case Quarantined(id, row, stage, reason) if id in self._flights:
                 self._quarantine(self._flights[id].spec, row, stage, reason)
             case Hanging(status) if self.progress and status.id in self._flights:
@@ -236,25 +228,6 @@ class Scheduler:
             case StatusReport(running) if self.progress:
                 self.progress.running(self.backend.slots, [self._running(s) for s in running if s.id in self._flights])
 
-    def _remove_flights(self, ids: Iterable[int]) -> list[Flight]:
-        """Remove attempts from the attempts in flight (those that were handed to the backend and have not ended), and
-        return them. Ids of attempts that are not in flight are ignored."""
-        landed, now = [], self._clock.now()
-        for id in ids:
-            if (flight := self._flights.pop(id, None)) is not None:
-                landed.append(flight)
-                key = flight.spec.key
-                self._attempts[key].remove(id)
-                if not self._attempts[key]:
-                    del self._attempts[key]
-                self._base_rate(flight.spec).ended(flight.started, now)
-        return landed
-
-    def _base_rate(self, spec: TaskSpec) -> BaseRate:
-        """Returns the statistics of losses on the class of machines that this task runs on. All tasks that declare the
-        same share of GPUs and the same kind of CPU belong to one class of machines."""
-        return self._base_rates[spec.gpus, spec.cpu]
-
     def _running(self, status: TaskStatus) -> Running:
         return Running(self._flights[status.id].spec, status.seconds, status.row, status.stage, status.still,
                        status.host, status.pid, status.does)
@@ -262,8 +235,7 @@ class Scheduler:
     def _start(self) -> None:
         if not self._started:
             # before our signal handlers are installed, because ray.init installs handlers of its own
-            kinds = {*self._queue.waiting, *(s.kind for s in self._retries)}
-            self.backend.start(max(kind.memory_mb for kind in kinds))
+            self.backend.start(max(kind.memory_mb for kind in (*self._queue.waiting, *(s.kind for s in self._retries))))
             self._ending.enter_context(self._stop.at_signals(self.grace_s, lambda: self.backend.interruptible))
             self._started, self._flushed = True, self._clock.now()
 
@@ -274,10 +246,10 @@ class Scheduler:
         self.executed += 1
         self._hindered = 0
         self._queue.done(spec.key)
-        self._times[spec.node].append(self._clock.now() - flight.started)
         self._history.pop(spec.key, None)
-        twins = [i for i in self._attempts[spec.key] if i != id]
-        self._remove_flights([id, *twins])
+        self._times[spec.node].append(self._clock.now() - flight.started)
+        twins = [i for i in self._flights.attempts(spec.key) if i != id]
+        self._flights.end([id, *twins])
         if twins:
             self.backend.cancel(twins)
         if self.bad_files:
@@ -335,17 +307,13 @@ class Scheduler:
         others = self._queue.unread or any((k.gpus, k.cpu) == (spec.gpus, spec.cpu) for k in self._queue.waiting)
         if self._trial in self._flights or (held_back and others):
             return False
-        self._trial = self._serial + 1
+        self._trial = self._flights.latest + 1
         return True
 
     def _dispatch(self, spec: TaskSpec) -> None:
-        self._serial += 1
-        now = self._clock.now()
-        self._flights[self._serial] = Flight(spec, now)
-        self._attempts.setdefault(spec.key, []).append(self._serial)
-        self._base_rate(spec).began(now)
+        id = self._flights.begin(spec)
         skip = self.log.quarantined_rows(spec.key)      # by this driver and earlier ones
-        self.backend.submit(Assignment(self._serial, spec, attempt_name(self.log.epoch, self._serial), skips(skip)))
+        self.backend.submit(Assignment(id, spec, attempt_name(self.log.epoch, id), skips(skip)))
 
     def _double_stragglers(self, idle: bool) -> None:
         """Start second attempts at tasks that take suspiciously long (stragglers). The attempt that commits first
@@ -364,8 +332,7 @@ class Scheduler:
 
     # -- failure -------------------------------------------------------------------------------------------------
     def _quarantine(self, spec: TaskSpec, row: int, stage: int, reason: str) -> None:
-        """Record in the commit log that a row (a document) of a task is quarantined. All later attempts at the task
-        skip the row, also those of other drivers."""
+        """Quarantine a row (a document) of a task. All later attempts skip it, also those of other drivers."""
         self.log.quarantine(spec.key, row, stage, reason)
         if self.bad_files:
             self.bad_files.quarantined(spec, stage, reason)
@@ -379,7 +346,7 @@ class Scheduler:
         counts: Counter[tuple[float, str]] = Counter((f.spec.gpus, f.spec.cpu) for f in flights)
         if failure.kind in CAUSES:
             for place, number in counts.items():
-                self._base_rates[place].failed(failure.kind, number, host, self._clock.now())
+                self._flights.base_rates[place].failed(failure.kind, number, host, self._clock.now())
         if failure.kind == "damaged":        # not repeated until that file is written again (`DamageFound`)
             self._damaged[failure.path] = failure.message
             return
@@ -400,7 +367,7 @@ class Scheduler:
         past, why = self._history[spec.key], ""
         final = past.failed(failure, self.max_attempts)
         if failure.kind in CAUSES:
-            past.losses = past.losses or TaskLosses(self._base_rate(spec), now)
+            past.losses = past.losses or TaskLosses(self._flights.base_rates[spec.gpus, spec.cpu], now)
             past.losses.add(failure.kind, now - flight.started, together, self.executed)
             why = past.losses.judge(failure.kind, now, self.max_lost)
         self._hindered += failure.kind == "environment"
@@ -416,7 +383,7 @@ class Scheduler:
         run soon. A task is queued once, even if two attempts at it ended together, and not at all while another attempt
         at it runs."""
         for key, spec in {f.spec.key: f.spec for f in flights}.items():
-            if key not in self._attempts:
+            if not self._flights.attempts(key):
                 self._retries.append(spec)
                 if self.progress:
                     self.progress.repeated(spec)
@@ -429,6 +396,5 @@ class Scheduler:
         self._stop.ask(signum, grace_s)
 
     def check_stop(self) -> None:
-        """Raise Interrupted if a stop was requested and either no task runs any more or the time for running tasks is
-        over."""
+        """Raise Interrupted if a stop was requested and no task runs, or the time for running tasks is over."""
         self._stop.check(idle=not self._flights)

@@ -13,8 +13,8 @@ from pipeline.engine.driver.endings import Interrupted
 
 
 class StopRequest:
-    """A request to stop the run: whether there is one, by a signal or from any thread (`ask`), and until when running
-    tasks may go on."""
+    """The request to stop a run: whether a signal or a thread (`ask`) has made it, and how long running tasks may still
+    go on."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -46,9 +46,9 @@ class StopRequest:
     @contextlib.contextmanager
     def at_signals(self, grace_s: float, interruptible: Callable[[], bool]) -> Iterator[None]:
         """Context manager that makes SIGINT and SIGTERM ask for a stop of the run. After SIGTERM, running tasks may go
-        on for `grace_s` seconds; after SIGINT, they are killed at once. While `interruptible()` is true, a signal does
-        not ask for a stop but raises Interrupted at once. A second signal goes to the previous handlers, which by
-        default end the process. Signals are handled only if the context is entered in the main thread."""
+        on for `grace_s` seconds; after SIGINT, they are killed at once. If `interruptible()` is true when a signal
+        comes, Interrupted is raised at once instead. A second signal goes to the previous handlers, which by default
+        end the process. Signals are handled only if the context is entered in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield                     # only the main thread may install handlers; another thread's owner calls `ask`
             return

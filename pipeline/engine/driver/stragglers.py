@@ -15,22 +15,13 @@ its backup tasks similarly, and starts them when an operation is nearly complete
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from pipeline.engine.driver.flights import Flight
 from pipeline.engine.task import TaskSpec
 
 FACTOR = 3.0             # limit: FACTOR * p95 of the node if a slot is idle, else FACTOR * median, at least p95
 MIN_FINISHED = 5                # with fewer finished tasks, the durations of a node mean nothing
 SHARE = 10               # one in this many slots may hold a second attempt that displaces other work
-
-
-@dataclass(frozen=True)
-class Flight:
-    """An attempt at a task that was handed to the backend and has not ended. `started` is the time on the scheduler's
-    clock, in seconds, at which it was handed over. An attempt that was handed over in advance begins to run later."""
-
-    spec: TaskSpec
-    started: float
 
 
 def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], now: float, *, idle: bool,
@@ -39,11 +30,10 @@ def to_double(flights: Iterable[Flight], times: Mapping[str, Sequence[float]], n
     """Returns the tasks that should get a second attempt beside the running one, longest-running first. A task that has
     a second attempt already is not among them.
 
-    `times`: for each plan node (a group of tasks, such as a pass), a list with one number for each finished task, the
-    seconds from its dispatch to its end. `idle`: no task waits for a slot (a place for a running task). `unfinished`:
-    plan nodes with tasks that have not been dispatched yet. `awaited`: plan nodes that must end before others can
-    begin. A task that was dispatched less than `least_s` seconds ago gets no second attempt.
-    """
+    `times`: for each plan node (a group of tasks, such as a pass), the seconds that each of its finished tasks took
+    from its dispatch to its end. `idle`: no task waits for a slot (a place for a running task). `unfinished`: plan
+    nodes with tasks that have not been dispatched yet. `awaited`: plan nodes that must end before others can begin. A
+    task that was dispatched less than `least_s` seconds ago gets no second attempt."""
     limits: dict[str, float] = {}                    # by node; sorted once, not for every attempt
     flown: set[str] = set()
     late: list[Flight] = []

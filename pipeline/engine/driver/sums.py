@@ -21,14 +21,15 @@ from pipeline.store.temp import scratch_database
 @dataclass
 class BatchSums:
     """Sums over a batch of tasks, for the display of progress. A batch holds the tasks that a plan node (a group of
-    tasks, such as a pass) adds to the queue together. `node` is the name of the plan node or wave (a group of tasks
-    that may run at the same time). `weight` is the number of bytes that the tasks read."""
+    tasks, such as a pass) adds to the queue together. `node` names the plan node, or one wave of it (tasks that may run
+    at the same time). `weight` is the number of bytes that the tasks read."""
 
     node: str
     tasks: int = 0
     weight: int = 0
     docs: int = 0
     quarantined: int = 0
+    input_docs: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -80,9 +81,8 @@ class Summing:
         self._contents.execute("CREATE TABLE content (sum TEXT)")
 
     def begin(self, node: str) -> None:
-        """Begin a batch of tasks. `node` is the name of the plan node (a group of tasks, such as a pass), or of a wave
-        of the node (a group of tasks that may run at the same time). Records that are added after this call belong to
-        the batch."""
+        """Begin a batch of tasks. `node` names the plan node (a group of tasks, such as a pass), or one wave of it
+        (tasks that may run at the same time). Records that are added after this call belong to the batch."""
         self.sums.batches.append(BatchSums(node))
         self._results.update(b"batch\n")
 
@@ -94,6 +94,7 @@ class Summing:
         batch.tasks += 1
         batch.weight += weight
         batch.docs += docs_in(record)
+        merge_counters(batch.input_docs, input_docs_of(record), False)
         batch.quarantined += len(record.quarantine)
         sums.tasks += 1
         sums.cpu_s += record.cpu_s
@@ -116,10 +117,9 @@ class Summing:
             self._count_lost(counters)
 
     def _wave(self, node: str) -> str:
-        """Returns the name of the wave (a group of tasks that may run at the same time) that a record belongs to;
-        "task" if its plan node has no waves. `node` is the plan node or wave that the record names ("NODE" or
-        "NODE/WAVE"). The record may name another plan node than the one being summed, if both asked for the same
-        task."""
+        """Returns the name of the wave (a group of tasks that may run at the same time) that a record belongs to.
+        Returns "task" if its plan node has no waves. `node` is what the record names: "NODE" or "NODE/WAVE". NODE may
+        be another plan node than the one being summed, because two nodes may have asked for the same task."""
         if node == self._node or "/" not in node:
             return "task"
         return node.removeprefix(f"{self._node}/") if node.startswith(f"{self._node}/") else node.rpartition("/")[2]
@@ -151,9 +151,9 @@ def content_hash(contents: Iterable[str]) -> str:
 
 
 def sum_records(node: str, kind: str, records: Iterable[PartRecord]) -> NodeSums:
-    """Returns the sums over the commit records of a plan node (a group of tasks, such as a pass), for callers that do
-    not have the specs of its tasks. `weight` of the only batch is therefore 0, and `results` does not cover the sources
-    that the tasks read."""
+    """Returns the sums over the commit records of a plan node (a group of tasks, such as a pass). It is for callers
+    that do not have the specs of the tasks. The bytes and sources that the tasks read are therefore missing: the only
+    batch has `weight` 0, and `results` does not cover the sources."""
     summing = Summing(node, kind)
     summing.begin(node)
     for record in records:
@@ -169,3 +169,12 @@ def docs_in(record: PartRecord) -> int:
         return sum(s.get("docs", 0) for s in sources.values() if isinstance(s, dict))
     docs = record.counters.get("docs", 0)
     return int(docs) if isinstance(docs, (int, float)) else 0
+
+
+def input_docs_of(record: PartRecord) -> dict[str, int]:
+    """Returns how many documents one task read from sources, by source. The result is empty for a task that reads the
+    results of other tasks."""
+    read, documents = record.counters.get("read"), record.counters.get("in")
+    if not isinstance(read, dict) or not isinstance(documents, dict):
+        return {}
+    return {source: documents.get(source, {}).get("docs", 0) for source in read}

@@ -127,8 +127,8 @@ class _SortedRun:
             self.keys, self.next = sort_keys(self.block, key), stop
 
     def take(self, limit: Any, side: Any) -> np.ndarray:
-        """Remove records from the beginning of the block in memory and return them: those whose keys are below `limit`
-        if `side` is 'left', those whose keys are at most `limit` if `side` is 'right'."""
+        """Remove records from the beginning of the block in memory and return them. If `side` is 'left', these are the
+        records with keys below `limit`; if it is 'right', those with keys up to and including `limit`."""
         n = int(np.searchsorted(self.keys, limit, side))
         records, self.block, self.keys = self.block[:n], self.block[n:], self.keys[n:]
         return records

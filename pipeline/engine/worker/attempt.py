@@ -76,10 +76,10 @@ def run_attempt(spec: TaskSpec, store: Store, name: str, cursor: CrashCursor, sc
 
 
 def _run(task: Task, inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs) -> Counters:
-    """Run the task and return its counters. If the task raises an error and one of the files that it read by range is
-    damaged, DamagedFile is raised instead. Damaged records can cause any error in the task, because the checksum of a
-    range is compared only at the end of the range. The files are not checked after an error that has another cause: a
-    temporary fault of the machine or the storage, a changed input, or a lack of memory."""
+    """Run the task and return its counters. If the task raises an error, the files that it read by range are checked,
+    and DamagedFile is raised instead if one is damaged. Damaged records can cause any error in the task, because the
+    checksum of a range is compared only at the end of the range. There is no such check after an error with a known
+    cause: a temporary fault of the machine or the storage, a changed input, or a lack of memory."""
     try:
         return task.run(inputs, cursor, out)
     except (EnvironmentFailure, ChangedInput, MemoryError):
@@ -131,8 +131,8 @@ def _cpu_seconds() -> float:
 
 
 def _reset_peak_rss() -> None:
-    """Restart the kernel's measurement of this process's peak memory, so that a process that runs several tasks does
-    not report the peak of an earlier task (Linux: proc(5), clear_refs)."""
+    """Restart the kernel's measurement of this process's peak memory (Linux: proc(5), clear_refs). A process that runs
+    several tasks would otherwise report the peak of an earlier task."""
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as f:
         f.write("5")
 

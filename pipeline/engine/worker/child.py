@@ -2,11 +2,12 @@
 supervisor starts and watches the children on one machine.
 
 The command is `python -m pipeline.engine.worker.child CURSOR_FD PARENT_PID [BROKER_FD SECRETS]`. With the last two
-arguments the child is confined: it reaches object storage only through the broker (a process that accesses storage for
-it, `store.broker`), and may not read the files SECRETS (JSON). The child receives `Work` and sends answers over its
-original stdin and stdout (`engine.messages`). Output of libraries goes to stderr; the supervisor keeps the end of it.
-Models and caches stay in memory between tasks. The crash cursor, in shared memory, records which document is being
-processed; an update takes 168 ns.
+arguments the child is confined. It then reaches object storage only through the broker (a process that accesses storage
+for it, `store.broker`), and may not read the files SECRETS (JSON).
+
+The child receives `Work` and sends answers over its original stdin and stdout (`engine.messages`). Output of libraries
+goes to stderr; the supervisor keeps the end of it. Models and caches stay in memory between tasks. The crash cursor, in
+shared memory, records which document is being processed; an update takes 168 ns.
 """
 
 from __future__ import annotations
@@ -117,14 +118,13 @@ def _stay_open(programs: Sequence[str]) -> None:
 
 
 def _seal(store: Store, scratch: str, programs: Sequence[str]) -> None:
-    """Confine this child process for good. It may then start only `programs`, and write only to `scratch`, to the
+    """Confine this child process for good. It may then start only `programs`. It may write only to `scratch`, to the
     folder of the kernels that sealed processes compile, and to `objects/` of a local store. Raises FreshProcess if the
     process was sealed before without one of `programs`.
 
     Compiled kernels are pickles, which can run any code when they are loaded. A hostile document may have taken over a
-    sealed (confined) process. A process that is not sealed yet must therefore not load kernels that a sealed one wrote,
-    so sealed processes keep their kernels in a separate folder.
-    """
+    sealed (confined) process. A process that is not sealed yet must therefore not load kernels that a sealed one wrote.
+    Sealed processes keep their kernels in a separate folder for this reason."""
     if not confinement.sealed():
         keep_in(os.path.join(os.environ["NUMBA_CACHE_DIR"], "sealed"))
     folders = [scratch, os.environ["NUMBA_CACHE_DIR"]]

@@ -24,11 +24,16 @@ and is read *alone* in a fresh child. If this child dies too, later attempts sto
 continue behind it if the file's format allows it. It takes two deaths to find such a record, and a file may have at
 most MAX_STOPS of them.
 
-Some deaths are no document's fault: deaths outside any document (row -1) or while a part of the store is read (stage
--1), signals from outside (SIGKILL, SIGTERM, SIGBUS), memory pressure of the node, and stalls, in which a child neither
-moves on nor computes. A new child then tries again, a few times (once after a stall), before the attempt fails. After
-an error by a full disk or unresponsive storage, the task is also tried again, after a wait. A child that exceeds its
-CPU limit outside any document makes the attempt fail at once.
+Some deaths are no document's fault. A new child then tries again, a few times (once after a stall), before the attempt
+fails:
+
+* deaths outside any document (row -1), or while a part of the store is read (stage -1);
+* signals from outside (SIGKILL, SIGTERM, SIGBUS);
+* memory pressure of the node;
+* stalls, in which a child neither moves on nor computes.
+
+If a full disk or unresponsive storage keeps a child from its work, the task is also tried again, after a wait. A child
+that exceeds its CPU limit outside any document makes the attempt fail at once.
 """
 
 from __future__ import annotations
@@ -103,9 +108,10 @@ def permanent(error: Exception) -> bool:
 
 def failure(error: Exception, row: int, hint: str = "") -> Failure:
     """Returns the `Failure` message for `error`, which a task raised at the document in row `row`. Must be called while
-    the error is being handled. In the message, `row` is set only for errors of the kind "exception". For an error of
-    the operating system it is None all the same: the error may be temporary, so meeting it twice at one row proves
-    nothing."""
+    the error is being handled.
+
+    The message has a `row` only if its kind is "exception" and `error` is no error of the operating system. Such an
+    error may be temporary, so meeting it twice at one row proves nothing."""
     message, trace = describe(error) + hint, traceback.format_exc()[-8000:]
     if path := damaged_path(error):
         return Failure("damaged", message, path=path, traceback=trace)
@@ -160,9 +166,8 @@ class CrashTriage:
     """The state of crash triage for one attempt at a task. Crash triage finds the document that kills the child
     processes of the attempt.
 
-    `mode` says what the next child process does: "run" the partition (all documents of the task), "replay" rows one by
-    one, "probe" a suspect row alone, or "read" one input file alone.
-    """
+    `mode` says what the next child process does. It can "run" the partition (all documents of the task), "replay" rows
+    one by one, "probe" a suspect row alone, or "read" one input file alone."""
 
     skip: dict[int, tuple[int, str]] = field(default_factory=dict)   # quarantined rows: (stage, reason)
     max_quarantined: int = 100       # more than this in one partition means bad code, not bad data
@@ -183,7 +188,7 @@ class CrashTriage:
     @property
     def fresh(self) -> bool:
         """Whether the next child must be a new process. It must be new while a crash is investigated. It must also be
-        new after a crash that did not happen again when the documents ran alone: state that earlier tasks left in the
+        new after a crash that did not happen again when the documents ran alone. State that earlier tasks left in the
         old process may have caused this crash."""
         return self.mode != "run" or self.unproven > 0
 
@@ -202,9 +207,9 @@ class CrashTriage:
         return False
 
     def hindered(self, message: str) -> float:
-        """Note that a child process could not work because of a full disk, or of storage that did not answer after
-        retries; the child did not die. Returns the seconds to wait before the next try. Raises GaveUp if there were too
-        many such tries on this node."""
+        """Note that a child process, which did not die, could not work. Either a disk is full, or storage did not
+        answer after retries. Returns the seconds to wait before the next try. Raises GaveUp if there were too many such
+        tries on this node."""
         self.environment += 1
         if self.environment > self.max_environment:
             raise GaveUp("environment", message)

@@ -13,11 +13,10 @@ from pipeline.store.records import READING
 def excess(child: ChildProcess, job: Job, limits: ProcessLimits, now: float) -> Fault | None:
     """Returns the fault if the child process exceeds a limit, otherwise None.
 
-    The CPU limits apply to the time that the child spends at one position of its crash cursor: on a batch of documents
-    (or one document) in one stage, on reading one record of an input file, or anywhere else. Each call therefore notes
-    in `child` where the cursor is, and how much CPU time the child had used when the cursor was first seen there. The
-    next call compares with these values.
-    """
+    The CPU limits apply to the time that the child spends at one position of its crash cursor. A position is a batch of
+    documents (or one document) in one stage, one record that is being read from an input file, or anything else. Each
+    call compares with what earlier calls have noted in `child`: the position, and the CPU time that the child had used
+    when it was first seen there."""
     cursor = child.cursor.read()
     try:
         cpu, memory = measure.cpu_seconds(child.pid), measure.anonymous_mb(child.pid)

@@ -88,8 +88,8 @@ def working_seconds(pid: int) -> float:
 
 
 def doing(pid: int) -> str:
-    """Returns the state of a process according to the kernel: "stopped", "waiting" (for a disk or a network share,
-    where no signal reaches the process), "computing", or "sleeping"; "" when the process has ended."""
+    """Returns the state of a process according to the kernel: "stopped", "computing", "sleeping", or "waiting" (for a
+    disk or a network share; no signal reaches the process then). Returns "" when the process has ended."""
     with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as f:
         return _STATES.get(f.read().rpartition(b")")[2].split()[0], "")
     return ""
@@ -102,8 +102,8 @@ def anonymous_mb(pid: int) -> float:
 
 
 def die_of(number: int) -> NoReturn:
-    """End this process by the signal `number`. A process that this one had started was killed by that signal, and the
-    supervisor then treats both deaths alike."""
+    """End this process by the signal `number`, which has killed a program that this process had started. The supervisor
+    then treats the death of the program like a death of this process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.disable()                              # its traceback would show a place that did not crash
     signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
@@ -119,9 +119,8 @@ def raise_oom_score(score: int = 500) -> None:
 
 
 def memory_use() -> tuple[int, int]:
-    """Returns (used, total) in bytes for the memory that limits this process most. It is the machine or a cgroup of
-    this process, whichever has the largest used share. File cache that the kernel can reclaim does not count as
-    used."""
+    """Returns (used, total) bytes of the memory that is nearest to being full: that of the machine, or that of a cgroup
+    of this process. File cache that the kernel can reclaim does not count as used."""
     result = [_machine()]
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():

@@ -106,10 +106,10 @@ class ChildProcess:
         return bool(self._sending)
 
     def move(self, what: str, selector: selectors.BaseSelector) -> Answer | None:
-        """Read available bytes (at most 64 KiB) of one channel of the child process, `what`: "out" (its answers), "err"
-        (its stderr) or "storage". Returns the child's answer once it is complete, otherwise None. Raises ProtocolError
-        for invalid bytes. The first bytes on "storage" start the child's storage broker (the process that accesses
-        object storage for it)."""
+        """Read available bytes (at most 64 KiB) of one channel of the child process: `what` is "out" (its answers),
+        "err" (its stderr) or "storage". Returns the child's answer once it is complete, otherwise None. Raises
+        ProtocolError for invalid bytes. The first bytes on "storage" start the child's storage broker (the process that
+        accesses object storage for it)."""
         if what == "storage":
             assert self.broker is not None
             selector.unregister(self.broker.own_end)
@@ -166,8 +166,8 @@ class ChildProcess:
             return 0.0
 
     def exited(self) -> bool:
-        """Whether the child is dead. A dead child stays a zombie until `end` has killed its process group. The id of
-        the group can therefore not be reused before that."""
+        """Whether the child is dead. A dead child stays a zombie until `end` has killed its process group, so that no
+        other group can get the id of this one."""
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
@@ -232,8 +232,9 @@ class StorageBroker:
 
 
 def _environment(env: Mapping[str, str], scratch: str) -> dict[str, str]:
-    """Returns the environment variables of a child process or its storage broker, based on `env`: one thread for each
-    library, the import path of this process, `scratch` for temporary files, and no token of the Ray cluster."""
+    """Returns the environment variables of a child process or its storage broker, based on `env`. They give libraries
+    one thread each, and set the import path of this process and the folder for temporary files (`scratch`). The token
+    of the Ray cluster is left out."""
     own = {**env, **dict.fromkeys(THREADS, "1"), "TMPDIR": scratch, "TOKENIZERS_PARALLELISM": "false",
           # mimalloc reserves 1 GB at once, which RLIMIT_DATA counts, and does not return freed memory
           "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}

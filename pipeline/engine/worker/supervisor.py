@@ -9,8 +9,6 @@ nobody watches them. The first event that `poll` returns is `Ready`.
 from __future__ import annotations
 
 import os
-import selectors
-import shutil
 import socket
 import sys
 from collections import deque
@@ -45,6 +43,7 @@ from pipeline.engine.messages import (
     skips,
 )
 from pipeline.engine.worker import limits as measure
+from pipeline.engine.worker.children import Children
 from pipeline.engine.worker.crash_triage import (
     PRESSURE,
     CrashTriage,
@@ -57,7 +56,7 @@ from pipeline.engine.worker.excess import excess
 from pipeline.engine.worker.job import Job
 from pipeline.engine.worker.limits import Devices, ProcessLimits, visible_gpus
 from pipeline.engine.worker.process import ChildProcess
-from pipeline.store.errors import EnvironmentFailure, disk_full
+from pipeline.store.errors import EnvironmentFailure
 from pipeline.store.fs import Store
 
 TICK_S = 0.1             # seconds between two checks of the limits
@@ -87,15 +86,13 @@ class Supervisor:
         own = fingerprint(libraries or [])
         # the witness is a file the driver wrote into the store
         ready = Ready(own, confinement.support(), None if witness is None else Store(store).exists(witness))
-        self._env = {"NUMBA_CACHE_DIR": str(user_folder() / f"numba-{own.code[:16]}"),
-                     "TOKENMILL_CACHE": str(user_folder(scratch) / "cache"), **os.environ}
+        env = {"NUMBA_CACHE_DIR": str(user_folder() / f"numba-{own.code[:16]}"),
+               "TOKENMILL_CACHE": str(user_folder(scratch) / "cache"), **os.environ}
         self._host = socket.gethostname()
         self._allowed = slots                    # most children at a time; lowered when memory runs short
         self._queue: deque[Job] = deque()
-        self._children: list[ChildProcess] = []
-        self._parts: dict[ChildProcess, dict[str, float]] = {}       # child → its parts of the devices
+        self._children = Children(store, slots, self.devices, env, self.scratch, clock)
         self._events: list[Event] = [ready]
-        self._selector = selectors.DefaultSelector()
         self._reported_at = self._pressure_checked_at = self._pressure_at = self._watched_at = clock.now()
 
     # -- the one call --------------------------------------------------------------------------------------------
@@ -119,7 +116,7 @@ class Supervisor:
             self._start()
             self._listen(min(TICK_S, max(0.0, deadline - self._clock.now())))
             self._watch()
-            busy = sum(1 for c in self._children if c.job)
+            busy = len(self._children.jobs)
             if not (busy or self._queue) or self._clock.now() >= deadline:
                 break
             if self._events and (self._clock.now() >= began + linger
@@ -139,16 +136,14 @@ class Supervisor:
         """Forget these assignments (attempts at tasks) and kill the children that work on them. The assignments produce
         no more events."""
         self._queue = deque(j for j in self._queue if j.id not in ids)
-        for child in list(self._children):
+        for child in self._children:
             if child.job and child.job.id in ids:
-                self._end_child(child)
+                self._children.end(child)
 
     def close(self) -> None:
         """Kill all child processes and remove all scratch folders."""
-        for child in list(self._children):
-            self._end_child(child)
+        self._children.close()
         self._queue.clear()
-        self._selector.close()
         self.scratch.close()
 
     @property
@@ -162,7 +157,7 @@ class Supervisor:
         while (job := self._next()) is not None:
             self._queue.remove(job)
             try:
-                child = self._warm(job) or self._spawn(job)
+                child = self._children.warm(job) or self._children.spawn(job)
             except (OSError, EnvironmentFailure) as e:       # a full disk, or no processes or memory left
                 self._hindered(job, describe(e))
                 continue
@@ -182,7 +177,7 @@ class Supervisor:
         are free. Returns None if there is no such job, or if as many children as allowed are busy. A job that `slots`
         others have overtaken blocks all jobs behind it. Otherwise the memory and GPUs that it needs might never be free
         at the same time."""
-        busy = [c.job for c in self._children if c.job]
+        busy = self._children.jobs
         if len(busy) >= self._allowed:
             return None
         declared_mb = sum(j.spec.memory_mb for j in busy)
@@ -191,82 +186,13 @@ class Supervisor:
             if job.retry_at > now:
                 continue
             if (not busy or declared_mb + job.spec.memory_mb <= self.memory_mb) and (
-                    self._warm(job) or self._can_free(job.share)):
+                    self._children.warm(job) or self._children.can_free(job.share)):
                 for passed in islice(self._queue, place):
                     passed.overtaken += 1
                 return job
             if job.overtaken >= self.slots:
                 return None
         return None
-
-    def _can_free(self, share: float) -> bool:
-        """Whether `share` GPUs (a number of GPUs, or a part of one) are free, or would be if idle child processes
-        ended."""
-        trial = self.devices.copy()
-        for child in self._children:
-            if not child.job:
-                trial.give_back(self._parts[child])
-        return trial.take(share) is not None
-
-    def _warm(self, job: Job) -> ChildProcess | None:
-        """Returns an idle child process that can take the job (attempt at a task), or None if the job needs a new
-        child."""
-        if job.fresh or job.triage.fresh:
-            return None
-        return next((c for c in self._children if not c.job and self._suits(c, job)), None)
-
-    def _suits(self, child: ChildProcess, job: Job) -> bool:
-        """Whether an idle child process can take the job (an attempt at a task). There are four conditions:
-
-        * The child must be confined (without rights that a parser must not have) if the job's task must be confined,
-          and only then.
-        * Its storage broker (the process that accesses object storage for it) must serve exactly the storage that the
-          job reads, or must not have started yet.
-        * The child must hold exactly the share of GPUs that the job needs.
-        * A child that ran tasks of another plan node (group of tasks) may still hold models. Such a child must hold no
-          GPUs, and at most half of the memory that the job declares (not counting `empty_mb`, which an idle child holds
-          anyway).
-        """
-        if child.confined != job.spec.confined:
-            return False
-        if child.broker is not None and child.broker.roots not in (None, job.spec.roots):
-            return False                         # its broker would refuse what the job reads
-        if abs(sum(self._parts[child].values()) - job.share) > 1e-6:
-            return False
-        if child.node in ("", job.spec.node):
-            return True
-        if self._parts[child]:
-            return False                         # its memory on the devices cannot be measured
-        try:
-            return measure.anonymous_mb(child.pid) - child.empty_mb <= job.spec.memory_mb / 2
-        except OSError:
-            return False
-
-    def _spawn(self, job: Job) -> ChildProcess:
-        """Start a child process for a job (attempt at a task), with the GPUs that the job needs. Before that, one idle
-        child of the same sort (with or without GPUs) is ended if there is one. If there is none but all slots are
-        taken, any idle child is ended. Then more idle children are ended until enough GPUs are free."""
-        idle = [c for c in self._children if not c.job]
-        alike = [c for c in idle if bool(self._parts[c]) == bool(job.spec.gpus)]
-        if alike or len(self._children) >= self.slots:
-            self._end_child((alike or idle)[0])
-        while (part := self.devices.take(job.share)) is None:
-            self._end_child(next(c for c in self._children if not c.job and self._parts[c]))
-        folder = ""
-        try:
-            with disk_full(self.scratch.path):
-                folder = self.scratch.folder()
-            child = ChildProcess(folder, {**self._env, "CUDA_VISIBLE_DEVICES": ",".join(part)},
-                                 self.store, self._clock, confined=job.spec.confined)
-        except BaseException:
-            self.devices.give_back(part)
-            if folder:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
-        self._parts[child] = part
-        self._children.append(child)
-        child.register(self._selector)
-        return child
 
     # -- listening -----------------------------------------------------------------------------------------------
     def _listen(self, timeout: float) -> None:
@@ -276,12 +202,12 @@ class Supervisor:
                 self._clock.sleep(timeout)
             return
         sending = [child.send() for child in self._children]
-        for key, _ in self._selector.select(min(timeout, 0.01) if any(sending) else timeout):
+        for key, _ in self._children.selector.select(min(timeout, 0.01) if any(sending) else timeout):
             child, what = key.data
             if child not in self._children:      # ended by an earlier event of this round
                 continue
             try:
-                answer = child.move(what, self._selector)
+                answer = child.move(what, self._children.selector)
             except ProtocolError as e:
                 self._died(child, Fault(f"protocol: {e}", False))
                 continue
@@ -314,7 +240,7 @@ class Supervisor:
                     self._failed(job, Failure(e.kind, str(e)))
         # repeat a failed attempt in a fresh child: the state of the old one may have caused the failure
         if not isinstance(answer, Finished) or child.cpu_seconds() >= self.limits.recycle_cpu_s:
-            self._end_child(child)
+            self._children.end(child)
 
     def _hindered(self, job: Job, message: str, traceback: str = "") -> None:
         """Handle a job (attempt at a task) that the machine or the storage kept from its work: a full disk,
@@ -345,7 +271,7 @@ class Supervisor:
                 if child.job:
                     child.job.since = min(now, child.job.since + blind)
         self._watched_at = now
-        for child in list(self._children):
+        for child in self._children:
             if child.exited():
                 answer = child.drain()           # it may have died just after answering
                 if answer is not None and child.job:
@@ -378,24 +304,19 @@ class Supervisor:
         """If memory is nearly full, kill the largest child process, and run fewer children for a while. If other
         processes fill the memory, the last busy child is spared, because otherwise no task would ever finish."""
         used, total = measure.memory_use()
-        busy = [c for c in self._children if c.job]
         if used <= self.limits.memory_share * total or not self._children:
             if self._allowed < self.slots and self._pressure_checked_at - self._pressure_at > RELIEF_S:
                 self._allowed, self._pressure_at = self._allowed + 1, self._pressure_checked_at
             return
         self._pressure_at = self._pressure_checked_at
-        sizes = {}
-        for child in self._children:
-            try:
-                sizes[child.pid] = measure.anonymous_mb(child.pid)
-            except OSError:
-                sizes[child.pid] = 0.0
-        largest = max(self._children, key=lambda c: sizes[c.pid])
+        sizes = self._children.memory_mb()
+        largest = max(sizes, key=lambda c: sizes[c])
         if not largest.job:
-            self._end_child(largest)
+            self._children.end(largest)
             return
-        self._allowed = max(1, len(busy) - 1)
-        if len(busy) > 1 or used - sum(sizes.values()) * 2**20 <= self.limits.memory_share * total:
+        busy = len(self._children.jobs)
+        self._allowed = max(1, busy - 1)
+        if busy > 1 or used - sum(sizes.values()) * 2**20 <= self.limits.memory_share * total:
             self._died(largest, PRESSURE)
 
     # -- ending --------------------------------------------------------------------------------------------------
@@ -403,7 +324,7 @@ class Supervisor:
         """End a child process that is dead, or that must die for `fault`. Crash triage (the search for the document at
         fault) then decides how the child's job (an attempt at a task) continues."""
         job = child.job
-        self._end_child(child)
+        self._children.end(child)
         if job is None:
             return
         cursor = child.last_position
@@ -417,8 +338,3 @@ class Supervisor:
             stderr = child.stderr_tail()
             self._failed(job, Failure(e.kind, str(e),
                                       traceback=f"end of the output of the child process:\n{stderr}" if stderr else ""))
-
-    def _end_child(self, child: ChildProcess) -> None:
-        child.end(self._selector)
-        self._children.remove(child)
-        self.devices.give_back(self._parts.pop(child))

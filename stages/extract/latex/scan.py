@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from bisect import bisect_left
 
-from stages.extract.latex.macros import braces
+from stages.extract.latex.source import OPTION, OPTIONAL, LatexSource
 from stages.extract.latex.words import (
     ACCENTS,
     ALGORITHM,
@@ -37,15 +36,12 @@ from stages.extract.latex.words import (
 )
 from stages.text.placeholders import MARKS, Placeholders
 
-#: longest formula between dollar signs and longest optional argument, characters
-_INLINE, _OPTION = 4000, 400
+#: longest formula between dollar signs, characters
+_INLINE = 4000
 _TOKEN = re.compile(r"\\(?:(begin|end)[ \t]*\{([A-Za-z]{1,40}\*?)\}|([A-Za-z@]+)\*?|(.))|(\$\$?)|([{}&~])"
                     r"|(-{2,3}|``|''|[?!]`|,,)|(\n[ \t]*\n\s*)", re.DOTALL)
 _LABEL = re.compile(r"[ \t]{0,9}\\(?:label[ \t]*\{[^{}\n]{0,200}\}|nonumber(?![A-Za-z])|notag(?![A-Za-z]))")
-_OPTIONAL = re.compile(rf"[ \t]*\[([^\[\]]{{0,{_OPTION}}})\]")
 _QUOTED = re.compile(r'[ \t]*"([^"\n]{0,20})"')
-_GROUP = re.compile(r"\s{0,9}\{")
-_REST = re.compile(r"[ \t]*(?:\n[ \t]*(?!\n))?")
 _UNIT = r"-?[0-9.]{1,12}[ \t]?(?:true[ \t]?)?(?:pt|cm|mm|em|ex|in|bp|sp|pc|dd|cc|mu)(?![A-Za-z])"
 _STRETCH = r"(?:[ \t]{1,3}(?:plus|minus)[ \t]{0,3}-?[0-9.]{1,9}[ \t]?(?:fil{1,3}|pt|cm|mm|em|ex|in)(?![A-Za-z]))*"
 #: lengths such as \vskip 2cm plus 1fil, assignments such as \unitlength=1mm, and values of registers such as
@@ -64,12 +60,6 @@ BREAK, INDENT = MARKS
 _NAMED, _FILE = re.compile(r"[ \t]*\\[A-Za-z@]{1,60}"), re.compile(r"[ \t]+[\w./+-]{1,100}")
 _TRIM = re.compile(r"[ \t]*\([lr\d.{}a-z]{1,20}\)")
 _SPACE = re.compile(r"\{\}|[ \t]+")
-#: where a source without \begin{document} begins and ends, and the \end… words that close AMS-TeX commands without
-#: braces
-_BEGINS = re.compile(r"\\(?:topmatter|document)(?![A-Za-z])")
-_ENDS = re.compile(r"\\(?:bye|enddocument|end)(?![A-Za-z])(?![ \t]*\{)")
-_MARK = re.compile(r"\\(end[a-z]{3,14})(?![A-Za-z])")
-_AMS_TITLE = re.compile(r"\\title(?![A-Za-z])([^\n]{0,400}(?:\n[^\n]{1,400}){0,5}?)\\endtitle")
 
 
 class Scan:
@@ -78,29 +68,18 @@ class Scan:
 
     def __init__(self, text: str, theorems: dict[str, str], captions: bool, placeholders: Placeholders) -> None:
         self.text, self.theorems, self.captions, self.placeholders = text, theorems, captions, placeholders
-        self.closing = braces(text)
-        self.ends: dict[str, list[int]] = {}                    # environment → positions of its \end
-        for m in re.finditer(r"\\end[ \t]*\{([A-Za-z]{1,40}\*?)\}", text):
-            self.ends.setdefault(m[1], []).append(m.start())
-        self.displays = {c: [m.start() for m in re.finditer(re.escape("\\" + c), text)] for c in "])"}
+        self.source = LatexSource(text)
+        self.closing = self.source.closing
         self.out: list[str] = []
         self.after: dict[int, str] = {}                         # position of a closing brace → text to put there
         self.lists: list[tuple[bool, int]] = []                 # open lists: (numbered, items so far)
-        self.marks: dict[str, list[int]] = {}                   # AMS-TeX's end… word (endproclaim) → its positions
-        for m in _MARK.finditer(text):
-            self.marks.setdefault(m[1], []).append(m.start())
         self.tables = self.tabbing = 0
         self.indent, self.lines = -1, 0  # indent of pseudo-code (-1 outside it) and its lines so far
 
     def run(self) -> tuple[str, str]:
-        text, at, stop = self.text, 0, len(self.text)
-        title = self._title()
-        if (m := re.search(r"\\begin[ \t]*\{document\}", text)) is not None:
-            at = m.end()
-            stop = self.ends.get("document", [stop])[-1]
-        else:
-            at = m.end() if (m := _BEGINS.search(text)) is not None else 0
-            stop = max((m.start() for m in _ENDS.finditer(text, at)), default=stop)
+        """Returns (the text of the document, its title)."""
+        text, title = self.text, self._title()
+        at, stop = self.source.body()
         if title:
             self.out.append(f"# {title}\n\n")
         while (m := _TOKEN.search(text, at, stop)) is not None:
@@ -115,13 +94,7 @@ class Scan:
         return text, title
 
     def _title(self) -> str:
-        m = re.search(r"\\(?:icml)?title[ \t]{0,9}(?:\[[^\[\]]{0,200}\])?\s{0,9}(?=\{)", self.text)
-        if m is not None and m.end() in self.closing and self.closing[m.end()] - m.end() < 1000:
-            inner = self.text[m.end() + 1:self.closing[m.end()]]
-        else:
-            m = _AMS_TITLE.search(self.text)
-            inner = m[1] if m else ""
-        inner = re.sub(r"\\(?:thanks|footnote)\s*\{.*", "", inner, flags=re.DOTALL)
+        inner = self.source.title()
         if not inner or "\\title" in inner:  # a title with \title in it is dropped, to avoid recursion
             return ""
         return " ".join(Scan(inner, {}, False, self.placeholders).run()[0].split())
@@ -175,13 +148,13 @@ class Scan:
         if self.tabbing and sign in "=>+-<'`":
             write(" ")
         elif sign in "[(":
-            close = self._next(self.displays["]" if sign == "[" else ")"], end)
+            close = self.source.display_end("]" if sign == "[" else ")", end)
             if 0 <= close - end <= 4 * _INLINE:
                 return self._formula(m.start(), close + 2, sign == "[")
         elif sign == "\\":
-            option = _OPTIONAL.match(self.text, end)
+            option = OPTIONAL.match(self.text, end)
             write(BREAK)
-            return self._blank(option.end() if option else end)
+            return self.source.past_blanks(option.end() if option else end)
         elif sign in ACCENTS:
             return self._accent(end, ACCENTS[sign], BARE.get(sign, ""))
         elif sign in "%&_#${}":
@@ -201,24 +174,20 @@ class Scan:
         return m.end()
 
     # -- environments ------------------------------------------------------------------------------------------------
-    def _next(self, places: list[int], at: int) -> int:
-        k = bisect_left(places, at)
-        return places[k] if k < len(places) else -1
-
     def _begin(self, m: re.Match[str], name: str) -> int:
         bare, write, at = name.rstrip("*"), self.out.append, m.end()
-        end = self._next(self.ends.get(name, []), at)
+        end = self.source.end_of(name, at)
         if bare in MATH and end >= 0:
             return self._formula(m.start(), end + len(f"\\end{{{name}}}"), bare != "math")
         if bare in SKIPPED:
             return end + len(f"\\end{{{name}}}") if end >= 0 else at
-        option = _OPTIONAL.match(self.text, at)
+        option = OPTIONAL.match(self.text, at)
         at = option.end() if option else at
         if (columns := _columns(name)) is not None:
             self.tables += 1
             write("\n\n")
-            return self._blank(self._past(at, columns))
-        at = self._past(at, BOXES.get(bare, 0))
+            return self.source.past_blanks(self.source.past(at, columns))
+        at = self.source.past(at, BOXES.get(bare, 0))
         if bare in LISTS:
             self.lists.append((LISTS[bare], 0))
         elif bare == "tabbing":
@@ -243,11 +212,11 @@ class Scan:
         note = option[1].strip() if option else ""
         if not note:
             self.out.append(f"\n\n{kind}. ")
-            return self._blank(at)
+            return self.source.past_blanks(at)
         if "\\begin" not in note and "[" not in note:           # a note with statements in it is not scanned
             note = " ".join(Scan(note, {}, False, self.placeholders).run()[0].split())
         self.out.append(f"\n\n{note if note.lower().startswith(kind.lower()) else f'{kind} ({note})'}. ")
-        return self._blank(at)
+        return self.source.past_blanks(at)
 
     def _end(self, name: str) -> None:
         bare = name.rstrip("*")
@@ -262,27 +231,6 @@ class Scan:
         self.out.append("\n\n")
 
     # -- commands ----------------------------------------------------------------------------------------------------
-    def _group(self, at: int) -> int:
-        """Returns the position of the opening brace of the next argument from position `at` on, or -1 if none
-        follows."""
-        m = _GROUP.match(self.text, at)
-        return m.end() - 1 if m is not None and m.end() - 1 in self.closing else -1
-
-    def _past(self, at: int, n: int) -> int:
-        """Returns the position after the next `n` arguments from position `at` on."""
-        for _ in range(n):
-            if (brace := self._group(at)) < 0:
-                break
-            at = self.closing[brace] + 1
-        return at
-
-    def _options(self, at: int) -> int:
-        for _ in range(3):
-            if not self.text.startswith("[", at) or (m := _OPTIONAL.match(self.text, at)) is None:
-                break
-            at = m.end()
-        return at
-
     def _command(self, m: re.Match[str], word: str) -> int:
         write, at = self.out.append, m.end()
         if self.indent >= 0 and word.lower() in ALGORITHM:
@@ -296,11 +244,11 @@ class Scan:
         if word in ("item", "itemitem"):
             return self._item(word, at)
         if word not in NOTHING and word not in REGISTERS:
-            at = self._options(at)
-        brace = self._group(at)
+            at = self.source.past_options(at)
+        brace = self.source.group(at)
         if word in HEADINGS:
             return self._heading(word, at, brace)
-        if word in ENDED and brace < 0 and 0 <= (end := self._next(self.marks.get(ENDED[word], []), at)) - at < 20_000:
+        if word in ENDED and brace < 0 and 0 <= (end := self.source.mark(ENDED[word], at)) - at < 20_000:
             return end + len(ENDED[word]) + 1
         if word in PARTS:
             write(f"\n\n{PARTS[word]}\n\n")
@@ -316,12 +264,12 @@ class Scan:
             write("\n\n")
             self.after[self.closing[brace]] = "\n\n"
         elif word in ("footnote", "footnotetext", "footcite", "tablenotetext") and brace >= 0:
-            text = self._group(self.closing[brace] + 1) if self.closing[brace] - brace < 9 else -1
+            text = self.source.group(self.closing[brace] + 1) if self.closing[brace] - brace < 9 else -1
             write(" (")                                         # plain TeX: \footnote{*}{text}
             self.after[self.closing[brace if text < 0 else text]] = ")"
             return at if text < 0 else text
         elif word in UNITS and brace >= 0:                      # \ensuremath{x} and quantities are formulas
-            end = self._past(at, UNITS[word])
+            end = self.source.past(at, UNITS[word])
             inner = self.text[brace + 1:end - 1] if UNITS[word] == 1 else self.text[m.start():end]
             write(inner if word == "num" else self.placeholders.keep(f"${inner}$"))
             return end
@@ -336,15 +284,15 @@ class Scan:
         write = self.out.append
         if word in REFERENCES:
             if brace >= 0:
-                labels = self.text[brace + 1:min(self.closing[brace], brace + _OPTION)].replace(",", " ").split()
+                labels = self.text[brace + 1:min(self.closing[brace], brace + OPTION)].replace(",", " ").split()
                 write(f"[{', '.join(labels)}]")
-            return self._past(at, 1)
+            return self.source.past(at, 1)
         elif word in DROPPED:
             return self._dropped(word, at)
         elif word in REGISTERS:
             return value.end() if (value := _VALUE.match(self.text, at)) else at
         elif word in NOTHING:
-            return self._blank(at) if self.tables else at
+            return self.source.past_blanks(at) if self.tables else at
         elif word in ("hbox", "vbox", "vtop") and (box := _BOX.match(self.text, at)) is not None:
             return box.end()
         elif word == "char" and (char := _CHAR.match(self.text, at)) is not None:
@@ -354,7 +302,7 @@ class Scan:
             return char.end()
         elif word == "font" and (font := _FONT.match(self.text, at)) is not None:
             return font.end()
-        elif word in ("par", "roster") or word in self.marks:
+        elif word in ("par", "roster") or word in self.source.marks:
             if word == "roster":
                 self.lists.append((False, 0))
             elif word == "endroster":
@@ -367,24 +315,24 @@ class Scan:
         return at                                   # any other command is dropped, and its arguments stay as text
 
     def _item(self, word: str, at: int) -> int:
-        write, option = self.out.append, _OPTIONAL.match(self.text, at) or _QUOTED.match(self.text, at)
+        write, option = self.out.append, OPTIONAL.match(self.text, at) or _QUOTED.match(self.text, at)
         numbered, items = self.lists[-1] if self.lists else (False, 1)
         self.lists[-1:] = [(numbered, items + 1)] if self.lists else []
         self._strip_output(" ~\t\n")
         write("\n\n" if not items and len(self.lists) == 1 else BREAK)
         write(INDENT * (min(len(self.lists) - 1, 8) if word == "item" else 1)
               + (f"{items + 1}. " if numbered else "- "))
-        if not self.lists and (brace := self._group(at)) >= 0 and self.closing[brace] - brace < 20:
+        if not self.lists and (brace := self.source.group(at)) >= 0 and self.closing[brace] - brace < 20:
             self.after[self.closing[brace]] = " "               # plain TeX: \item{(a)} text
         write(option[1].strip() + " " if option else "")
-        return self._blank(option.end() if option else at)
+        return self.source.past_blanks(option.end() if option else at)
 
     def _heading(self, word: str, at: int, brace: int) -> int:
         """Write the beginning of a heading: \\section{…}, AMS-TeX's \\heading … \\endheading or plain TeX's
         \\beginsection, whose heading is the rest of the line. Returns the position at which the scan continues."""
         if brace >= 0:
             self.after[self.closing[brace]] = "\n\n"
-        elif word != "beginsection" and not 0 <= self._next(self.marks.get(f"end{word}", []), at) - at < 2000:
+        elif word != "beginsection" and not 0 <= self.source.mark(f"end{word}", at) - at < 2000:
             return at
         self.out.append("\n\n" + "#" * HEADINGS[word] + " ")
         return at
@@ -398,12 +346,12 @@ class Scan:
             length = _LENGTH.match(self.text, at) or _NAMED.match(self.text, at)
             return length.end() if length else at
         elif word in NAMING and (name := _NAMED.match(self.text, at)) is not None:
-            return self._past(name.end(), DROPPED[word] - 1)
-        elif word == "input" and self._group(at) < 0 and (name := _FILE.match(self.text, at)) is not None:
+            return self.source.past(name.end(), DROPPED[word] - 1)
+        elif word == "input" and self.source.group(at) < 0 and (name := _FILE.match(self.text, at)) is not None:
             return name.end()
         elif word == "cmidrule" and (trim := _TRIM.match(self.text, at)) is not None:
             at = trim.end()
-        return self._past(at, DROPPED[word])
+        return self.source.past(at, DROPPED[word])
 
     def _algorithm(self, word: str, at: int) -> int:
         """Begin a line of pseudo-code for a command, `word`, of the packages algorithmic or algpseudocode. Returns the
@@ -414,25 +362,19 @@ class Scan:
         write((BREAK if self.lines else "\n\n") + INDENT * min(self.indent, 12) + before)
         self.lines += 1
         self.indent += more
-        at = self._options(at)
-        brace = self._group(at)
+        at = self.source.past_options(at)
+        brace = self.source.group(at)
         if brace < 0 or not after + before:
-            return self._blank(at)
-        second = self._group(self.closing[brace] + 1) if word in ("function", "procedure") else -1
+            return self.source.past_blanks(at)
+        second = self.source.group(self.closing[brace] + 1) if word in ("function", "procedure") else -1
         self.after[self.closing[brace]] = "(" if second >= 0 else after
         if second >= 0:
             self.after[self.closing[second]] = ")"
         return at
 
-    def _blank(self, at: int) -> int:
-        """Returns the position after the blanks at `at`, which may include one line break. A blank line is not
-        skipped."""
-        match = _REST.match(self.text, at)
-        return at if match is None else match.end()
-
     def _strip_output(self, blanks: str = " ~\t") -> None:
         """Remove the blanks at the end of the output."""
-        while self.out and len(self.out[-1]) < _OPTION and not self.out[-1].strip(blanks):
+        while self.out and len(self.out[-1]) < OPTION and not self.out[-1].strip(blanks):
             self.out.pop()
         if self.out:
             self.out[-1] = self.out[-1].rstrip(blanks)

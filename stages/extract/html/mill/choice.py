@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from stages.extract.html.mill.columns import B_BOX, B_FLAGS, B_LINKED, B_STOPS, B_TITLED, B_UNITS, B_WORDS, E_TAG
-from stages.extract.html.mill.features import structures
 from stages.extract.html.mill.page import PageArrays
+from stages.extract.html.mill.second_pass import structures
 from stages.extract.html.mill.tags import IN_BUTTON, IN_COMMENT, IN_FORM, IN_HEADING, IN_HIDDEN, IN_NAV, IN_TITLE, TAG
 
 #: weight of recall against precision: β² of F_β, in 1/1000

@@ -12,6 +12,7 @@ from stages.extract.html.mill import choice, forest
 from stages.extract.html.mill import features as f
 from stages.extract.html.mill.page import PageArrays, serialised, table, walk
 from stages.extract.html.mill.render import render
+from stages.extract.html.mill.second_pass import SECOND, second_features, structures
 
 #: the signal: the expected F1 of the extracted words
 SIGNAL = "html_expected_f1"
@@ -36,7 +37,7 @@ class MillWeights:
                         for look in ("first", "second")]
         self.odds = arrays["odds"].astype(np.int32)
         self.shifts = arrays["shifts"].astype(np.int64)
-        for look, width in zip(self.forests, (f.FEATURES, f.FEATURES + len(f.SECOND))):
+        for look, width in zip(self.forests, (f.FEATURES, f.FEATURES + len(SECOND))):
             if look[1].max(initial=0) >= width:
                 raise ValueError("the weights of mill are of other features than this code: train them anew "
                                  "(benchmarks/train_mill.py)")
@@ -50,12 +51,12 @@ class MillWeights:
     def chances(self, page: PageArrays) -> np.ndarray:
         """Returns the probability that each block of a page is main text: int32[blocks], in 1/1000."""
         n, m = len(page.elements), len(page.blocks)
-        rows = np.empty((m, f.FEATURES + len(f.SECOND)), np.int32)
+        rows = np.empty((m, f.FEATURES + len(SECOND)), np.int32)
         f.describe(page.elements, n, page.blocks, m, page.text, rows)
         chances = np.empty(m, np.int32)
         forest.scores(rows, *self.forests[0], self.odds, chances)
-        second = np.empty((m, len(f.SECOND)), np.int32)
-        f.second_features(page.elements, n, page.blocks, m, f.structures(page.elements, page.blocks), chances, second)
+        second = np.empty((m, len(SECOND)), np.int32)
+        second_features(page.elements, n, page.blocks, m, structures(page.elements, page.blocks), chances, second)
         rows[:, f.FEATURES:] = second
         forest.scores(rows, *self.forests[1], self.odds, chances)
         return chances
