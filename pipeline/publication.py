@@ -79,8 +79,8 @@ def publish_tokens(one: NamedRecipe, store: Store, log: Log, results: Mapping[st
     to `warnings`. Returns {stream: description of its shard sets} as `publish_shards` makes it; {} when the recipe has
     no tokenizer.
 
-    `first_sets` is for several recipes that run together: it is what this function returned for the first of them.
-    Streams that this recipe shares with the first one are taken from it.
+    If several recipes run together, `first_sets` is what this function returned for the first of them. The descriptions
+    of streams that this recipe shares with the first one are taken from `first_sets`.
     """
     if TOKENIZER not in results:
         return {}
@@ -102,7 +102,7 @@ def publish_tokens(one: NamedRecipe, store: Store, log: Log, results: Mapping[st
     if sets and recipe.curriculum is not None:
         try:
             curriculum, notes = resolve(recipe.plain(), sets, tokenizer)
-        except CurriculumError as error:                 # which of the recipes that run together is it about?
+        except CurriculumError as error:                 # name the run: several recipes may run together
             if not one.suffix:
                 raise
             raise CurriculumError(f"{one.run}: {error}") from None

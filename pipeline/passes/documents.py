@@ -65,8 +65,8 @@ class DocumentPass:
     * gone: $ref of a row set (list of rows that are gone), or null
     * removed: $ref of a removal slice (list of rows that a barrier removes), or null
     * barrier: the name of this barrier
-    * counts: only if the pass stores duplicate counts. $ref of a table that has, for each kept row, the number of
-      removed duplicates that it stands for; or null
+    * counts: $ref of a table with the number of removed duplicates of each kept row, or null; missing unless the pass
+      stores duplicate counts
 
     The other args are
 

@@ -108,10 +108,13 @@ class ByteTokenizer:
 
 
 class LoadTokenizer:
-    """Copies a tokenizer into the store, after checking that it can be loaded. args: file (a tokenizer.json, a
-    SentencePiece .model or a .tiktoken file; an input file, $file, or one in the store, $ref), eos (the end-of-text
-    token, or null) and, for a .tiktoken file, pattern, by which it splits text. A .tiktoken file becomes a
-    tokenizer.json with the same ids."""
+    """Copies a tokenizer into the store, after checking that it can be loaded. A .tiktoken file becomes a
+    tokenizer.json with the same ids. The args are
+
+    * file: a tokenizer.json, a SentencePiece .model or a .tiktoken file, as an input file ($file) or in the store ($ref)
+    * eos: the end-of-text token, or null
+    * pattern: only for a .tiktoken file, how it splits text
+    """
 
     name = "load_tokenizer"
     version = 1
@@ -132,9 +135,9 @@ def _facts(tokenizer: Tokenizer) -> Counters:
 def _sample(paths: Sequence[str], where: Selection, size: int, seed: int,
             strata: Strata | None = None) -> dict[str, int]:
     """Draws a sample of about `size` bytes of text, and returns {id: bytes of text}. The documents are those in the
-    Parquet files `paths` that `where` selects. In each stratum (the documents of one source or language), they are
-    taken by rising PRF(seed, id), a pseudo-random number, until the next one would exceed the stratum's share of bytes.
-    At least one document is taken."""
+    Parquet files `paths` that `where` selects. They have a rank, PRF(seed, id), which is a pseudo-random number. In
+    each stratum (the documents of one source or language), they are taken by rising rank, until the next one would
+    exceed the stratum's share of bytes. At least one document is taken."""
     strata = strata or Strata(None)
     candidates: dict[int, _Candidates] = {}
     totals: dict[str, int] = {}
@@ -151,9 +154,9 @@ def _sample(paths: Sequence[str], where: Selection, size: int, seed: int,
 
 
 class _Candidates:
-    """The documents of a stratum (such as one source or language) that can be in a sample of `size` bytes: those with
-    the lowest ranks (pseudo-random numbers), as many as fit into `size` bytes, and the next one. The next one is needed
-    to see where the sample ends."""
+    """The documents of a stratum (such as one source or language) that can be in a sample of `size` bytes. They are
+    those with the lowest ranks (pseudo-random numbers) that fit into `size` bytes, and the next one, at which the
+    sample ends."""
 
     def __init__(self, size: int) -> None:
         self.heap: list[tuple[int, str, int]] = []            # highest rank first
@@ -233,9 +236,13 @@ def load_draft(path: str, eos: str | None = None, copy_folder: str | None = None
 
 
 def tokenizer_info(result: TaskResult, eos: str | None = None) -> dict[str, Any]:
-    """Returns facts about the tokenizer that the task of `result` has made: sha256, vocab_size, eos (the id of the
-    end-of-text token), path (relative to the store, where it is published), ref (for task arguments), and eos_token,
-    which is the argument `eos`: the end-of-text token that the recipe names, or None."""
+    """Returns facts about the tokenizer that the task of `result` has made:
+
+    * sha256, vocab_size, and eos (the id of the end-of-text token)
+    * path: where it is published, relative to the store
+    * ref, for task arguments
+    * eos_token: the argument `eos`, which is the end-of-text token that the recipe names, or None
+    """
     [(name, ref)] = [(n, r) for n, r in result.files.items() if n.startswith("tokenizer.")]
     return {"sha256": ref["content"], "vocab_size": result.counters["vocab_size"], "eos": result.counters["eos"],
             "path": f"shards/tokenizer-{ref['content'][:12]}.{name.partition('.')[2]}", "ref": ref, "eos_token": eos}

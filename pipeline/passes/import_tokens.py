@@ -50,10 +50,10 @@ class ImportTokens:
     * sequence: tokens of a row, if the files hold rows of equal length instead of documents
     * $volatile {tombstones: which documents to leave out}
 
-    Writes the files that EncodePart writes, and two more. The file files.json lists the token files, each with the
-    number of its first document. The file ids holds hashes of the documents' ids, which `CheckIds` compares; it is
-    empty if the token files give no ids. In SPLIT.parquet, `row` is the number of a document in the token files, and
-    the size of its text, which is unknown, is 0.
+    Writes the files that EncodePart writes, and two more. `files.json` lists the token files, each with the number of
+    its first document. `ids` holds hashes of the documents' ids, which `CheckIds` compares; it is empty if the token
+    files give no ids. In SPLIT.parquet, `row` is the number of a document in the token files, and the size of its text,
+    which is unknown, is 0.
 
     If a file does not have the given format, the run ends with an error, because no part of the file can be trusted.
     Memory: the tokens of a block, or of one document if that is longer.
@@ -137,8 +137,8 @@ class _Import:
 
 class CheckIds:
     """Checks that no two documents of a source have the same id; if two have, the run ends with an error. args: root
-    (of the source) and parts [{ids, files, train, val: $ref}], which are the files ids, files.json and SPLIT.parquet of
-    ImportTokens tasks. The task needs almost no memory, and 8 bytes of disk for each document."""
+    (of the source) and parts [{ids, files, train, val: $ref}]. The parts are the files ids, files.json and
+    SPLIT.parquet of ImportTokens tasks. The task needs almost no memory, and 8 bytes of disk for each document."""
 
     name = "check_ids"
     version = 1

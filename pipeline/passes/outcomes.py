@@ -40,9 +40,12 @@ REASONS = {
 
 
 class Outcome(NamedTuple):
-    """What would become of a document. `side`: kept, dropped or unknown. `stage`: the step that drops the document, or
-    the first step whose verdict is unknown. `reason`: why the step drops the document, or a key of REASONS for an
-    unknown outcome."""
+    """What would become of a document.
+
+    * `side`: kept, dropped or unknown
+    * `stage`: the step that drops the document, or the first step whose verdict is unknown
+    * `reason`: why the step drops the document, or for an unknown outcome a key of REASONS
+    """
 
     side: str
     stage: str = ""
@@ -54,9 +57,13 @@ KEPT = Outcome("kept")
 
 @dataclass(frozen=True)
 class Link:
-    """A step of a dataset, with its stage (the code of the step). `number`: its place in the recipe's list of steps.
-    `part`: the number of the pass that runs it. `foreign`: the step is a user's own. `opaque`: its code is not loaded,
-    and `stage` is a blank Stage."""
+    """A step of a dataset, with its stage (the code of the step).
+
+    * `number`: its place in the recipe's list of steps
+    * `part`: the number of the pass that runs it
+    * `foreign`: the step is a user's own
+    * `opaque`: its code is not loaded, and `stage` is a blank Stage
+    """
 
     name: str
     number: int
@@ -70,8 +77,7 @@ class Link:
         return isinstance(self.stage, Barrier)
 
     def lets_pass(self) -> bool:
-        """Whether the step keeps every document, whatever the signals of the document (numbers stored beside it)
-        are."""
+        """Whether the step keeps every document, whatever the document's signals are (numbers stored beside it)."""
         stage = self.stage
         return (not self.foreign and not stage.drops and type(stage).verdict is not Stage.verdict
                 and stored_verdicts(Document(""), stage) == (None,))
@@ -213,7 +219,7 @@ class ChangedSteps:
             return "own"
         if link.part != self.links[end].part:
             return "pass"
-        if self.until_drop or link.stage.extracts:          # an extractor never runs on a dropped document
+        if self.until_drop or link.stage.extracts:          # no extractor gives a verdict on stored signals
             return "signals"
         if walk.edited:
             return "edit"

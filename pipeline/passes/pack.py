@@ -59,12 +59,13 @@ def publish_packed(store: Store, train: Mapping[str, Any], longest: int, packed:
                    check_lease: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Link the packed rows of a published shard set beside its shards. Their manifest is written to two files: to one
     whose name contains its hash, and to the current manifest, `packed.json`. `train` describes the set, as
-    `publish_shards` returns it. If `packed` is empty, `packed.json` of rows published earlier is removed; the rows
-    themselves stay, because older curricula may name them.
+    `publish_shards` returns it. `check_lease` (`Log.check_lease`) raises if another driver has taken over the store.
+
+    If `packed` is empty, `packed.json` of rows published earlier is removed. The rows themselves stay, because older
+    curricula may name them.
 
     Returns what is to be added to `train`: {} or {"packing": {sha256 (of the packed rows), longest, rows, filled
-    (targets that are not padding)}}. `check_lease` (`Log.check_lease`) raises if another driver has taken over the
-    store.
+    (targets that are not padding)}}.
     """
     folder = train["path"]
     check_lease()

@@ -42,7 +42,7 @@ VERDICTS = 1024
 @dataclass
 class Removed:
     """A document that a barrier (a step such as deduplication) removed before this pass. It goes through no stage of
-    the pass. `size` is the document's number of bytes."""
+    the pass. `size` is the number of its bytes."""
 
     doc: Document
     reason: str
@@ -71,9 +71,9 @@ class Settled:
 
 @dataclass
 class QuarantinedRecord:
-    """A record that goes into quarantine. Either it could not be read, it killed a process or exceeded its CPU time or
-    memory in an earlier attempt, a stage failed on it, or it was taken out of the store. If the record stands for the
-    lost rest of a file, `bytes` says how many bytes of the stored file were not read."""
+    """A record that goes into quarantine, for one of four reasons: it could not be read, a stage failed on it, in an
+    earlier attempt it killed a process or exceeded its CPU time or memory, or it was taken out of the store. If the
+    record stands for the lost rest of a file, `bytes` says how many bytes of the stored file were not read."""
 
     id: str
     source: str
@@ -125,9 +125,9 @@ class _Verdicts:
 
 
 class PartitionReader:
-    """Reads the records of one partition (the input of a document pass task) in batches. `quarantined` maps the ids of
-    documents to their quarantine entries in the commit log: at a stage of `steps`, these documents killed a process, or
-    exceeded its CPU time or memory. `tombstones` says which documents were taken out of the store."""
+    """Reads the records of one partition (the input of a document pass task) in batches. `tombstones` says which
+    documents were taken out of the store. `quarantined` maps the ids of documents to their quarantine entries in the
+    commit log. These documents killed a process at a stage of `steps`, or exceeded its CPU time or memory."""
 
     def __init__(self, inputs: TaskInputs, cursor: CrashCursor, out: TaskOutputs, steps: Sequence[LoadedStage],
                  counters: Counters) -> None:

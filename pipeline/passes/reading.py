@@ -4,8 +4,8 @@ The reading of a file ends early in three cases: its reader yields a fatal `BadR
 or the process dies. The unread rest of the file (or of the piece that the task reads) is then quarantined as one record
 and counted under `bad_files` in the counters. The task continues with the next file.
 
-After the death of a process, less is lost if the reader can continue behind the record (`Reader.beyond`): in a Parquet
-file, only the unread rows of the row group.
+After the death of a process, the reader may be able to continue behind the record (`Reader.beyond`). Less is lost then:
+of a Parquet file, only the unread rows of the row group.
 
 A record that killed a process is written to the commit log (`pipeline.store.view`). Every later task that reads the
 same piece of the file stops before this record, and thus loses the same records. After MAX_STOPS such records, the
@@ -58,8 +58,8 @@ def reason_of(error: Exception) -> str:
 
 
 def fetch(inputs: TaskInputs, reader: Reader, arg: dict[str, Any], piece: Slice | None) -> str:
-    """Returns the local path of an input file, which the task argument `arg` names. From a remote file, only the byte
-    ranges are downloaded that the reader needs for `piece` (a slice of the file)."""
+    """Returns the local path of an input file, which the task argument `arg` names. Of a remote file, only those byte
+    ranges that the reader needs for `piece` (a slice of the file) are downloaded."""
     return inputs.fetch(arg, partial(_needs, reader, piece))
 
 
@@ -209,8 +209,8 @@ class SourceFiles:
 
     def _stored(self, together: list[Piece], offset: int, *, look: bool = True, resume_at: Slice | None = None) -> int:
         """Returns how many bytes of the stored file lie between `offset` and the slice `resume_at`, or without it the
-        end of the piece. The number is unknown for a unit of several files, if the format cannot tell, and if the file
-        must not be read (`look` is False). The size of all files together is then returned."""
+        end of the piece. In three cases, this is unknown, and the size of all files of the unit is returned: the unit
+        has several files, the format cannot tell, or the file must not be read (`look` is False)."""
         arg, slice = together[0]
         if len(together) == 1 and look:
             missing = Slice(slice.source, slice.path, max(offset, slice.start),

@@ -178,11 +178,13 @@ class Replay:
         return Settled(dropped, drop)
 
     def _check_reproduced(self, batch: Batch, verdicts: Verdicts, failures: Failures) -> None:
-        """Check that the earlier chain of stages, run again on the documents of `batch`, gives the outcomes that the
-        earlier pass recorded; raise NotReproduced if not. `verdicts` and `failures` are the outcomes of this new run.
+        """Raise NotReproduced unless the earlier chain of stages, run again on the documents of `batch`, gives the
+        outcomes that the earlier pass recorded. `verdicts` and `failures` are the outcomes of this new run.
+
         The check fails for a user's stage whose verdict depends on more than the document. It also fails for a stage
         that computes something from its thresholds in `setup`, because the earlier and the new chain share the result
-        of `setup`."""
+        of `setup`.
+        """
         for row, doc in batch:
             if row in verdicts:
                 place, reason = verdicts[row]
@@ -194,9 +196,12 @@ class Replay:
 
     def _same(self, stored: Document, end: int, reason: str | None) -> bool:
         """Whether every changed stage gives a stored document the same verdict under the earlier and the new
-        thresholds. The stage at place `end` of the chain dropped the document for `reason`; for a kept document, `end`
-        is the length of the chain. Stages after `end` have seen the document only with `signals: all`, and may have
-        changed its text."""
+        thresholds.
+
+        The stage at place `end` of the chain dropped the document for `reason`; for a kept document, `end` is the
+        length of the chain. Only with `signals: all` have stages after `end` seen the document; they may have changed
+        its text.
+        """
         for place in self._changed:
             if place > end and self._chain.until_drop:
                 break

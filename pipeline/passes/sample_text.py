@@ -78,7 +78,8 @@ class RankTexts:
         records["rank"], records["bytes"], records["stratum"] = ranks, sizes, keys
         records.sort(order=["rank", "stratum"])
         Path(out.path("strata.json")).write_text(strata.dumps(records["stratum"], records["bytes"]), encoding="utf-8")
-        # if a document does not fit into a sample of this stratum of this group alone, no later one fits into any
+        # of each stratum, keep the documents that fit into a sample of this group alone, and the next one, at which
+        # that sample ends; in the sample of all groups, the stratum ends no later
         candidates = np.zeros(len(records), bool)
         for key in np.unique(records["stratum"]):
             places = np.flatnonzero(records["stratum"] == key)

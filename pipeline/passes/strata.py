@@ -52,8 +52,9 @@ class Strata:
 
     def shares(self, files: Iterable[Mapping[str, Any]], size: int) -> dict[int, int]:
         """Return {key of a stratum: how many of the `size` bytes of the sample it gets}. `files` are results of
-        `Strata.sizes` for different documents; the bytes of a stratum are added up. If a stratum has less text than its
-        share, the other strata get the rest, in proportion to their weights. Strata of weight 0 are left out."""
+        `Strata.sizes` for different documents. The bytes of a stratum are added up over them. If a stratum has less
+        text than its share, the other strata get the rest, in proportion to their weights. Strata of weight 0 are left
+        out."""
         totals: dict[int, int] = {}
         names: dict[int, list[str]] = {}
         for file in files:

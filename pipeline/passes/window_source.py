@@ -125,8 +125,8 @@ class _Packed(_Windows):
 
     def supers(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the packed rows (training samples of whole documents) [first, stop) back to back, as the three arrays
-        of `read`. Padding consists of EOS tokens. The first token of the padding is flagged like the first token of a
-        document, and none of its tokens counts for the loss."""
+        of `read`. Padding consists of EOS tokens. Its first token is flagged like the first token of a document. No
+        token of the padding counts for the loss."""
         width, row = self.longest + 1, first
         tokens = np.full((stop - first) * width, self.eos, self.dtype)
         flags, counts = np.zeros_like(tokens, np.uint8), np.zeros_like(tokens, np.uint8)

@@ -38,8 +38,11 @@ Finished = Callable[[Node, Results, NodeSums], None]
 @dataclass(eq=False)
 class PlannedRun:
     """The nodes of one recipe's plan, as `drive_all` runs them. `finished` is called for each node that ends. A node is
-    not run if `fresh` finds that the store already has the results of all its tasks. `results` are those of the nodes
-    that have ended. A caller may put the result of a node of another run there, in place of a node that is left out."""
+    not run if `fresh` finds that the store already has the results of all its tasks.
+
+    `results` are those of the nodes that have ended. If a node is left out because another run has the same node, the
+    caller puts its result there.
+    """
 
     nodes: list[Node]
     finished: Finished

@@ -102,11 +102,13 @@ class FreshNodes:
     """Finds fresh nodes of a plan (groups of tasks that all have results in the store), and writes a file about each
     node that ends. It writes nothing when `log` is a read-only view and not a `Log`.
 
-    `ingredients` is the result of `provenance.node_ingredients`: for each node, the settings and versions that its
-    results depend on. `code` is a hash of Tokenmill's code, by default `our_code()`. `warnings` is the list to which
-    nodes add warnings while they are planned. A fresh node is not planned again; the warnings in its file are added to
-    the list instead. `suffix` is appended to the names of the files, so that variants of a recipe that run together do
-    not replace each other's files.
+    * `ingredients` is the result of `provenance.node_ingredients`: for each node, the settings and versions that its
+      results depend on.
+    * `code` is a hash of Tokenmill's code, by default `our_code()`.
+    * `warnings` is the list to which nodes add warnings while they are planned. A fresh node is not planned again; the
+      warnings in its file are added to the list instead.
+    * `suffix` is appended to the names of the files, so that variants of a recipe that run together do not replace each
+      other's files.
     """
 
     def __init__(self, log: LogView, ingredients: Mapping[str, Any], warnings: list[str],
@@ -139,8 +141,11 @@ class FreshNodes:
     def ended(self, node: Node, sums: NodeSums, warnings: Sequence[str] = ()) -> None:
         """Write the file about a node (a group of tasks) that has ended. From this file, later plans see that all tasks
         of the node have results. `node.batches` holds the records of all tasks, and `warnings` are those that the node
-        added. An error while writing this file is ignored: the next plan then checks the tasks one by one. An error is
-        raised when another driver has taken over the store, and when the commit log cannot be written."""
+        added.
+
+        An error while writing this file is ignored: the next plan then checks the tasks one by one. An error is raised
+        when another driver has taken over the store, and when the commit log cannot be written.
+        """
         inputs = self._inputs(node)
         self._results[node.name] = sums.results
         if inputs is None or not isinstance(self._log, Log):

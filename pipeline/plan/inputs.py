@@ -59,8 +59,8 @@ def list_source(name: str, patterns: list[str], *, base: str = ".", root: str | 
     it is the last one before the first wildcard. The same files thus yield the same documents from a disk and from a
     bucket.
 
-    Symbolic links are followed, but never around a loop. Only with `follow_symlinks` is a link followed that leads out
-    of the folders of the patterns: in a downloaded folder it may lead to any file of this machine. A link that a
+    Symbolic links are followed, but never around a loop. A link that leads out of the folders of the patterns is
+    followed only with `follow_symlinks`: in a downloaded folder, it may lead to any file of this machine. A link that a
     pattern names before its first wildcard is always followed.
     """
     patterns = [p.removeprefix("file://") for p in patterns]
@@ -165,8 +165,8 @@ def _hashed(path: str, info: os.stat_result, clock: Clock) -> tuple[str, str]:
     """Return (etag, state) of a file. The etag is the hash of its content. The state is that of the file when it was
     hashed (`pipeline.base.files.state`). While the file has this state, its content is unchanged.
 
-    The state is "" if it cannot show this. Either the file changed during hashing, or its last change was less than
-    SETTLED_S ago: another change in the same tick of the clock would leave the state the same.
+    The state is "" if it cannot show this. One case is that the file changed during hashing. The other is that its last
+    change was less than SETTLED_S ago: another change in the same tick of the clock would leave the state the same.
     """
     settled = clock.wall() - max(info.st_mtime, info.st_ctime) > SETTLED_S
     etag = "sha256:" + file_sha256(path)
@@ -297,8 +297,8 @@ def _remote(name: str, patterns: list[str], root: str | None, suffixes: tuple[st
 
 def _fits(path: str, pattern: str, folder: str, suffixes: tuple[str, ...]) -> bool:
     """Whether an object of a bucket that `pattern` matches is to be read. If the pattern names a folder, only objects
-    with one of the reader's `suffixes` are read. An object that the user has named, directly or by a glob, is read
-    whatever its suffix."""
+    with one of the reader's `suffixes` are read. An object that the user has named, directly or by a glob, is read with
+    any suffix."""
     return not suffixes or folder != pattern.rstrip("/") or path.lower().endswith(suffixes)
 
 

@@ -222,8 +222,8 @@ def _superfluous(way: list[Step], step: Step) -> str | None:
 
 def _implied(earlier: Step, step: Step) -> str | None:
     """Return an explanation why `step` drops nothing after `earlier`, the same step with other settings. Returns None
-    when `step` may drop more documents. It cannot drop more if its `min…` settings are no higher, its `max…` settings
-    no lower, its `keep` no narrower, and all other settings equal."""
+    when `step` may drop more documents. It drops no more if four things hold: its `min…` settings are no higher, its
+    `max…` settings are no lower, its `keep` has at least the same values, and all other settings are equal."""
     config = stage_class(step.name).Config
     looser = []
     for field in config.model_fields:

@@ -68,8 +68,8 @@ class Node:
 
     @property
     def upstream(self) -> list[str]:
-        """The names of the nodes from which the node gets its documents: its `deps` without those of which it only
-        reads a deduplication index."""
+        """The names of the nodes from which the node gets its documents. These are its `deps`, except those of which it
+        only reads a deduplication index."""
         return [name for name in self.deps if name not in self.against]
 
 
@@ -167,9 +167,9 @@ class BarrierResult:
         return zip(self.parts, self.slices, strict=True)
 
     def counted(self) -> Iterator[tuple[PartRef, FileRef | None, FileRef | None]]:
-        """Yield (part, removal slice, counts) for each part. `counts` is the file that says for how many documents each
-        row stands, or None. If this barrier does not count duplicates, it is the file that came with the part from an
-        earlier barrier."""
+        """Yield (part, removal slice, counts) for each part. `counts` is a file with the number of documents that each
+        row stands for, or None. If this barrier does not count duplicates, it is the file that came with the part from
+        an earlier barrier."""
         counts = (part.counts for part in self.parts) if self.counts is None else self.counts
         return zip(self.parts, self.slices, counts, strict=True)
 

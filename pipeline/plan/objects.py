@@ -5,9 +5,11 @@ to a temporary database. Every `CHUNK` objects are also written to a file of the
 
     listing/PATTERN/N.json    {"version", "pattern", "after", "at", "objects": [[path, size, version] …]}
 
-`after` is the last path of the previous file. A run that finds such files for one of its patterns continues the listing
-after the last path in them. When all sources of a run are listed, the run removes all such files, also those of other
-recipes. Patterns on the Hugging Face hub and on the web are listed in memory, by fsspec.
+`after` is the last path of the previous file. A later run that finds such files for one of its patterns continues the
+listing after the last path in them. When all sources of a run are listed, the run removes all such files, also those of
+other recipes.
+
+Patterns on the Hugging Face hub and on the web are listed in memory, by fsspec.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from stages.filter.where import Where
 
 def check_overlaps(recipe: Recipe) -> None:
     """Raise InputError for a dataset that has two inputs made from the same source. Two such inputs are allowed if they
-    select different documents, by their `where:` settings or by `where` steps that are the first steps of their
-    datasets."""
+    select different documents. An input selects documents by its `where:`, and by `where` steps before all its other
+    steps."""
     for name, dataset in recipe.datasets.items():
         for i, one in enumerate(dataset.inputs):
             for other in dataset.inputs[:i]:

@@ -70,7 +70,7 @@ class PassPlan:
     def reads_counts(self) -> bool:
         """Whether the pass reads the duplicate counts of the barrier before it, and sets the signal `dup_count` of its
         documents from them. A pass that writes documents does. A pass that writes none does so only if one of its
-        stages uses the signal, so that its results otherwise stay fresh when only counts change."""
+        stages uses the signal. Otherwise its results stay fresh when only counts change."""
         return self.counting and (self.rewrites or any(COUNT in s.stage.reads() for s in self.chain))
 
     def add_prepare(self, step: ChainStep, *, last: bool) -> None:
@@ -85,8 +85,8 @@ class PassPlan:
 class DatasetPasses:
     """The passes and barriers of all datasets of a recipe, in an order in which each comes after those that it reads.
 
-    `passes` maps a dataset to its passes. `barriers` maps the name of a barrier's node to a tuple: the name of its side
-    table, the barrier, and the inputs of its dataset twice, in the order of their priority and in the order of `from:`.
+    `passes` maps a dataset to its passes. `barriers` maps the name of a barrier's node to a tuple: (name of its side
+    table, the barrier, inputs of its dataset by priority, the same inputs in the order of `from:`).
     """
 
     def __init__(self, recipe: Recipe) -> None:

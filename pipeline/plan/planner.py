@@ -1,8 +1,8 @@
-"""Turns the sources and datasets of a recipe into nodes of a plan: tasks that index big files, passes (steps that run
-together, document by document) and barriers (steps that need all documents at once). `plan.tokens` adds tokenizer and
-shards, and `plan.pass_plans` divides datasets into passes and barriers. Planning runs no task.
+"""Turns the sources and datasets of a recipe into nodes of a plan. These are tasks that index big files, passes (steps
+that run together, document by document) and barriers (steps that need all documents at once). `plan.tokens` adds
+tokenizer and shards, and `plan.pass_plans` divides datasets into passes and barriers. Planning runs no task.
 
-A node is a generator: it yields task specs and is sent the records of these tasks from the commit log, in the order of
+A node is a generator. It yields task specs, and is sent the records of these tasks from the commit log, in the order of
 the specs, until it returns its result. The same code thus runs a recipe (the driver sends records of finished tasks),
 plans it (the records come from the log alone) and resumes it.
 """

@@ -7,9 +7,9 @@ therefore writes, before its first task,
     runs/RUN/provenance.json      {"version", "epoch", "nodes": {NODE: ingredients}}
     runs/RUN/inputs.parquet  the input files: source, path, size, etag
 
-The *ingredients* of a node (a group of tasks) are a flat dict of what enters the keys of its tasks, apart from the
-input files and the results of earlier nodes: `step.language.min`, `step.html version`, `sources.web.max_bytes` …
-Values are recipe settings, versions and hashes of files. In the file, secrets are masked.
+The *ingredients* of a node (a group of tasks) are a flat dict of what enters the keys of its tasks:
+`step.language.min`, `step.html version`, `sources.web.max_bytes` … Input files and the results of earlier nodes are not
+among them. Values are recipe settings, versions and hashes of files. In the file, secrets are masked.
 """
 
 from __future__ import annotations

@@ -28,11 +28,15 @@ CHUNK = 1000
 class NodeState:
     """The state of a node of the plan: how many of its tasks are done, and how many have to run.
 
-    `fresh` tasks are done, `stale` tasks have to run, and `pending` tasks wait for a part that the pass before them has
-    not written yet. `more`: further tasks may follow that are not known yet. `unknown`: none of the tasks is known
-    before all inputs exist. `replayed` counts the stale tasks that reuse unchanged results of an earlier pass
-    (`passes.replay`). `weight` is the number of bytes that the stale tasks read, and `weight_fresh` the number that the
-    fresh tasks read. `sums` are the sums over the records of the fresh tasks."""
+    * `fresh`: tasks that are done
+    * `stale`: tasks that have to run
+    * `pending`: tasks that wait for a part that the pass before them has not written yet
+    * `more`: further tasks may follow that are not known yet
+    * `unknown`: no task can be known before all inputs exist
+    * `replayed`: stale tasks that reuse unchanged results of an earlier pass (`passes.replay`)
+    * `weight`, `weight_fresh`: bytes that the stale tasks and the fresh tasks read
+    * `sums`: the sums over the records of the fresh tasks
+    """
 
     node: Node
     fresh: int = 0

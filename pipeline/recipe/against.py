@@ -61,9 +61,9 @@ def _check_dataset(recipe: Recipe, checker: Checker, name: str, step: Step, old:
 
 def _check_folder(recipe: Recipe, checker: Checker, step: Step, entry: str, indexes: dict[str, DedupIndex],
                   at: KeyPath) -> str:
-    """Check that the folder `entry` has a deduplication index that `step` can read, and add a problem at the key `at`
-    if not. The index is added to `indexes`, which holds those of the earlier entries: two indexes must not hold the
-    same documents. Returns the full path of the folder."""
+    """Check that the folder `entry` has a deduplication index that `step` can read. If it has none, add a problem at
+    the key `at`. The index is added to `indexes`, which holds those of the earlier entries: two indexes must not hold
+    the same documents. Returns the full path of the folder."""
     path = entry if "://" in entry else os.path.join(checker.base, os.path.expanduser(entry))
     if entry in recipe.sources:
         checker.fail(at, f"'{entry}' is a source; name a dataset that is made from it")

@@ -246,9 +246,9 @@ def _signals(recipe: Recipe, checker: Checker) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _ScrubbedPass:
-    """The signals of a pass (steps that run together) that a barrier after the pass cannot read: those that are written
-    after the first step that removes personal data. The barrier's `prepare` stage runs before this step. `late` maps a
-    signal to (step that writes it, step that removes personal data before)."""
+    """The signals of a pass (steps that run together) that a barrier after the pass cannot read. The barrier's
+    `prepare` stage runs before the first step that removes personal data, so it cannot read signals that are written
+    after this step. `late` maps a signal to (step that writes it, step that removes personal data before)."""
 
     late: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     scrubber: str = ""
@@ -259,9 +259,9 @@ class _ScrubbedPass:
         return cls({signal: names for one in passes for signal, names in one.late.items()})
 
     def after(self, name: str, stage: Stage, *, first: bool) -> _ScrubbedPass:
-        """Return the state after the step `name`, which is usually that of this pass with the step added to it. If the
-        step begins a new pass by the rules of `pipeline.plan.pass_plans`, it is that of the new pass. After a barrier,
-        it is that of an empty pass. `first` says that the step is the first of its dataset."""
+        """Return the state after the step `name` has been added. After a barrier, this is an empty pass. If the step
+        begins a new pass by the rules of `pipeline.plan.pass_plans`, it is a pass with only this step. `first` says
+        that the step is the first of its dataset."""
         if isinstance(stage, Barrier):
             return _ScrubbedPass()
         begins = first or (self.last is not None and (not self.last.exact or self.last.gpus != stage.gpus))

@@ -1,5 +1,5 @@
-"""Computes the citation of a corpus: the ready recipe (one that comes with Tokenmill) by which it was made, the version
-of that recipe, and the keys that were changed."""
+"""Computes the citation of a corpus. It names the ready recipe (one that comes with Tokenmill) by which the corpus was
+made, the version of that recipe, and the keys that were changed."""
 
 from __future__ import annotations
 

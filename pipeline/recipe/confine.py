@@ -176,8 +176,8 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _strings(value: Any, at: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    """Yield (key, string) for all strings in `value`, which stands in a recipe under the key `at`, also those in lists
-    and mappings."""
+    """Yield (key, string) for all strings in `value`, also those in lists and mappings. `at` is the key of `value` in
+    the recipe."""
     if isinstance(value, str):
         yield at, value
     elif isinstance(value, (list, dict)):

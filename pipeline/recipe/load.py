@@ -89,8 +89,8 @@ def load_text(text: str, file: str, *, name: str, base: str, overrides: Sequence
 
 
 def _no_secrets(value: Any, checker: Checker, path: KeyPath) -> None:
-    """Report credentials in `value`, which stands in the recipe under the key `path`, as problems. A run keeps its
-    recipe, and everyone with access to the store can read the recipe."""
+    """Report credentials in `value` as problems. `path` is the key of `value` in the recipe. A run keeps its recipe,
+    and everyone with access to the store can read it."""
     if isinstance(value, dict):
         for key, inner in value.items():
             _no_secrets(inner, checker, (*path, str(key)))
@@ -155,8 +155,9 @@ def _set(data: dict[str, Any], marks: Marks, override: str) -> None:
 
 
 def _item(items: list[Any], step: str, label: str, path: KeyPath) -> int:
-    """Return the position of an item in a list of the recipe. `step` is the number of the item, or the name of a step
-    of a dataset, or the value of the item's `name:` key. `label` and `path` are for error messages."""
+    """Return the position of an item in a list of the recipe. `step` is the number of the item, or its name: the name
+    of a step, or the value of the item's key `name:`. Raises RecipeError if no item or several items have this name;
+    `label` and `path` are for its message."""
     if step.isdecimal() and int(step) < len(items):
         return int(step)
     names = [item if isinstance(item, str) else item.get("name", next(iter(item), "")) if isinstance(item, dict) else ""
@@ -169,9 +170,11 @@ def _item(items: list[Any], step: str, label: str, path: KeyPath) -> int:
 
 
 def _feed(data: dict[str, Any], marks: Marks, inputs: list[str], base: str) -> Iterator[Problem]:
-    """Put the paths given with `--input` into the source that the recipe names under `input:` (or into its only
-    source). Relative paths start at `base`. Yields a problem when `--input` was not given and the source that `input:`
-    names has no `path`. Raises RecipeError when `--input` was given and several sources may be meant."""
+    """Put the paths given with `--input` into the source that the recipe names under `input:`, or into its only source.
+    Relative paths start at `base`. Raises RecipeError if it is not known which source is meant.
+
+    Without `--input`, yields a problem if the source that `input:` names has no `path`.
+    """
     sources, name = data.get("sources"), data.get("input")
     if not isinstance(sources, dict) or not isinstance(name, str | None):
         return                                                      # wrong types: pydantic reports them

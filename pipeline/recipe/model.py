@@ -200,7 +200,7 @@ class Recipe(RecipeModel):
 
     def dataset_order(self) -> list[str]:
         """Return the names of the datasets so that each comes after the datasets that it is made from or compared with.
-        Apart from that, they are in the order of the recipe file."""
+        Where this leaves a choice, the order of the recipe file decides."""
         done: list[str] = []
 
         def visit(name: str) -> None:

@@ -43,9 +43,13 @@ class TokenizerSample(RecipeModel):
 
 
 class SpecialTokens(RecipeModel):
-    """Special tokens that a new tokenizer gets beside its end-of-text token. `fim`: four tokens for fill-in-the-middle.
-    `chat`: the tokens of a template for dialogues. `tokens`: names of further tokens. `reserved`: how many tokens
-    without a meaning are kept for later."""
+    """Special tokens that a new tokenizer gets beside its end-of-text token.
+
+    * `fim`: four tokens for fill-in-the-middle
+    * `chat`: the tokens of a template for dialogues
+    * `tokens`: names of further tokens
+    * `reserved`: how many tokens without a meaning are kept for later
+    """
 
     fim: StrictBool = False
     chat: Literal["chatml", "llama3"] | None = None

@@ -45,8 +45,8 @@ def cluster_section(store: Store, barrier: NodeFigures, nodes: list[NodeFigures]
     groups, sizes, largest, pairs, unknown} and, for near-duplicates, `components`.
 
     * `read` says how many removed documents were read.
-    * `groups` is the number of groups among them, `sizes` counts the groups by log2 of their number of documents (the
-      kept one included), and `largest` describes the largest groups.
+    * `groups` is the number of groups among them, and `largest` describes the largest ones.
+    * `sizes` counts the groups by log2 of their number of documents, the kept one included.
     * `pairs` counts removed documents by their source and the source of the kept document.
     * `unknown` counts the removed documents whose kept document was not found. Either its part (file of documents) was
       not read, or a later step dropped it.

@@ -182,9 +182,12 @@ def dataset_section(before: FinishedRun, after: FinishedRun, dataset: str, limit
 
 def documents_section(before: Side, after: Side, limit: int) -> dict[str, Any]:
     """Describe how the documents of one dataset differ between two runs, whose versions of it are `before` and `after`.
+
     In the result, `same` counts unchanged documents, `changes` counts changed ones by kind of change, and `groups`
     counts them by reasons and source. `examples` are, for each kind of change, the `limit` documents nearest to the
-    threshold that decided."""
+    threshold that decided. `missing` and `missing_parts` are the number of parts of each run that cannot be read, and
+    the first of them.
+    """
     moved = compare_documents(before, after, limit)
     totals: Counter[str] = Counter()
     for (change, *_), n in moved.groups.items():

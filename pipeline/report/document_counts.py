@@ -144,9 +144,9 @@ def _buckets(store: Store, sets: Iterable[ShardIndex], datasets: list[tuple[str,
 
 def _stream(origins: _Origins, shards: ShardSet, order: Order, stream: int, ranges: Sequence[tuple[int, int]],
             share: float, block: int) -> tuple[list[Reads], tuple[int, int], int]:
-    """Read a share of the blocks of one stream, and count its tokens in the samples `ranges`. Returns (the sums for
-    each phase, (number of blocks read, number of all blocks), number of documents with tokens read that are in no
-    dataset)."""
+    """Read a share of the blocks of one stream, and count its tokens in the samples `ranges`. Returns the sums for each
+    phase, (number of blocks read, number of all blocks), and how many of the documents that were read are in no
+    dataset."""
     longest = order.longest
     size = max(1, block // longest)
     firsts = range(0, order.supers[stream], size)

@@ -20,8 +20,8 @@ def domain_section(store: Store, passes: list[NodeFigures], *, most_rows: int = 
     """Make the report's section about the domains (hosts of URLs) of a dataset: {read, domains, without, top}. `read`
     says how many documents were read, `domains` is the number of different domains among them, and `without` the number
     of documents without a domain. `top` lists the TOP domains with the most documents: {domain, kept, dropped}. If not
-    all documents were read, the numbers of documents are estimates for all of them. About `most_rows` rows of each kind
-    (kept or dropped documents) are read."""
+    all documents were read, `without`, `kept` and `dropped` are estimates for all documents. About `most_rows` rows of
+    each kind (kept or dropped documents) are read."""
     counts: dict[bool, dict[str, float]] = {True: defaultdict(float), False: defaultdict(float)}
     parts = strata(passes, most_rows=most_rows)
     for part in parts:

@@ -173,9 +173,9 @@ def length_charts(document: dict[str, Any], color: dict[str, int]) -> list[dict[
 
 
 def language_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return one row {source, parts} for each source of which the final datasets (from which no other dataset is made)
-    kept documents. `parts` counts these documents by language. First come the LANGUAGES languages that are most common
-    in this source, then all others together, and last the documents without a language."""
+    """Return a row {source, parts} for each source that has documents in the final datasets (from which no other
+    dataset is made). `parts` counts these documents by language. First come the LANGUAGES languages that are most
+    common in this source, then all others together, and last the documents without a language."""
     out = []
     for source in document["names"]["sources"]:
         by_language: dict[str, int] = {}

@@ -3,9 +3,10 @@
 
 No table says which signal a threshold belongs to, because such a copy of a stage's rules would become wrong when the
 stage changes. This module finds out by trial, with the stage's method `verdict`, which judges stored signals under any
-config. It moves a threshold to the value of a signal. This signal and this threshold decided if two things hold: with a
-threshold just beyond the value, the document is kept; with one just before it, it is dropped for the same reason. Such
-a pair is a *rule*. It is learned from a few documents, and then measures whole batches without calling the stage again.
+config. It moves a threshold to the value of a signal. With a threshold just beyond the value, the document must be
+kept; with one just before it, the document must be dropped for the same reason. If so, this signal and this threshold
+decided. Such a pair is a *rule*. It is learned from a few documents, and then measures whole batches without calling
+the stage again.
 
 The distance is unknown (NaN) if the verdict does not follow from one stored signal and one number of the recipe.
 Examples are lists of languages, thresholds inside a stage's own table, ratios of two signals, and stages whose verdict

@@ -72,9 +72,9 @@ class Side:
 
     def parts(self) -> Iterator[tuple[str, FileInfo]]:
         """Yield (fate, file) for all files with documents of the dataset; the fates are kept, dropped and quarantined.
-        Files of kept documents are taken only from the last pass (group of steps that run together), because what
-        earlier passes keep is only the input of later ones. Sets `self.records` to the number of tasks that have a
-        record in the log; the number is complete when the iteration has ended."""
+        Kept documents are those of the last pass (group of steps that run together): what earlier passes keep is only
+        the input of later ones. Sets `self.records` to the number of tasks that have a record in the log; the number is
+        complete when the iteration has ended."""
         self.records = 0
         for node in self.passes:
             for record in node.records():

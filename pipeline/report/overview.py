@@ -15,9 +15,9 @@ SUMS = ("files", "bytes", "records", "read", "kept", "kept_bytes", "dropped", "t
 
 def source_rows(document: Mapping[str, Any], shown: Sequence[str]) -> list[dict[str, Any]]:
     """Return the rows of the table of sources: one for each source in `shown`, then one for all other sources together
-    (its name is None). `share` is the share of the documents read that were kept. It is None if nothing was read. It is
-    also None if several final datasets (from which no other dataset is made) kept documents of the source, because
-    documents may then be counted twice."""
+    (its name is None). `share` says which share of the documents that were read was kept. It is None if nothing was
+    read. It is also None if several final datasets (from which no other dataset is made) kept documents of the source,
+    because documents may then be counted twice."""
     rows, several = _source_rows(document["totals"], shown), shared(document)
     for row in rows:
         of = several & {row["name"]} if row["name"] is not None else several - set(shown)

@@ -82,7 +82,8 @@ def _with_rows(files: list[dict[str, FileInfo]], name: str) -> tuple[FileInfo, .
 
 def extent(parts: list[Stratum]) -> dict[str, Any]:
     """Return how many of the documents were read: {docs, of, exact}. If `exact` is false, figures made from them are
-    estimates. `uncovered` counts the documents of groups of which no file is read, so that no figure includes them."""
+    estimates. If no file of a group of documents is read, no figure includes the group; `uncovered` then counts its
+    documents."""
     read, total = sum(s.read for s in parts), sum(s.total for s in parts)
     uncovered = sum(s.total for s in parts if not s.files)
     return {"docs": read, "of": total, "exact": read == total, **({"uncovered": uncovered} if uncovered else {})}

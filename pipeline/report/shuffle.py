@@ -1,6 +1,8 @@
-"""Compares an order of training samples with a perfect shuffle. Three things are measured: how often samples at some
-distance are from one stream or have a document in common, how long one stream is read without a break, and how often a
-document is in two samples of a batch.
+"""Compares an order of training samples with a perfect shuffle. It measures
+
+* how often samples at some distance are from one stream, or have a document in common
+* how long one stream is read without a break
+* how often a document is in two samples of a batch.
 
 In a perfect shuffle, the samples of a batch are in random order. The windows that a batch reads of a stream are drawn
 at random from all its windows. The figures that a perfect shuffle would have are computed, not simulated.

@@ -51,8 +51,8 @@ def token_counts(store: Store, nodes: list[NodeFigures], curriculum: Curriculum 
 
 def split_streams(entries: Sequence[str], curriculum: Curriculum | None) -> dict[str, dict[str, dict[str, int]]]:
     """Return the streams of those entries of `shards:` that are split by labels (`by:`): {entry: {stream: {tokens,
-    val_tokens, read}}}. `read` is the number of tokens that the curriculum reads of the stream, in all phases. Streams
-    that the curriculum does not name are left out. The name of a stream is that of its entry and its labels."""
+    val_tokens, read}}}. `read` is the number of tokens that the curriculum reads of the stream, in all phases. The name
+    of a stream is that of its entry and its labels. Streams that the curriculum does not name are left out."""
     out: dict[str, dict[str, dict[str, int]]] = {}
     if curriculum is None:
         return out
@@ -73,11 +73,15 @@ def curriculum_of(store: Store, run: str) -> Curriculum | None:
 
 
 def mixture(curriculum: Curriculum | None) -> list[dict[str, Any]]:
-    """Return one row for each phase of the curriculum and each token stream with a weight in it. `planned` is the
-    number of windows (training samples) that the stream's weight gives it, which may be fractional. `realised` is the
-    number that the order of samples really gives it. `tokens` are the tokens of the realised windows. `epochs` is the
-    number of tokens read of the stream by the end of the phase, divided by the stream's length in tokens.
-    `repeats_from` is the number of the first sample in the phase that reads the stream a second time, or None."""
+    """Return one row for each phase of the curriculum and each token stream with a weight in it.
+
+    * `planned`: the number of windows (training samples) that the stream's weight gives it, which may be fractional
+    * `realised`: the number of windows that the order of samples really gives it
+    * `tokens`: the tokens of the realised windows
+    * `epochs`: the tokens read of the stream by the end of the phase, divided by the stream's length in tokens
+    * `repeats_from`: the number of the first sample in the phase that reads the stream a second time, or None
+    * `padding`, for a packed stream: about how many tokens of the realised windows are padding
+    """
     if curriculum is None:
         return []
     planned = {(r["phase"], r["stream"]): r for r in plan(curriculum)}

@@ -42,7 +42,7 @@ def _source(name: str, document: Mapping[str, Any]) -> dict[str, int]:
 
 
 def shared(document: Mapping[str, Any]) -> frozenset[str]:
-    """Return the sources of which several final datasets (from which no other dataset is made) kept documents. A
+    """Return the sources whose documents are in several final datasets (from which no other dataset is made). A
     document may be in more than one of these datasets, so their sum cannot be compared with the number of documents
     read."""
     finals = [{source for source, kept in document["datasets"][name]["kept"].items() if kept["docs"]}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.processes import alive, children_of, kill_tree, marked, named, signal_all, stopped
+from tests.processes import alive, children_of, kill_tree, marked, named, signal_all, stopped
 
 ROOT = Path(__file__).resolve().parents[2]
 #: a dead node or GCS is noticed after seconds, not after a minute

@@ -21,7 +21,7 @@ from pipeline.run import make_backend, run_recipe
 from tests.chaos import checks, site
 from tests.chaos.cluster import ROOT, Cluster
 from tests.chaos.driver import Driver
-from tests.chaos.processes import alive, descendants, marked, named, signal_all, until
+from tests.processes import alive, descendants, marked, named, signal_all, until
 
 HOOK = Path(__file__).parent / "hook"
 

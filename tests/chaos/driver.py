@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.cluster import ROOT
-from tests.chaos.processes import kill_tree
+from tests.processes import kill_tree
 
 
 class Driver:

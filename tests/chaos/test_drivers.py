@@ -13,8 +13,8 @@ from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from tests.chaos import checks
 from tests.chaos.driver import Driver
-from tests.chaos.processes import stopped, until
 from tests.chaos.test_workers import moment
+from tests.processes import stopped, until
 
 pytestmark = pytest.mark.xdist_group("chaos")
 

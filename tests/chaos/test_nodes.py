@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from tests.chaos.processes import until
 from tests.chaos.test_workers import finish_well, moment
+from tests.processes import until
 
 pytestmark = pytest.mark.xdist_group("chaos")
 

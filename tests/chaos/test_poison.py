@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from tests.chaos import checks, site
-from tests.chaos.processes import signal_all
+from tests.processes import signal_all
 
 pytestmark = pytest.mark.xdist_group("chaos")
 

@@ -12,7 +12,7 @@ from pipeline.cluster.queue import Queue, Submission
 from pipeline.recipe import load_recipe
 from pipeline.run import run_name
 from pipeline.store.fs import Store
-from tests.chaos.processes import until
+from tests.processes import until
 
 pytestmark = pytest.mark.xdist_group("chaos")
 #: seconds until Ray has ended the driver and the next one has found that nothing answers

@@ -14,8 +14,8 @@ import pytest
 
 from tests.chaos import checks
 from tests.chaos.cluster import ROOT
-from tests.chaos.processes import until
 from tests.chaos.test_workers import finish_well, moment
+from tests.processes import until
 
 pytestmark = pytest.mark.xdist_group("chaos")
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.chaos.processes import signal_all, until
+from tests.processes import signal_all, until
 
 pytestmark = pytest.mark.xdist_group("chaos")      # one after the other: each wants the machine
 #: where a fault strikes: nodes by the beginning of their names

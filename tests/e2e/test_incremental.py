@@ -34,7 +34,7 @@ from pipeline.store.tombstones import Tombstones, takedowns, text_hash
 from stages.dedup.fragment import id_text
 from stages.dedup.index_texts import unpacked
 from tests import commands
-from tests.chaos.processes import descendants, named
+from tests.processes import descendants, named
 from tests.stages.dedup_corpus import corpus
 
 CRAWLS = ("one", "two", "three")

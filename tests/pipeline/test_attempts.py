@@ -33,7 +33,6 @@ from pipeline.store.fs import Store
 from pipeline.store.lease import identity
 from pipeline.store.log import Log
 from tests.pipeline import engine_tasks as t
-from tests.pipeline.test_engine_processes import until
 from tests.simulate.clock import VirtualClock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -184,25 +183,29 @@ def test_files_that_cannot_be_read(any_store):
 
 # -- stopping --------------------------------------------------------------------------------------------------------
 def test_the_wish_is_found_once_and_only_for_this_attempt(any_store, monkeypatch):
-    looks, calls, called = [], [], threading.Event()
+    looks, looked, calls, called, watchers = [], threading.Semaphore(0), [], threading.Event(), []
     real = attempts.asked_to_stop
 
     def look(*args):
         looks.append(args)
+        looked.release()
         return real(*args)
 
     def stop():
         calls.append(len(looks))
+        watchers.append(threading.current_thread())
         called.set()
 
     monkeypatch.setattr("pipeline.cluster.cancellation.asked_to_stop", look)
     ask_to_stop(any_store, "r", 1)
     with watching(any_store, "r", 2, stop, poll_s=0.05):
-        until(lambda: len(looks) > 3)
+        for _ in range(4):
+            assert looked.acquire(timeout=120)
         assert calls == []
         ask_to_stop(any_store, "r", 2)
         assert called.wait(120)
-        until(lambda: "cancellation" not in {thread.name for thread in threading.enumerate()})
+        watchers[0].join(120)
+        assert not watchers[0].is_alive()
     assert calls == [len(looks)], "once, and nobody looks any more"
     looks.clear(), calls.clear(), called.clear()
     ask_to_stop(any_store, "r", 3)
@@ -311,24 +314,28 @@ def test_all_that_is_said_is_copied_without_secrets(store):
     assert len(pieces) > 3 and all(store.size(p) <= attempts.PIECE for p in pieces)
 
 
-def test_a_follower_reads_everything_once_while_it_grows(any_store, capfd):
+def test_a_follower_reads_everything_once_while_it_grows(any_store, capfd, monkeypatch):
     reader, found = LogReader(any_store, "r", 1), []
+    clock, copied, write = VirtualClock(), threading.Semaphore(0), any_store.write
+    monkeypatch.setattr(any_store, "write", lambda path, data: (write(path, data), copied.release()))
     with capfd.disabled(), open(os.devnull, "w") as null:
         saved = os.dup(2)
         os.dup2(null.fileno(), 2)                  # DriverLog passes on what it reads; not into the test's own output
         try:
-            with DriverLog(any_store, "r", 1, copy_s=0.02):
+            with DriverLog(any_store, "r", 1, clock):
                 for i in range(3000):
+                    if i % 100 == 99:
+                        clock.sleep(60.0)          # a copy is due; the next line wakes the thread that makes it
                     os.write(1, f"{i:06d} {'x' * 60}\n".encode())
-                    if i % 100 == 0:
+                    if i % 100 == 99:
+                        assert copied.acquire(timeout=60)
                         found += reader.more()
-                        time.sleep(0.01)
         finally:
             os.dup2(saved, 2)
             os.close(saved)
     found += reader.more()
     assert [line[:6] for line in "".join(found).splitlines()] == [f"{i:06d}" for i in range(3000)]
-    assert len(found) > 3 and list(reader.more()) == []
+    assert len(found) >= 30 and list(reader.more()) == []
 
 
 # -- code of one's own -----------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import duckdb
@@ -23,6 +22,7 @@ from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from tests.hurried import HurriedClock
 from tests.pipeline.cli_site import ROOT, process
+from tests.processes import until
 from tokenizer.byte_level import byte_level_json
 from tokenizer.shards.rows import RowSet
 
@@ -212,10 +212,7 @@ def test_ctrl_c_says_what_is_kept(site, tmp_path):
                             str(tmp_path / "store"), "--backend", "process", "--workers", "1", "--json"],
                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert '"planned"' in run.stdout.readline()
-    deadline = time.monotonic() + 600
-    while not has_child(run.pid):
-        assert run.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: has_child(run.pid), 600, "a child process", job=run)
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=600)
     assert run.returncode == 1 and err == "error: stopped by SIGINT; what was committed is kept, run again to go on\n"

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -26,7 +26,8 @@ from pipeline.engine.worker.supervisor import Supervisor
 from pipeline.store.records import READING
 from tests.pipeline import engine_tasks as t
 from tests.pipeline import test_engine_processes
-from tests.pipeline.test_engine_processes import inline, until
+from tests.pipeline.test_engine_processes import inline
+from tests.processes import until
 
 #: fixtures
 processes, room, store = test_engine_processes.processes, test_engine_processes.room, test_engine_processes.store
@@ -151,27 +152,46 @@ def test_the_suspect_is_probed_in_a_child_that_has_seen_nothing_else(processes):
     assert len(backend.supervisor.pids) == 1
 
 
-def test_a_stopped_child_is_not_a_hung_document(processes, store, tmp_path):
+class Ahead(Clock):
+    """A clock that a test sets forward by adding seconds to `ahead`."""
+
+    ahead = 0.0
+
+    def now(self):
+        return super().now() + self.ahead
+
+
+def test_a_stopped_child_is_not_a_hung_document(processes, store, tmp_path, monkeypatch):
+    """Its supervisor looks at it ten times in ten seconds, of which the child uses none."""
     mark = tmp_path / "mark"
     specs = t.row_specs(parts=1, poison={0: {20: "held"}}, mark=str(mark))
-    backend = processes(1, cpu_s=0.2)
+    clock, looks = Ahead(), threading.Semaphore(0)
+    backend = processes(1, clock, cpu_s=0.2)
     backend.start()
     stopped = []
+
+    def look(*args):
+        if stopped:
+            clock.ahead += 1.0
+            looks.release()
+        return excess(*args)
 
     def stall():
         try:
             [child] = until(lambda: at_work(backend))
-            stopped.append(child.pid)
             os.kill(child.pid, signal.SIGSTOP)
-            time.sleep(2.0)
+            stopped.append(child.pid)
+            seen = [looks.acquire(timeout=120) for _ in range(10)]
             os.kill(child.pid, signal.SIGCONT)
+            assert all(seen)
         finally:
             mark.touch()
 
-    thread = threading.Thread(target=stall)
-    thread.start()
-    records = Scheduler(backend, t.MemoryLog()).run(specs)
-    thread.join()
+    monkeypatch.setattr("pipeline.engine.worker.supervisor.excess", look)
+    with ThreadPoolExecutor(1) as pool:
+        stalled = pool.submit(stall)
+        records = Scheduler(backend, t.MemoryLog()).run(specs)
+        stalled.result()
     assert t.outcome(records) == inline(store, specs, tmp_path)
     assert backend.supervisor.pids == stopped           # it was waited for, not replaced
 
@@ -187,13 +207,7 @@ def test_a_child_that_stands_still_is_run_again_but_its_document_is_not_quaranti
 
 def test_a_supervisor_nobody_asked_for_a_while_takes_no_child_for_stalled(store, tmp_path):
     """A machine, or a driver, that stood still for an hour: what happened meanwhile nobody has seen."""
-    class Jumping(Clock):
-        ahead = 0.0
-
-        def now(self):
-            return super().now() + self.ahead
-
-    clock = Jumping()
+    clock = Ahead()
     supervisor = Supervisor(store.root,
                             1,
                             ProcessLimits(wall_s=120.0, hanging_s=120.0),

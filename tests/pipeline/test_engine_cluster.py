@@ -30,6 +30,7 @@ from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.engine.messages import Lost, Returned, StatusReport
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
+from tests.processes import until
 
 NODE = {"object_store_memory": 80 << 20, "include_dashboard": False}
 store, scratch = Store(sys.argv[1]), sys.argv[2]
@@ -61,12 +62,6 @@ class Run(threading.Thread):
             self.records = Scheduler(self.backend, self.log, max_attempts=1, **self.kw).run(self.specs)
         except BaseException as e:
             self.error = f"{type(e).__name__}: {e}"
-
-def until(condition, seconds=240):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.05)
 
 def say(run, **more):
     print(json.dumps({"error": run.error, "places": run.backend.places, "most": run.backend.most,

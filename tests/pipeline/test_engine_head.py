@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 from pipeline.engine.backends import head
-from tests.pipeline.test_engine_processes import until
 
 
 class Server(socketserver.TCPServer):
@@ -31,17 +30,19 @@ def answering(port: int) -> Iterator[None]:
 
 
 def test_a_head_that_goes_is_said_once_each_time(monkeypatch, caplog):
-    looks = []
+    looks = threading.Semaphore(0)
 
     def connect(address, timeout):
         try:
             return socket.create_connection(address, timeout=120)        # a busy machine answers late, and does answer
         finally:
-            looks.append(address)
+            looks.release()
 
     def looked(times):
-        end = len(looks) + times
-        until(lambda: len(looks) >= end)
+        while looks.acquire(blocking=False):           # those before now do not count
+            pass
+        for _ in range(times):
+            assert looks.acquire(timeout=120)
 
     monkeypatch.setattr(head, "socket", SimpleNamespace(create_connection=connect))
     with socket.socket() as held:                        # the port is nobody else's while nobody listens there
@@ -55,8 +56,7 @@ def test_a_head_that_goes_is_said_once_each_time(monkeypatch, caplog):
             looked(5)
         try:
             for times in (1, 2):
-                until(lambda times=times: len(caplog.messages) == times)
-                looked(5)
+                looked(head.MISSES + 4)
                 assert len(caplog.messages) == times, "once is enough"
                 assert f"127.0.0.1:{port}" in caplog.messages[-1] and "run again, on any cluster" in caplog.messages[-1]
                 with answering(port):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.base.clock import SYSTEM
 from pipeline.engine.backends.inline import InlineBackend
 from pipeline.engine.backends.local import ProcessBackend
 from pipeline.engine.driver.endings import CannotRun, Interrupted, TaskFailed
@@ -26,6 +27,7 @@ from pipeline.engine.worker.limits import ProcessLimits
 from pipeline.engine.worker.supervisor import Supervisor
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
+from tests.processes import alive, children_of, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")
 REPO = Path(__file__).resolve().parents[2]
@@ -49,8 +51,8 @@ def processes(store, tmp_path):
     """A function that makes process backends. After the test, no process and no scratch of theirs may be left."""
     made = []
 
-    def make(workers=2, **limits):
-        backend = ProcessBackend(store, workers, limits=ProcessLimits(**limits), scratch=str(tmp_path))
+    def make(workers=2, clock=SYSTEM, **limits):
+        backend = ProcessBackend(store, workers, limits=ProcessLimits(**limits), scratch=str(tmp_path), clock=clock)
         made.append(backend)
         return backend
 
@@ -60,23 +62,6 @@ def processes(store, tmp_path):
         backend.close()
         assert not [p for p in pids if alive(p)]
     assert not list(tmp_path.glob("tokenmill-*/scratch-*"))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def until(condition, seconds=300.0):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError("it did not come to pass in time")
 
 
 def inline(store, specs, tmp_path):
@@ -267,13 +252,6 @@ def test_a_driver_that_ends_leaves_no_process(tmp_path, signum):
         assert driver.returncode == 1
         assert "run again to go on" in out
     assert scratch == []
-
-
-def children_of(pid: int) -> list[int]:
-    try:
-        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
 
 
 def test_stopped_and_run_again_gives_the_same(processes, store, tmp_path):

@@ -22,7 +22,7 @@ from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 from tests.pipeline.test_confinement import check_hostile, needs_kernel, results_of, targets
 from tests.pipeline.test_engine_blame import check_poison
-from tests.pipeline.test_engine_processes import alive, until
+from tests.processes import alive, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"),
               pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")]

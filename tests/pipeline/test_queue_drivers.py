@@ -13,8 +13,8 @@ from pipeline.cluster.dispatch import Dispatcher, DriverOptions, start_driver
 from pipeline.cluster.queue import Queue, QueueEntry
 from pipeline.store.fs import Store
 from tests.corpus import sentences
-from tests.pipeline.test_engine_processes import until
 from tests.pipeline.test_queue import submission
+from tests.processes import until
 
 RECIPE = """
 version: 1

@@ -285,7 +285,7 @@ def test_a_reader_never_sees_a_mixture(tmp_path):
     store = Store(tmp_path / "store")
     a, b = versions(tmp_path / "store", tmp_path)
     publish(store, "clean", [a])
-    stop, errors, begun, reads = threading.Event(), [], 0, 0
+    stop, read, errors, begun, reads = threading.Event(), threading.Event(), [], 0, 0
 
     def write() -> None:
         nonlocal begun
@@ -294,7 +294,9 @@ def test_a_reader_never_sees_a_mixture(tmp_path):
                 for records in (b, a):
                     begun += 1
                     publish(store, "clean", [records])
-                    time.sleep(0.02)
+                    read.clear()
+                    if not stop.is_set():
+                        read.wait(120)               # without pauses, few reads would end before the next exchange
         except BaseException as e:
             errors.append(e)
 
@@ -310,9 +312,11 @@ def test_a_reader_never_sees_a_mixture(tmp_path):
         try:
             counts.add(sum(pq.read_metadata(f).num_rows for f in files))
             reads += 1
+            read.set()
         except FileNotFoundError:                    # listed before the exchange, opened after it: no wrong count
             continue
     stop.set()
+    read.set()
     writer.join()
     assert not errors
     assert reads > 200

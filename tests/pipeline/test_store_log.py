@@ -11,7 +11,7 @@ import os
 import random
 import subprocess
 import sys
-import time
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -99,12 +99,13 @@ def test_group_commit_by_count_and_by_age(store):
         assert log.tend() and len(sizes()) == 4
 
 
-def test_the_thread_of_the_log_commits_without_any_call(store):
+def test_the_thread_of_the_log_commits_without_any_call(store, monkeypatch):
+    committed = threading.Event()
     with Log.open(store) as log:
+        flush = log.flush
+        monkeypatch.setattr(log, "flush", lambda: (flush(), committed.set()))
         log.append(record("k1"))
-        began = time.monotonic()
-        while not Log.read(store) and time.monotonic() < began + 60:
-            time.sleep(0.01)
+        assert committed.wait(60)
         assert len(Log.read(store)) == 1
 
 

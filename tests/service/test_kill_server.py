@@ -19,7 +19,7 @@ from pipeline.cluster.queue import Queue
 from pipeline.store.fs import Store
 from tests.conftest import rest_slow
 from tests.corpus import sentences
-from tests.pipeline.test_engine_processes import until
+from tests.processes import until
 from tests.service.test_submit import RECIPE
 
 RUNS = 2

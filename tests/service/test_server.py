@@ -23,7 +23,7 @@ import uvicorn
 from pipeline.service.app import create_app
 from pipeline.service.settings import ServiceSettings
 from tests.commands import command
-from tests.pipeline.test_engine_processes import until
+from tests.processes import until
 from tests.service.conftest import OPERATOR, write_log, write_run
 
 ROOT = Path(__file__).resolve().parents[2]

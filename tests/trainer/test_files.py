@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.processes import until
+from tests.processes import until
 from trainer.base.config import ConfigError
 from trainer.base.files import alone
 

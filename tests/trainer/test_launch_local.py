@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.base.clock import Clock
 from pipeline.cli.training import forward
-from tests.chaos.processes import until
+from tests.processes import until
 from tests.trainer.processes import begin
 from tests.trainer.synthetic import losses, make_run
 from trainer.__main__ import COMMANDS, main

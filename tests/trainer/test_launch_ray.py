@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.cluster import Cluster
-from tests.chaos.processes import named, until
+from tests.processes import named, until
 from tests.trainer.synthetic import make_run
 from trainer.loop.run import open_run
 from trainer.loop.train import train

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks import train_speed
-from tests.chaos.processes import alive, until
+from tests.processes import alive, until
 from trainer.model.config import ModelConfig
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: it would be measured")

@@ -1,25 +1,34 @@
-"""Finds processes by /proc, and sends signals to them."""
+"""Waits for other processes, finds them by /proc, and sends signals to them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 
-def until(condition: Callable[[], Any], seconds: float = 300.0, what: str = "it") -> Any:
-    """Call `condition` until it returns a true value, and return this value. Fails after `seconds`; `what` says in the
-    message what was waited for."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+def until(condition: Callable[[], Any], seconds: float = 300.0, what: str = "it",
+          job: subprocess.Popen[Any] | None = None, log: Path | None = None) -> Any:
+    """Call `condition` until it returns a true value, and return this value. Meant for what other processes do: a
+    thread of this process can be joined, or can set an event.
+
+    Fails after `seconds`, and as soon as the process `job` has ended without it. `what` says in the message what was
+    waited for, and `log` is a file whose end is shown there."""
+    began = time.monotonic()
+    while True:
+        ended = job is not None and job.poll() is not None          # before the condition, which may be its last act
         if found := condition():
             return found
-        time.sleep(0.02)
-    raise AssertionError(f"{what} did not come to pass within {seconds:.0f} s")
+        passed = time.monotonic() - began
+        if ended or passed > seconds:
+            why = f"before the process ended ({job.returncode})" if job and ended else f"within {seconds:.0f} s"
+            raise AssertionError(f"{what} did not come to pass {why}" + (f"\n{log.read_text()[-5000:]}" if log else ""))
+        time.sleep(min(max(0.01, passed / 20), 0.2))
 
 
 def _stat(pid: int) -> list[str]:
