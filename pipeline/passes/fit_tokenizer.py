@@ -111,7 +111,7 @@ class LoadTokenizer:
     """Copies a tokenizer into the store, after checking that it can be loaded. A .tiktoken file becomes a
     tokenizer.json with the same ids. The args are
 
-    * file: a tokenizer.json, a SentencePiece .model or a .tiktoken file, as an input file ($file) or in the store ($ref)
+    * file: a tokenizer.json, SentencePiece .model or .tiktoken file: an input file ($file) or one of the store ($ref)
     * eos: the end-of-text token, or null
     * pattern: only for a .tiktoken file, how it splits text
     """
