@@ -1,4 +1,4 @@
-"""Measure CPU time and quality of the `html` stage, engine by engine.
+"""Measure CPU time and quality of the `html` stage in several modes. A mode is an engine with settings (MODES).
 
     python benchmarks/html_engines.py --warc crawl.warc.gz --gold DIR [--every 1] [--plain]
 

@@ -5,9 +5,9 @@ disk.
     python -m benchmarks.loader --tokens 20000000        # a quick look
 
 Reads batches of 16 and 256 windows of 2,048 and 8,192 tokens (16 bit), in the order of a curriculum of three streams.
-`trainer.data.batches.Data.step` gives them as to one rank: windows, targets, positions and document boundaries as int64
-tensors. The same run also measures nanoGPT's method: random windows of one flat file through `numpy.memmap`, inputs and
-targets as int64 tensors, and nothing else.
+They are read by `trainer.data.batches.Data.step`, as in a training on one rank. A batch has int64 tensors of inputs,
+targets and positions in documents, and the stream of each window. The same run also measures nanoGPT's method: random
+windows of one flat file through `numpy.memmap`, inputs and targets as int64 tensors, and nothing else.
 
 A stream has --shards N shards (default: measured with 3 and with 300), because a 10 TB corpus has thousands. Each
 measurement is made twice:

@@ -108,7 +108,8 @@ def rules(texts: list[str]) -> dict[str, np.ndarray]:
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """The rank of each value as float64[n], ascending; equal values share their mean rank."""
+    """The rank of each value as float64[n]: 0.5 for the smallest value, 1.5 for the next. Equal values share their mean
+    rank."""
     ordered = np.sort(values)
     return (np.searchsorted(ordered, values) + np.searchsorted(ordered, values, side="right")) / 2
 

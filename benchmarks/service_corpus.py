@@ -35,7 +35,8 @@ def words(rng: np.random.Generator, n: int = 20_000) -> pa.Array:
 
 def documents(rng: np.random.Generator, pool: pa.Array, first: int, n: int, text_words: int, dropped: bool,
               ) -> pa.Table:
-    """Documents `first` to `first + n`, with texts of about `text_words` words."""
+    """Return a table of `n` documents, numbered from `first` on, with texts of about `text_words` words. With
+    `dropped`, the table also has the columns of dropped documents."""
     sizes = rng.integers(text_words // 2, text_words * 3 // 2 + 1, n)
     ends = np.concatenate(([0], np.cumsum(sizes)))
     chosen = (rng.random(int(ends[-1])) ** 3 * len(pool)).astype(np.int32)           # some words are frequent

@@ -165,9 +165,9 @@ def _without(index: DedupIndex, gone: Tombstones, folder: Store, names: _FileNam
 def _group_without(group: dict[str, Any], ids: NDArray[np.bytes_], hashes: Set[str], settings: Mapping[str, Any],
                    folder: Store, names: _FileNames) -> tuple[dict[str, Any], NDArray[np.int64]]:
     """Write the files of a group of documents of an index again, without some documents: those that have one of the
-    sorted `ids`, or whose text has one of the `hashes`. In their places, the new files have zeros and empty texts. If
-    the group has no such document, nothing is written. Returns (the group with its new files, the numbers of the
-    removed documents)."""
+    sorted `ids`, or whose text has one of the `hashes`. In their places, the new files of records and texts have zeros
+    and empty texts; the new file of ids leaves them out. If the group has no such document, nothing is written. Returns
+    (the group with its new files, the numbers of the removed documents)."""
     dtype, about, texts = document_dtype(settings["prefer"]), group["documents"], group["texts"]
     buckets = max(1, -(-about["rows"] // ROWS))
     records = np.concatenate([_records(about, bucket, dtype) for bucket in range(buckets)])

@@ -166,8 +166,9 @@ class Barrier(Stage):
 
 
 def write_slice(out: Out, name: str, table: pa.Table, meta: dict[str, Any] | None = None) -> None:
-    """Write a removal slice or a row set as the output file `name`, and register its number of rows and its content
-    hash in `out`. The content hash covers the values of the rows, not the bytes of the Parquet file."""
+    """Write `table` as the output file `name`, and register its number of rows and its content hash in `out`. The table
+    is a removal slice (rows of a part to drop) or a row set (rows of a part that are gone already). The content hash
+    covers the values of the rows, not the bytes of the Parquet file."""
     write_table(table, out.path(name), write_statistics=False)
     h = hashlib.sha256()
     for batch in table.to_batches(4096):                              # lists of all rows would be large

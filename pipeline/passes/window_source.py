@@ -20,8 +20,8 @@ BLOCK_BYTES = 1 << 20
 
 
 def source_of(inputs: TaskInputs, shards: Sequence[Mapping[str, Any]], curriculum: Curriculum, stream: int) -> _Windows:
-    """Returns an object that reads training samples of the stream with the number `stream` of a curriculum from its
-    shards. `shards` has the form of the argument `shards` of `materialize.ScatterWindows`."""
+    """Returns an object that reads the training samples of one stream of a curriculum. `stream` is the number of the
+    stream, and `shards` describes its shards, as the argument `shards` of `materialize.ScatterWindows` does."""
     kind = _Windows if curriculum.streams[stream].packing is None else _Packed
     return kind(inputs, shards, curriculum, stream)
 

@@ -1,6 +1,6 @@
-"""Finds the settings of a recipe that differ from the latest run of the same recipe in a store, to show them to people.
-Which results are stale (have to be made again) does not depend on these differences; `pipeline.store.content_keys`
-decides it."""
+"""Finds the settings of a recipe that differ from those of the latest finished run in a store, to show them to people.
+If that run was of another recipe, there is nothing to show. Which results are stale (have to be made again) does not
+depend on these differences; `pipeline.store.content_keys` decides it."""
 
 from __future__ import annotations
 

@@ -111,8 +111,8 @@ def _columns(nodes: Mapping[str, Any], row: Mapping[str, int],
 
 
 def _arrow(edge: Mapping[str, Any], points: list[tuple[float, float]]) -> list[Element]:
-    """Draw an arrow through `points`, each (horizontal centre, top of its row), with its count of documents or tokens
-    beside its upper end."""
+    """Draw an arrow through `points`, each (horizontal centre, top of its row). Its label, such as a count of documents
+    or tokens, stands beside its upper end."""
     (x, top), (end, _) = points[0], points[-1]
     y = top + TALL + 2
     path = f"M{x:.0f} {y:.0f}"

@@ -55,7 +55,7 @@ _RECORD = re.compile(r"trainings/([^/]+)/(\d{6})\.json")
 
 @dataclass(frozen=True)
 class Options:
-    """The options with which a training is started: those of `tokenmill train run`."""
+    """The options of `tokenmill train run` with which a server can start a training."""
 
     overrides: tuple[str, ...] = ()
     ranks: int | None = None

@@ -168,8 +168,9 @@ def _written(asked: tune.RequestedChanges) -> str:
 
 def _shown(step: Mapping[str, Any], asked: tune.RequestedChanges, typed: Mapping[str, str],
            move: str) -> dict[str, Any]:
-    """Return the values from which the template shows a step. For each setting, they have the text of the form's field,
-    and whether this text differs from the run's value. `open` says that the page shows the step's settings unfolded."""
+    """Return the values from which the template shows a step. For each setting, `text` is the text of the form's field,
+    and `changed` says whether the user has set the field. `open` says that the page shows the step's settings
+    unfolded."""
     keys = []
     for key in step["keys"]:
         name = f"{KEYS}{step['step']}.{key['key']}"

@@ -33,8 +33,8 @@ RESTLESS = ("silent_s", "age_s")
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run when it was last read. `id` changes when the state changes, and is the same on every server.
-    `document` is the state as a dict, and `data` is the same as JSON text."""
+    """The state of a run when it was last read. `document` is the state as a dict, and `data` is the same as JSON text.
+    `id` changes when a field of the state changes, except for the fields RESTLESS. It is the same on every server."""
 
     id: str
     document: dict[str, Any]

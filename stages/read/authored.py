@@ -168,7 +168,8 @@ def _comments(head: list[str]) -> Iterator[tuple[int, str]]:
 
 def _sentences(paragraph: str) -> Iterator[str]:
     """Yields, for each place in a paragraph where a sentence may begin, the text from there on, up to four lines. A
-    sentence may begin after a punctuation mark, and at a line that does not continue the previous line."""
+    sentence may begin at a line that does not continue the previous line. It may also begin with a capital letter or
+    `@` after a punctuation mark and a space."""
     lines = paragraph.split("\n")
     for i, line in enumerate(lines):
         continues = i > 0 and line[:1].islower() and lines[i - 1][-1:] not in ".:;!?"

@@ -96,8 +96,9 @@ def is_utf8(name: str) -> bool:
 
 
 def samples_of(file: TokenFile, count: int, limits: ImportLimits) -> Iterator[Samples]:
-    """Yield the samples of a file, about a block at a time. `count` is their number according to the index. Raises
-    TokenFileError when the file does not agree with this number or with its own offsets."""
+    """Yield the samples (documents or rows of tokens) of a file, as many at a time as fit into twice
+    `limits.block_tokens` bytes, but at least one. `count` is their number according to the index. Raises TokenFileError
+    when the file does not agree with this number or with its own offsets."""
     number = int(file.array(0, 1, OFFSET)[0])
     begin = OFFSET.itemsize * (number + 2)
     if number != count or file.size < begin:

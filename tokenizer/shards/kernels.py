@@ -83,10 +83,11 @@ def gather(memory: np.ndarray, places: np.ndarray, shards: np.ndarray, firsts: n
     """Copy windows (training samples of L + 1 tokens) of a shard set to `tokens`, which has L + 1 columns. Window i
     begins at token firsts[i] of shard shards[i], and goes to tokens[rows[i]]. Tokens have the type of `like`.
 
-    `memory` are the bytes of this process. `places` has PLACES numbers for each shard, so that one call can read from
-    any number of shards. The first four say where in `memory` these begin: its tokens, its document ends, the flags
-    `known` (`tokenizer.shards.sums`), and the checksums of its tokens. The last two are the number of its document
-    ends, and the size of its tokens in bytes. `tables` are those of `crc_tables`.
+    `memory` is the whole memory of this process as one array of bytes. So one call can read from any number of mapped
+    files. `places` has a row of PLACES numbers for each shard. The first four are positions in `memory`: those of the
+    shard's tokens, of its document ends, of its flags `known` (`tokenizer.shards.sums`), and of the checksums of its
+    tokens. The last two are the number of its document ends, and the size of its tokens in bytes. `tables` are those of
+    `crc_tables`.
 
     The documents that end in window i are found, too: their ends e have firsts[i] < e <= firsts[i] + L. The range [low,
     high) of their numbers in the shard is written to ranges[i]. (-1, -1) is written instead if the data cannot be

@@ -93,8 +93,8 @@ def at(history: Sequence[Mapping[str, Any]], tokens: int, judged_at: int) -> dic
 
 
 def lines(comparison: Mapping[str, Any]) -> list[str]:
-    """Format the result of `compare` as lines of text: a table with a column for each training. Differences to the
-    first training are in brackets."""
+    """Format the result of `compare` as lines of text: a table with a column for each training. Behind each loss, its
+    difference from the first training's loss is given in brackets."""
     trainings = comparison["trainings"]
     width = max(20, *(len(t["name"]) + 2 for t in trainings))
 

@@ -137,7 +137,8 @@ class TaskLosses:
 
     def held_back(self, now: float) -> bool:
         """Whether the task should wait while other tasks can run instead. This is so if it was lost at least SUSPECT
-        times to one cause, and other tasks have not run long enough for a comparison."""
+        times to one cause, and other tasks have not run long enough for its losses to be compared with theirs
+        (`comparable`)."""
         return any(n >= SUSPECT and not self.comparable(cause, now) for cause, n in self.count.items())
 
     def judge(self, cause: str, now: float, max_lost: int = MAX_LOST) -> str:

@@ -67,8 +67,8 @@ def _clean(line: Line) -> Line:
 
 # -- lines to paragraphs ---------------------------------------------------------------------------------------------
 def _paragraphs(lines: Block) -> list[str]:
-    """Returns the paragraphs of a block (the lines of one column), each joined from its lines. An empty string in the
-    result stands for a blank line."""
+    """Returns the paragraphs of a block (the lines of one column), each joined from its lines. Each row of a table
+    becomes a line of a Markdown table. An empty string in the result stands for a blank line."""
     if not lines:
         return []
     plain = [line for line in lines if not line.cells]
