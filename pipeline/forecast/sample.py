@@ -218,8 +218,9 @@ def _groups(files: list[SourceFile]) -> Iterator[list[SourceFile]]:
 
 def _draw(planner: Planner, chosen: Mapping[str, list[SourceFile]], share: float, limits: SampleLimits, store: str,
           backend: Callable[[Store], Backend], show: str) -> dict[str, list[PartRecord]]:
-    """Run the tasks that draw about `share` of the records of the files `chosen` of each source (DrawSample). Returns,
-    for each source, the commit records of these tasks in the order of the files."""
+    """Run the tasks that draw a sample of about `share` of the records of each source (DrawSample). They read only the
+    files `chosen` of the source, and draw a larger share of these to make up for the other files. Returns, for each
+    source, the commit records of these tasks in the order of the files."""
     specs: dict[str, list[TaskSpec]] = {}
     for name, files in chosen.items():
         unread = planner.source_files(name).bytes / max(sum(f.size for f in files), 1)

@@ -169,7 +169,7 @@ def _fetched(source: dict[str, Any], folder: str, stop: Stop) -> dict[str, Any]:
 
 def _read(request: dict[str, Any], stop: Stop) -> dict[str, Any]:
     """Run `pipeline.service.read_source` in a separate process on the description of a document's source, and return
-    its answer. Raises NoSource when the file has no such record any more."""
+    its answer. Raises NoSource when the file no longer has such a record, or when reading fails or takes too long."""
     result = _run_module("read_source", {**request, "secrets": confinement.secret_files(os.environ)},
                   confinement.scrubbed(os.environ), stop,
                   "its record was not reached, as the file cannot be entered in its middle,")

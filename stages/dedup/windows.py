@@ -127,10 +127,10 @@ def seed_length(window: int) -> int:
 
 
 def _seed_blocks(data: NDArray[Any], window: int, most: int) -> Iterator[tuple[NDArray[Any], ...]]:
-    """Yield the seeds of a text in blocks of at most `most` windows, so that memory does not grow with the text. A
-    block is four arrays with an entry for each seed: (its hash, its position, the first window that has it, the end of
-    the windows that have it). Windows are given by number, and the end is exclusive. If a seed belongs to windows of
-    two blocks, it is in both blocks."""
+    """Yield the seeds of a text's windows (see the docstring of this module), in blocks of at most `most` windows, so
+    that memory does not grow with the text. A block is four arrays with an entry for each seed: (hash of the seed, its
+    position, number of the first window with this seed, exclusive end of the numbers of the windows with this seed). If
+    a seed belongs to windows of two blocks, it is in both blocks."""
     width = seed_length(window)
     for first in range(0, len(data) - window + 1, most):
         stop = min(first + most, len(data) - window + 1)

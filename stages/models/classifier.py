@@ -94,9 +94,13 @@ class Classifier:
 
 
 def kind_of(labels: Sequence[str]) -> tuple[str, str | None]:
-    """Return (kind, target label) of a classifier with these labels. The kind is "binary" if there are two labels, and
-    these are GOOD and REST (the target is GOOD) or two numbers (the target is the greater one). It is "grades" if the
-    labels are three numbers or more, and otherwise "labels"; the target is then None."""
+    """Return (kind, target label) of a classifier with these labels.
+
+    - GOOD and REST: the kind is "binary", and the target is GOOD.
+    - Two numbers: the kind is "binary", and the target is the greater one.
+    - More than two numbers: the kind is "grades", and the target is None.
+    - All other labels: the kind is "labels", and the target is None.
+    """
     if sorted(labels) == sorted((GOOD, REST)):
         return "binary", GOOD
     if all(grade_of(label) is not None for label in labels):

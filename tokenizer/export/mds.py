@@ -122,7 +122,7 @@ def bytes_of(array: np.ndarray) -> tuple[memoryview, int]:
 
 def ndarray_head(size: int) -> bytes:
     """Return the bytes that MDS puts before the values of an array of one dimension with `size` values. They do not
-    contain the dtype, which is in the configuration."""
+    contain the dtype, which is in the configuration of the file."""
     code = 0 if size < 1 << 8 else 1 if size < 1 << 16 else 2
     return bytes((1 << 2 | code,)) + size.to_bytes(1 << code, "little")
 

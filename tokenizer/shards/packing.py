@@ -126,8 +126,9 @@ class PackedWriter:
 def pack(path: str, ends: np.ndarray, longest: int) -> dict[str, Any]:
     """Pack the documents of one shard into rows (training samples) of `longest` targets, and write the rows to the file
     `path` (`tokenizer.shards.packed` describes it). `ends` are the ends of the documents, counted from the start of the
-    shard. Memory is proportional to the documents of a block and to the number of rows. Returns the fields of
-    `PackedShard`, but without `index` and `file`."""
+    shard. Consecutive documents are packed a block at a time, at most BLOCK_DOCUMENTS of them. So memory is
+    proportional to the documents of a block, and to the number of all rows. Returns the fields of `PackedShard`, but
+    without `index` and `file`."""
     documents = longer = 0
     block, writer = max(BLOCK_TOKENS, BLOCK_ROWS * longest), PackedWriter(path)
     first = begin = 0

@@ -1,12 +1,12 @@
 """Computes the learning rate as a pure function of the number of tokens trained on. It needs no state in checkpoints,
 and a resumed run has the same rates.
 
-The rate first rises linearly (warm-up). The curve after it depends on `kind`:
+The rate first rises linearly (warm-up). The curve after it depends on `kind`. The *total* is the number of tokens of
+all phases (stretches of the training) that are not marked `extra`.
 
 * `wsd` (MiniCPM, arXiv 2404.06395; Hägele et al., arXiv 2405.18392) holds the peak and then decays. It decays over the
-  phases (stretches of the training) with `lr: decay` or, if there are none, over the last `decay` of all tokens. After
-  a decay the rate stays low.
-* `cosine` and `linear` fall from the end of the warm-up to the end of the run.
+  phases with `lr: decay` or, if there are none, over the last `decay` of the total. After a decay the rate stays low.
+* `cosine` and `linear` fall from the end of the warm-up to the end of the total.
 * `multistep` (DeepSeek LLM, arXiv 2401.02954) drops at milestones.
 * `inverse-sqrt` falls with 1/√tokens after the warm-up.
 * `constant` does not fall.
@@ -17,8 +17,7 @@ of the previous phase. If that last rate is above the peak, the phase begins at 
 in the phase's own shape. A phase without a curve of its own is refused if the run's rate is 0 in it, because it would
 learn nothing.
 
-A share such as 2% is a share of the tokens of all phases that are not marked `extra`. So adding an `extra` phase does
-not change the rates before it.
+A share such as 2% is a share of the total. So adding an `extra` phase does not change the rates before it.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ RECORD_BYTES = 1_000_000
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """The limits on CPU time, idle time and memory of the child processes in which a supervisor runs tasks."""
+    """The limits of the child processes in which a supervisor runs tasks: on their CPU time, idle time and memory, and
+    on the documents that they quarantine and the faults of the machine that they survive."""
 
     cpu_s: float = 60.0            # CPU seconds a document may take in one stage (a batch: `batch_cpu_s`)
     record_cpu_s: float = 300.0    # CPU seconds to read one record, plus one for each RECORD_BYTES of the task

@@ -306,9 +306,9 @@ def _run(rows: list[list[TextPiece]], at: int) -> int:
 def _edges(rows: list[list[TextPiece]]) -> list[int]:
     """Returns the left edges of the columns of a table; an empty list if `rows` are not a table.
 
-    Only rows of two or more pieces are judged. A column is a horizontal stretch that their pieces cover. Columns are
-    separated by strips at least half a line's height wide, into which at most one row in six reaches. `rows` are a
-    table if at least three of the judged rows, and at least a third of them, have text in two columns.
+    Only rows of two or more pieces are judged. Columns are separated by gaps, vertical strips that are at least half a
+    line's height wide. At most one judged row in six may have text in a gap. `rows` are a table if at least three of
+    the judged rows, and at least a third of them, have text in two columns.
 
     A list, a table of contents and numbered lines of code are not tables. In a list, the first piece of every row is a
     list mark.
