@@ -176,8 +176,8 @@ def test_a_report_opens_no_part_but_for_samples(tmp_path, monkeypatch):
     import pipeline.report.clusters
     import pipeline.report.collect
     import pipeline.report.documents
-    import pipeline.report.sampled
     from pipeline.report.collect import collect
+    from pipeline.report.nodes import NodeFigures
     from pipeline.store.fs import Store
     from pipeline.store.log import Log
 
@@ -191,7 +191,7 @@ def test_a_report_opens_no_part_but_for_samples(tmp_path, monkeypatch):
                          make_backend=make_backend("inline", 1, None))
     for name, none in (("drop_samples", {}), ("pair_samples", []), ("quarantine_samples", [])):
         monkeypatch.setattr(pipeline.report.documents, name, lambda *_, none=none: none)
-    monkeypatch.setattr(pipeline.report.sampled, "PARTS", 0)
+    monkeypatch.setattr(pipeline.report.collect, "NodeFigures", lambda *args: NodeFigures(*args[:3], lambda n: []))
     monkeypatch.setattr(pipeline.report.collect, "kept_samples", lambda *_: [])
     store = Store(str(tmp_path / "store"))
     opened, parquet = [], Store.parquet
