@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -61,7 +60,8 @@ def test_a_killed_server_and_its_killed_driver_lose_no_run(tmp_path, seed, kille
             body = {"recipe": RECIPE, "overrides": [f"datasets.clean.steps.gopher_quality.min_doc_words={5 + i}"]}
             client.post("/queue", json=body, headers={"Idempotency-Key": f"k{i}"}).raise_for_status()
         until(lambda: queue.entry(1).state == "running", 120)
-        time.sleep(rng.uniform(0.0, 2.0))
+        results, tasks = tmp_path / "store" / "objects", rng.randint(0, 12)                     # of the run's 15
+        until(lambda: len(list(results.glob("*"))) >= tasks, 120, f"task {tasks}")
         if "server" in killed:
             server.kill()
             server.wait()

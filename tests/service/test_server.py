@@ -165,12 +165,12 @@ def test_streams_end_with_their_clients(store):
     """A client that goes away without a word must not be followed for an hour."""
     write_run(store, "live", "not-ended")
     app = create_app(ServiceSettings({"store": store.root}, look_s=0.01))
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None, ws="none"))
-    thread = threading.Thread(target=server.run)
+    listening = socket.create_server(("127.0.0.1", 0))                 # takes connections before the server has started
+    port = listening.getsockname()[1]
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none"))
+    thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:
-        until(lambda: server.started)
         connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(5)]
         for connection in connections:
             connection.request("GET", f"{RUNS}/live/events")

@@ -28,6 +28,7 @@ from pipeline.store.fs import Store
 from pipeline.store.lease import identity
 from pipeline.store.log import Log
 from tests.corpus import sentences
+from tests.processes import until
 
 VIEWER, OPERATOR = "viewer-token-of-the-tests", "operator-token-of-the-tests"
 RECIPE = """
@@ -198,7 +199,7 @@ def test_a_failed_run_is_resumed_and_a_done_one_is_not(site):
     site.post("/queue", {"recipe": RECIPE, "name": "mine"})
     (site.data / "docs").rename(site.data / "moved")
     with site.client:
-        _until(lambda: site.get("/queue/1")["state"] == "failed")
+        until(lambda: site.get("/queue/1")["state"] == "failed")
     run = site.get("/queue/1")["run"]
     assert run.startswith("mine-") and not list(site.store.list("datasets/clean"))
     assert [e["kind"] for e in site.get("/queue/1")["events"]] == ["submitted", "start", "running", "failed"]
@@ -208,7 +209,7 @@ def test_a_failed_run_is_resumed_and_a_done_one_is_not(site):
     assert site.post(f"/runs/{run}/resume").json()["number"] == 2           # it is in the queue already
     restarted = Site(site.data.parent)
     with restarted.client:
-        _until(lambda: restarted.get("/queue/2")["state"] == "done")
+        until(lambda: restarted.get("/queue/2")["state"] == "done")
     assert site.get(f"/runs/{run}")["state"] == "done" and list(site.store.list("datasets/clean"))
     answer = site.post(f"/runs/{run}/resume")
     assert answer.status_code == 409 and "submit its recipe again" in answer.json()["remedy"]
@@ -229,13 +230,6 @@ def test_the_name_of_a_run_that_waits_is_not_taken(site):
     assert site.post("/queue", {"recipe": RECIPE, "run": "mine"}, **{"Idempotency-Key": "k1"}).json()["number"] == 1
     site.post("/queue/1/cancel")
     assert site.post("/queue", {"recipe": RECIPE, "run": "mine"}).status_code == 202
-
-
-def _until(holds: Any, seconds: float = 180.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def test_drivers_and_checks_do_not_see_the_tokens(monkeypatch, site):
@@ -283,10 +277,10 @@ def test_a_running_run_is_cancelled_and_the_next_one_starts(tmp_path):
     with site.client:
         site.post("/queue", {"recipe": slow})
         site.post("/queue", {"recipe": RECIPE, "inputs": ["docs/d0.txt"]})
-        _until(lambda: site.get("/queue/1")["state"] == "running")
+        until(lambda: site.get("/queue/1")["state"] == "running")
         assert site.post(f"/runs/{site.get('/queue/1')['run']}/cancel").json()["entries"] == [1]
         assert site.get("/queue/1")["stopping"]
-        _until(lambda: site.get("/queue/2")["state"] == "done")
+        until(lambda: site.get("/queue/2")["state"] == "done")
     document = site.get("/queue/1")
     assert document["state"] == "cancelled"
     assert [e["kind"] for e in document["events"]] == ["submitted", "start", "running", "cancelling", "cancelled"]
@@ -336,10 +330,12 @@ class Client:
 
 
 def test_checks_end_with_their_clients_and_few_wait(site, monkeypatch):
-    processes = []
+    begun, processes, started = [], [], asyncio.Semaphore(0)
 
-    async def slow(*_: Any, start: Any = asyncio.create_subprocess_exec, **pipes: Any) -> Any:
+    async def slow(*command: Any, start: Any = asyncio.create_subprocess_exec, **pipes: Any) -> Any:
+        begun.append(command)
         processes.append(await start("sleep", "60", **pipes))
+        started.release()
         return processes[-1]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", slow)
@@ -349,14 +345,14 @@ def test_checks_end_with_their_clients_and_few_wait(site, monkeypatch):
 
         async def begin(store: str | None, number: int) -> list[tuple[Client, Any]]:
             clients = [Client() for _ in range(number)]
-            begun = [(c, asyncio.ensure_future(room.check(c, {"store": store}))) for c in clients]
-            await asyncio.sleep(0.3)
-            return begun
+            tasks = [(c, asyncio.ensure_future(room.check(c, {"store": store}))) for c in clients]
+            await started.acquire()              # the start of a process takes many turns of the loop, a task has each
+            return tasks
 
         plans = await begin("store", 7)
-        assert len(processes) == 1, "one place is left for other checks"
+        assert len(begun) == 1, "one place is left for other checks"
         checks = await begin(None, 8)
-        assert len(processes) == 2
+        assert len(begun) == 2
         for store in ("store", None):
             with pytest.raises(HttpProblem) as refused:
                 await asyncio.wait_for(room.check(Client(), {"store": store}), 5)

@@ -18,13 +18,13 @@ import lxml.etree
 import pytest
 from starlette.testclient import TestClient
 
-from pipeline.base.clock import SYSTEM
 from pipeline.service import training_files
 from pipeline.service.duck import Stop
 from pipeline.service.problems import HttpProblem
 from pipeline.service.training_files import WINDOW, LossWindow, MetricsFile
 from pipeline.service.training_starts import Options, Training, start
 from pipeline.store.fs import Store
+from tests.processes import until
 from tests.service.conftest import problem
 from tests.service.shard_site import MAIL, make_site
 from tests.service.test_pages import client_of, read, text_of
@@ -431,9 +431,13 @@ def test_a_training_is_started_outlives_the_server_is_stopped_and_resumed(site, 
     assert client.post(form.get("action"), data=dict(form.form_values())).status_code == 303
     problem(client.post(API, json={"run": "main", "name": "mine"}, headers=JSON), 409)
     other = client_of({"main": site}, trainings=folders)
+
     def wait_while(who: TestClient, *states: str, until_step: bool = False) -> None:
-        while (now := got(who, "/mine"))["state"] in states and not (until_step and now["step"]):
-            SYSTEM.sleep(0.2)
+        def passed() -> bool:
+            now = got(who, "/mine")
+            return now["state"] not in states or bool(until_step and now["step"])
+
+        until(passed, 600, f"the end of {states}")
 
     wait_while(other, "starting", "running", until_step=True)
     if got(other, "/mine")["state"] == "running":                 # a fast machine may have ended it

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +181,7 @@ def test_an_unfinished_run_says_so(app, site):
 @pytest.mark.parametrize("path", ["", "/answer", "/documents", "/cube?step=1&key=min_doc_words", "/recipe.yaml"])
 def test_few_work_at_a_time_and_few_wait(app, monkeypatch, path):
     get, lock, go = Playgrounds.get, threading.Lock(), threading.Event()
-    at_once, most, answers = 0, 0, []
+    at_once, most, answers, answered = 0, 0, [], threading.Semaphore(0)
 
     def slow(self: Playgrounds, *of: Any) -> Playground:
         nonlocal at_once, most
@@ -198,14 +197,14 @@ def test_few_work_at_a_time_and_few_wait(app, monkeypatch, path):
 
     def ask() -> None:
         answers.append(client(app).get(PLACE + path))
+        answered.release()
 
     monkeypatch.setattr(Playgrounds, "get", slow)
     threads = [threading.Thread(target=ask) for _ in range(13)]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 5
-    while len(answers) < 3 and time.monotonic() < deadline:        # two work, eight wait
-        time.sleep(0.01)
+    for _ in range(3):                                              # two work, eight wait
+        answered.acquire(timeout=5)
     go.set()
     for thread in threads:
         thread.join()

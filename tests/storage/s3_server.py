@@ -26,11 +26,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from tests.processes import until
 
 Trouble = Callable[[str, str, int], str | None]
 KEYS = {"AWS_ACCESS_KEY_ID": "testing-key-id", "AWS_SECRET_ACCESS_KEY": "very-secret-testing-key"}
@@ -166,17 +167,15 @@ class _Proxy(ThreadingHTTPServer):
 
 class S3Server:
     def __init__(self, folder: Path) -> None:
-        said = open(folder / "moto.log", "w+")  # noqa: SIM115
-        # port 0: the system picks a free one, and the server says which
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"],
-            stdout=said, stderr=subprocess.STDOUT, env={**os.environ, **KEYS, "PYTHONUNBUFFERED": "1"})
-        deadline = time.monotonic() + 300
-        while (found := re.search(r"http://127\.0\.0\.1:(\d+)\s", (folder / "moto.log").read_text())) is None:
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"moto's server does not start: {(folder / 'moto.log').read_text()[-2000:]}")
-            time.sleep(0.05)
-        self.proxy = _Proxy(int(found[1]))
+        log = folder / "moto.log"
+        with log.open("w") as file:
+            # port 0: the system picks a free one, and the server says which
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"],
+                stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **KEYS, "PYTHONUNBUFFERED": "1"})
+        address = until(lambda: re.search(r"http://127\.0\.0\.1:(\d+)\s", log.read_text()), 300,
+                        "the start of moto's server", job=self.process, log=log)
+        self.proxy = _Proxy(int(address[1]))
         threading.Thread(target=self.proxy.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self.proxy.server_port}"
 

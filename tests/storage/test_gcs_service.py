@@ -5,7 +5,6 @@ queried."""
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from pipeline.run import make_backend, run_recipe
 from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from tests.corpus import sentences
+from tests.processes import until
 from tests.service.conftest import problem
 from tests.service.test_pages import client_of, read
 from tests.service.test_sources import documents, source
@@ -139,9 +139,6 @@ def test_a_submitted_recipe_reads_a_bucket_and_no_other(bucket: str, gcs: Any, t
     assert {name: source["files"] for name, source in planned["inputs"].items()} == {"lines": 2, "files": 10}
     with site.client:
         site.post("/queue", {"recipe": recipe, "run": "first"})
-        deadline = time.monotonic() + 120
-        while (state := site.get("/queue/1")["state"]) not in ("done", "failed", "cancelled"):
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-    assert state == "done", site.get("/queue/1")
+        until(lambda: site.get("/queue/1")["state"] in ("done", "failed", "cancelled"), 120, "the end of the run")
+        assert site.get("/queue/1")["state"] == "done", site.get("/queue/1")
     assert dataset_hash(site.store, "clean") == dataset_hash(Store(on_disk(bucket, tmp_path)), "clean")

@@ -12,13 +12,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.processes import until
 from tests.trainer.synthetic import language, make_run, quiet, write_shards
 from tokenizer.mixture.curriculum import Curriculum
 from trainer.__main__ import main
@@ -269,10 +269,8 @@ def test_a_killed_study_goes_on_and_gives_the_same_table(tmp_path):
                "optimizer.lr=0.003", "--seeds", "2", "--jobs", "2", "--device", "cpu", "--out"]
     folder = tmp_path / "killed" / "ablate"
     process = subprocess.Popen([*command, str(folder.parent)], stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline and not (
-            list(folder.glob("*/summary.json")) and begun(folder) and process.poll() is None):
-        time.sleep(0.02)
+    until(lambda: list(folder.glob("*/summary.json")) and begun(folder), 300, "one training done and one begun",
+          job=process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert 0 < len(list(folder.glob("*/summary.json"))) < 6

@@ -13,6 +13,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -129,8 +130,9 @@ def test_the_thread_that_writes_opens_no_context_on_another_gpu(tmp_path, alone)
 
 def test_there_is_one_in_flight_and_the_next_waits_for_it(folder, tmp_path, alone):
     """The writer of step 6 is held until training wants to begin step 12's: that waits, and both are complete."""
-    gate, seen, said = Gate(), [], []
+    gate, seen, said, passed = Gate(), [], [], [0.0]
     real = saving.Saver.wait
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + passed[0])
 
     def wait(saver: saving.Saver) -> None:
         if saver.writing is not None and not gate.open.is_set():
@@ -138,20 +140,21 @@ def test_there_is_one_in_flight_and_the_next_waits_for_it(folder, tmp_path, alon
             join = saver.writing.thread.join
 
             def late() -> None:                      # opens while it is waited for, so that all of it is time waited
-                time.sleep(0.3)
+                passed[0] += 30.0
                 gate.open.set()
                 join()
 
             saver.writing.thread.join = late
         real(saver)
 
-    with mock.patch.object(saving, "FileSystemWriter", gate.writer), mock.patch.object(saving.Saver, "wait", wait):
+    with mock.patch.object(saving, "FileSystemWriter", gate.writer), mock.patch.object(saving.Saver, "wait", wait), \
+            mock.patch.object(saving, "time", clock):
         train(opened(folder, tmp_path, "checkpoint.keep=99"), alone, 14, said.append)
     assert seen == [(6, [])]
     assert [c.step for c in ckpt.complete(tmp_path / "checkpoints")] == [6, 12, 14]
     [line] = [text for text in said if text.startswith("checkpoint step_00000006")]
     held = next(x["seconds"] for x in read(tmp_path / "metrics.jsonl") if x["event"] == "checkpoint" and x["step"] == 6)
-    assert held >= 0.25 and "training waited for" in line and "bytes a parameter" in line
+    assert 30 <= held < 60 and "training waited for" in line and "bytes a parameter" in line
 
 
 def test_a_write_that_fails_ends_the_training_and_the_one_before_is_sound(folder, sync, tmp_path, alone):

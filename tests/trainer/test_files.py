@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import until
 from trainer.base.config import ConfigError
 from trainer.base.files import alone
 
@@ -21,13 +20,13 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def other(tmp_path):
     """Another process that trains in the folder `out`. The fixture waits until it has marked the folder as in use."""
-    script = "import sys, time\nfrom pathlib import Path\nfrom trainer.base.files import alone\n" \
-             "with alone(Path('out')):\n    time.sleep(1000)"
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path,
+    script = "import time\nfrom pathlib import Path\nfrom trainer.base.files import alone\n" \
+             "with alone(Path('out')):\n    print('in use', flush=True)\n    time.sleep(1000)"
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
                                env={**os.environ, "PYTHONPATH": str(ROOT)})
-    held = tmp_path / "out" / "trainer.pid"
     try:
-        until(lambda: held.exists() and held.read_text().startswith(f"{process.pid} "), 600, "another trainer")
+        assert process.stdout is not None and process.stdout.readline() == "in use\n"
+        assert (tmp_path / "out" / "trainer.pid").read_text().startswith(f"{process.pid} ")
         yield process
     finally:
         process.kill()

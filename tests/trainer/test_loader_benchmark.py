@@ -6,11 +6,11 @@ import itertools
 import json
 import sys
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
 
+from tests.simulate.clock import VirtualClock
 from tests.trainer.synthetic import VOCAB, make_run
 from tokenizer.shards.layout import token_dtype
 from trainer.__main__ import main
@@ -68,12 +68,12 @@ def test_verdicts():
 
 
 def test_a_loader_that_is_too_slow_is_found_out(folder, monkeypatch, capsys):
-    """However slow the machine is: it loads while it is waited for, twenty milliseconds and more against a microsecond
-    of computing."""
-    step, waited_for, looks = Data.step, threading.Event(), itertools.count()
+    """However slow the machine is: it loads while it is waited for, twenty milliseconds of a virtual clock against a
+    microsecond of computing."""
+    step, waited_for, looks, clock = Data.step, threading.Event(), itertools.count(), VirtualClock()
 
     def look() -> float:
-        now = time.perf_counter()
+        now = clock.now()
         if next(looks) % 2 == 0:                     # of two looks at a wait the one at its beginning
             waited_for.set()
         return now
@@ -81,11 +81,12 @@ def test_a_loader_that_is_too_slow_is_found_out(folder, monkeypatch, capsys):
     def slow(self, *args):
         assert waited_for.wait(600)
         waited_for.clear()
-        time.sleep(0.02)
+        clock.sleep(0.02)
         return step(self, *args)
 
     monkeypatch.setattr(Data, "step", slow)
     monkeypatch.setattr(data, "time", SimpleNamespace(perf_counter=look))
+    monkeypatch.setattr(loader_benchmark, "time", SimpleNamespace(perf_counter=clock.now, sleep=clock.sleep))
     assert main(["soak", str(folder), "--steps", "5", "--rate", "100M"]) == 1
     assert "spent waiting for data" in capsys.readouterr().out
 

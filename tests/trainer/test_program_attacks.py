@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from pipeline.base import confinement, kernel
+from tests.processes import alive, until
 from trainer.evaluation.programs import ProgramLimits, WrittenProgram, outcome
 
 lacking = confinement.missing(confinement.support())
@@ -231,26 +232,16 @@ outcome(WrittenProgram("import time\\ntime.sleep(600)", "f", {DOUBLES!r}), Progr
 """
     parent = subprocess.Popen([sys.executable, "-c", code], env={"PYTHONPATH": os.pathsep.join(sys.path)})
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
-    deadline = time.monotonic() + 60
-    while len(pids := children.read_text().split()) < 2 or not all(isolated(pid) for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+
+    def both_isolated() -> list[int]:
+        pids = [int(pid) for pid in children.read_text().split()]
+        isolated = ["Seccomp:\t2" in Path(f"/proc/{pid}/status").read_text() for pid in pids]
+        return pids if len(pids) == 2 and all(isolated) else []
+
+    pids = until(both_isolated, 60, "two isolated processes", job=parent)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    while any(alive(pid) for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def isolated(pid: str) -> bool:
-    return "Seccomp:\t2" in Path(f"/proc/{pid}/status").read_text()
-
-
-def alive(pid: str) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    until(lambda: not any(alive(pid) for pid in pids), 60, "their end")
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from pipeline.base.files import sha256
+from tests.processes import until
 from tests.trainer.evaluation import word_run
 from tests.trainer.processes import Forked, begin
 from tests.trainer.synthetic import quiet
@@ -338,9 +339,7 @@ def test_a_killed_watcher_is_started_again(quiet_rows, tmp_path: Path, children,
 
     def wait(self: task_watcher.TaskWatcher, interrupted: Callable[[], int]) -> None:
         self.let(True)
-        deadline = time.monotonic() + 60
-        while not score_rows.read_rows(tmp_path) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: score_rows.read_rows(tmp_path), 60, "a score")
         children[-1].send_signal(signal.SIGKILL)
         children[-1].wait()
         killed.append(len(rows(tmp_path)))
@@ -355,16 +354,12 @@ def test_a_killed_watcher_is_started_again(quiet_rows, tmp_path: Path, children,
 def test_a_training_that_was_killed_goes_on_scoring_without_doubles(quiet_rows, tmp_path: Path, children):
     run, expected = quiet_rows
     process = begin(_train, str(run), str(tmp_path))
-    deadline = time.monotonic() + 120
-    while len(list((tmp_path / "checkpoints").glob("*/COMPLETE"))) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: len(list((tmp_path / "checkpoints").glob("*/COMPLETE"))) >= 3, 120, "three checkpoints")
     assert watchers(process.pid)
     process.kill()
     process.join()
     assert not (tmp_path / "summary.json").exists()
-    while watchers(process.pid) and time.monotonic() < deadline:      # the system ends it, though it may be paused
-        time.sleep(0.01)
-    assert not watchers(process.pid)
+    until(lambda: not watchers(process.pid), 120, "the end of the watcher")      # by the system: it may be paused
     perform(run, tmp_path)
     assert rows(tmp_path) == expected
     steps = [line["step"] for line in read(tmp_path / "metrics.jsonl") if line["event"] == "tasks"]
