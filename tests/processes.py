@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 
-def until(condition: Callable[[], Any], seconds: float = 300.0, what: str = "it",
+def until(condition: Callable[[], Any], seconds: float = 300.0, what: str | Callable[[], str] = "it",
           job: subprocess.Popen[Any] | None = None, log: Path | None = None) -> Any:
     """Call `condition` until it returns a true value, and return this value. Meant for what other processes do: a
     thread of this process can be joined, or can set an event.
 
-    Fails after `seconds`, and as soon as the process `job` has ended without it. `what` says in the message what was
-    waited for, and `log` is a file whose end is shown there."""
+    Fails after `seconds`, and as soon as the process `job` has ended without it. `what`, or what it returns then, says
+    in the message what was waited for. `log` is a file whose end is shown there."""
     began = time.monotonic()
     while True:
         ended = job is not None and job.poll() is not None          # before the condition, which may be its last act
@@ -27,7 +27,8 @@ def until(condition: Callable[[], Any], seconds: float = 300.0, what: str = "it"
         passed = time.monotonic() - began
         if ended or passed > seconds:
             why = f"before the process ended ({job.returncode})" if job and ended else f"within {seconds:.0f} s"
-            raise AssertionError(f"{what} did not come to pass {why}" + (f"\n{log.read_text()[-5000:]}" if log else ""))
+            text = what if isinstance(what, str) else what()
+            raise AssertionError(f"{text} did not come to pass {why}" + (f"\n{log.read_text()[-5000:]}" if log else ""))
         time.sleep(min(max(0.01, passed / 20), 0.2))
 
 

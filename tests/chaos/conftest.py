@@ -114,7 +114,7 @@ def check_gone(mark: str) -> None:
         return {p for p in marked(mark) if named(p, "pipeline.") or named(p, "SupervisorActor")}
 
     try:
-        until(lambda: not ours(), 120, f"the end of all processes ({ours()})")
+        until(lambda: not ours(), 120, lambda: f"the end of {ours()}")
     finally:
         signal_all(marked(mark), signal.SIGKILL)
 
@@ -173,7 +173,8 @@ class World:
 
     def check_workers_are_gone(self) -> None:
         """Wait until all supervisors and children of the ended runs are gone, and fail if this takes too long."""
-        until(lambda: not [p for p in self._seen if alive(p)], 120, f"the end of all workers ({self._seen})")
+        until(lambda: not [p for p in self._seen if alive(p)], 120,
+              lambda: f"the end of {[p for p in self._seen if alive(p)]}")
         if self.cluster is not None:
             until(lambda: not (self.cluster.children or self.cluster.supervisors), 120, "the end of all workers")
 

@@ -11,11 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,6 +20,7 @@ from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from tests.corpus import write_warcs
 from tests.e2e.test_same_bytes import result
+from tests.processes import until
 
 ROOT = Path(__file__).resolve().parents[2]
 SLURM = ROOT / "deploy" / "slurm"
@@ -138,14 +136,6 @@ def family(host: Path) -> set[int]:
     return found - {os.getpid()}
 
 
-def until(found: Callable[[], Any], seconds: float, job: subprocess.Popen[bytes], log: Path) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := found()):
-        assert job.poll() is None and time.monotonic() < deadline, log.read_text()[-5000:]
-        time.sleep(0.2)
-    return value
-
-
 def clean_done(store: Path) -> int:
     """Return how many parts of the dataset `clean` are committed, according to the run's progress.json."""
     for at in store.glob("runs/*/progress.json"):
@@ -168,7 +158,7 @@ def test_a_run_on_three_nodes_is_stopped_by_the_time_limit_and_ends_in_its_next_
             "--set", "datasets.clean.steps.slow_stage:Slow.seconds=0.7"]
 
     job = start(host, "tokenmill.sbatch", *line, nodes=3)
-    until(lambda: clean_done(store) >= 1, 600, job, first_log)
+    until(lambda: clean_done(store) >= 1, 600, "a part of clean", job=job, log=first_log)
     assert len([p for p in family(host) if b"raylet" in Path(f"/proc/{p}/cmdline").read_bytes().split(b"\0")[0]]) == 3
     job.send_signal(signal.SIGUSR1)                       # what --signal=B:USR1@600 sends to the batch shell
     assert job.wait(600) == 1, first_log.read_text()[-5000:]
@@ -190,10 +180,8 @@ def test_a_run_on_three_nodes_is_stopped_by_the_time_limit_and_ends_in_its_next_
 
 def check_nothing_is_left(host: Path) -> None:
     """Check that no process, no token and no scratch folder is left."""
-    deadline = time.monotonic() + 120
-    while (left := family(host)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not left, [Path(f"/proc/{p}/cmdline").read_bytes() for p in left]
+    until(lambda: not family(host), 120,
+          lambda: f"the end of {[Path(f'/proc/{p}/cmdline').read_bytes() for p in family(host)]}")
     assert not (host / ".tokenmill").exists()
     assert not [p.name for p in host.iterdir() if p.name.startswith(("tm-", "tokenmill-"))]
 

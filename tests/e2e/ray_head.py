@@ -12,11 +12,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 import uuid
 from pathlib import Path
+
+from tests.processes import signal_all, until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,15 +79,15 @@ class Head:
         the agent that runs jobs has started."""
         headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         request = urllib.request.Request(f"{self.url}/api/jobs/", headers=headers)
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, "the head ended before it was up"
+
+        def answers() -> bool:
             try:
                 with urllib.request.urlopen(request, timeout=60):
-                    return
+                    return True
             except (OSError, urllib.error.HTTPError):
-                time.sleep(0.3)
-        raise AssertionError("the head did not come up")
+                return False
+
+        until(answers, 300, "the start of the head", job=self.process)
 
     def pids(self) -> list[int]:
         """Return the pids of all processes that the head has started, jobs included."""
@@ -99,12 +100,7 @@ class Head:
 
     def kill(self) -> None:
         """Kill all processes of the head, as when its machine loses power, and wait until they are gone."""
-        deadline = time.monotonic() + 120
-        while (pids := self.pids()) and time.monotonic() < deadline:
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.2)
+        until(lambda: not signal_all(self.pids(), signal.SIGKILL), 120, "the end of the head")
         self.process.wait(timeout=120)
         assert not self.pids()
 

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from tests.corpus import write_warcs
 from tests.e2e.ray_head import ROOT, Head
+from tests.processes import named, until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("ray"),
               pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")]
@@ -99,14 +99,16 @@ def call(env: dict[str, str], *arguments: Any, cwd: Path = ROOT) -> subprocess.C
                           capture_output=True, text=True, timeout=900)
 
 
-def until(store: Path, run: str, true: Callable[[Standing], bool], timeout: float = 600) -> Standing:
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        found = standing(Store(store), run)
-        if true(found):
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"{found.state}: {found.error or found.progress}")
+def wait_for(store: Path, run: str, condition: Callable[[Standing], bool]) -> Standing:
+    """Wait until the standing of a run meets `condition`, and return it."""
+    seen = [standing(Store(store), run)]
+
+    def met() -> bool:
+        seen.append(standing(Store(store), run))
+        return condition(seen[-1])
+
+    until(met, 600, lambda: f"another standing than {seen[-1]}")
+    return seen[-1]
 
 
 def under_way(found: Standing) -> bool:
@@ -133,7 +135,7 @@ def test_submit_close_the_terminal_look_cancel_resume(site, expected, head, held
     # another one: follows the log; a third one looks, with neither token nor address
     following = subprocess.Popen([sys.executable, "-m", "pipeline.cli", "logs", "-f", "mine"], env=env, cwd=ROOT,
                                  stdout=subprocess.PIPE, text=True)
-    until(store, "mine", under_way)
+    wait_for(store, "mine", under_way)
     stranger = {**head.environment(knows=False), "TOKENMILL_STORE": str(store)}
     [now] = [json.loads(x) for x in call(stranger, "status", "mine", "--json").stdout.splitlines()]
     assert now["state"] == "running" and now["slots"] >= 1 and now["address"] == head.url
@@ -144,9 +146,9 @@ def test_submit_close_the_terminal_look_cancel_resume(site, expected, head, held
     # a cancel from there needs no cluster either
     said = call(stranger, "cancel", "mine")
     assert said.returncode == 0, said.stderr
-    until(store, "mine", lambda s: s.progress["state"] == "stopping")      # its driver has noticed
+    wait_for(store, "mine", lambda s: s.progress["state"] == "stopping")      # its driver has noticed
     held.unlink()
-    stopped = until(store, "mine", lambda s: s.ended)
+    stopped = wait_for(store, "mine", lambda s: s.ended)
     assert stopped.state == "stopped" and 0 < stopped.progress["done"] < stopped.progress["parts"]
     log, _ = following.communicate(timeout=300)
     assert following.returncode == 0 and "what was committed is kept" in log and "extracted" in log
@@ -181,10 +183,10 @@ def test_a_stop_by_ray_itself_ends_in_good_order(site, head, held, tmp_path):
     store, env = tmp_path / "store", head.environment()
     sent = call(env, "submit", site / "recipe.yaml", "--name", "mine", "--address", head.url, "--store", store,
                 "--allow-custom-stages", "--json")
-    done = until(store, "mine", under_way).progress["done"]
+    done = wait_for(store, "mine", under_way).progress["done"]
     stop = subprocess.Popen([sys.executable, "-c", STOP, head.url, json.loads(sent.stdout)["job"]], env=env, cwd=ROOT,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert until(store, "mine", lambda s: s.progress["state"] != "running").state == "stopping"
+    assert wait_for(store, "mine", lambda s: s.progress["state"] != "running").state == "stopping"
     held.unlink()
     answer, errors = stop.communicate(timeout=600)
     assert answer == "STOPPED False None\n", errors
@@ -202,7 +204,7 @@ def test_a_lost_cluster_and_a_new_one(site, expected, held, tmp_path):
         sent = call(env, "submit", site / "recipe.yaml", "--name", "mine", "--address", first.url,
                     "--allow-custom-stages")
         assert sent.returncode == 0, sent.stderr
-        before = until(store, "mine", under_way)
+        before = wait_for(store, "mine", under_way)
         first.kill()
         held.unlink()
         said = call(env, "status", "mine")
@@ -272,16 +274,6 @@ def listening(pid: int) -> list[int]:
     return sorted({int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes})
 
 
-def until_it_is_there(runs: Path) -> str:
-    """Wait until there is a run, and return its name."""
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        if runs.is_dir() and (names := [p.name for p in runs.iterdir() if p.is_dir()]):
-            return names[0]
-        time.sleep(0.2)
-    raise AssertionError("nothing was run")
-
-
 def test_a_ray_of_our_own_has_a_token_of_its_own(site, held, tmp_path):
     """What listens while a run goes on without any cluster; no token is left behind."""
     from pipeline.cluster import jobs
@@ -290,14 +282,10 @@ def test_a_ray_of_our_own_has_a_token_of_its_own(site, held, tmp_path):
     driver = subprocess.Popen([sys.executable, "-m", "pipeline.cli", "run", str(site / "recipe.yaml"), "--store",
                                str(tmp_path / "store"), "--allow-custom-stages", "--quiet"], env=env, cwd=ROOT)
     try:
-        found, deadline = [], time.monotonic() + 300
-        while not found and time.monotonic() < deadline:
-            assert driver.poll() is None
-            found = [p for p in children(driver.pid) if "gcs_server" in Path(f"/proc/{p}/cmdline").read_text()]
-            time.sleep(0.2)
-        run = until_it_is_there(tmp_path / "store" / "runs")
-        until(tmp_path / "store", run, under_way)
-        ports = listening(found[0])
+        [gcs] = until(lambda: [p for p in children(driver.pid) if named(p, "gcs_server")], 300, "its GCS", job=driver)
+        [run] = until(lambda: [p.name for p in (tmp_path / "store" / "runs").glob("*/")], 300, "a run", job=driver)
+        wait_for(tmp_path / "store", run, under_way)
+        ports = listening(gcs)
         answers = {}
         for port in ports:
             try:

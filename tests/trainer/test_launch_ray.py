@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,14 +156,8 @@ def test_a_rank_and_a_node_are_lost_and_the_losses_are_those_of_an_undisturbed_r
 
     job = start("--ranks", "2", "--least", "1")
 
-    def wait_for(found, what: str) -> Any:
-        def there() -> Any:
-            assert job.poll() is None, said.read_text()[-4000:]
-            return found()
-        try:
-            return until(there, 600, what)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{said.read_text()[-4000:]}") from None
+    def wait_for(condition: Callable[[], Any], what: str) -> Any:
+        return until(condition, 600, what, job=job, log=said)
 
     try:
         wait_for(lambda: lines(out, "checkpoint"), "a checkpoint")

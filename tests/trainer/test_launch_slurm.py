@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.test_slurm_runs import check_nothing_is_left, host, start, until  # noqa: F401  (host is a fixture)
+from tests.deploy.test_slurm_runs import check_nothing_is_left, host, start  # noqa: F401  (host is a fixture)
+from tests.processes import until
 from tests.trainer.synthetic import losses, make_run
 from trainer.__main__ import main
 from trainer.checkpoint.checkpoints import complete
@@ -122,7 +123,7 @@ def test_on_two_nodes_it_is_stopped_and_goes_on_as_if_it_had_not_been(host, tmp_
     script_file = host / "train.sbatch"
     assert main(["slurm", str(run), "--out", str(out), "--nodes", "2", "--script", str(script_file)]) == 0
     job, log = start(host, str(script_file), "--device", "cpu", nodes=2), host / "job-train.sbatch-0.log"
-    until(lambda: len(losses(out)) >= 3, 600, job, log)
+    until(lambda: len(losses(out)) >= 3, 600, "step 3", job=job, log=log)
     job.send_signal(signal.SIGUSR1)                       # what --signal=B:USR1@120 sends to the batch shell
     assert ended(job, log) != 0 and "back into the queue" in log.read_text(), log.read_text()[-5000:]
     assert (host / "scontrol.log").read_text().startswith("requeue ")

@@ -7,7 +7,8 @@ CHAOS_STORAGE   a folder for notes. Stores at `chaos://PATH` are then folders wh
 CHAOS_CLOCK     number of seconds by which time.time() jumps now and then, forwards and backwards
 
 Files in the folder CHAOS_FOLDER cause faults while they exist, also in processes that have already started:
-full            no result can be written to a store, as if its disk were full
+full            no result can be written to a store, as if its disk were full. Each attempt adds a line to the file
+                `refused`: the folder of its task
 slow            contains the name of a node of the plan. The next child that has done a task of this node stands still
                 for an hour, but only once
 held            no child ends its task. If the file `inside` exists, too, each child instead stands still at its next
@@ -91,6 +92,8 @@ if _CHILD and "CHAOS_FOLDER" in os.environ:
 
     def _full(local, target):
         if os.path.exists(os.path.join(_folder, "full")):
+            with open(os.path.join(_folder, "refused"), "a") as f:
+                f.write(f"{os.path.dirname(target)}\n")
             error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise cannot_write(target, error) from error
         _move(local, target)
