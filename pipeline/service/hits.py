@@ -95,7 +95,7 @@ def sorted_hits(reader: PartReader, filter: Filter, order: SortOrder, most: int,
     turn, behind, until = ("DESC", "<", ">=") if order.descending else ("ASC", ">", "<=")
     sql, bound = keyset(order, place[0], str(place[1])) if place else ("true", [])
     numbers: Sequence[int] = range(len(reader.parts))
-    with reader.source() as (source, [files]):
+    with reader.source(nan=order.by.startswith("signals.")) as (source, [files]):
         def select(columns: str, rest: str, bound: Sequence[Any]) -> list[dict[str, Any]]:
             """Return `columns` of the matching documents in the parts `numbers`. `rest` is the SQL after FROM."""
             known = {name for i in numbers for name in reader.columns[i]}
@@ -113,7 +113,7 @@ def sorted_hits(reader: PartReader, filter: Filter, order: SortOrder, most: int,
                 last = best[most - 1]["v"]
                 sql, bound = f"{sql} AND v {until} ?", [*bound, last]
                 # NaN, which is unequal to itself here and equal to itself in DuckDB, leaves all parts to be read
-                if not place and (len(best) < asked or last == last != best[-1]["v"]):
+                if not place and last == last and (len(best) < asked or last != best[-1]["v"]):
                     numbers = sorted({row["file_index"] for i, row in enumerate(best) if i < most or row["v"] == last})
         ranked = f"v {turn}" if order.by == "id" else f"v IS NULL, v {turn}, id"
         rows = select("v, id, file_index, file_row_number", f"WHERE {sql} ORDER BY {ranked} LIMIT {most}", bound)

@@ -73,14 +73,17 @@ class PartReader:
         self._database = self._open.enter_context(Database(files, self._limits, self._stop))
 
     @contextlib.contextmanager
-    def source(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[str, list[Any]]]:
+    def source(self, numbers: Sequence[int] | None = None, nan: bool = False) -> Iterator[tuple[str, list[Any]]]:
         """A context manager that yields the SQL expression that reads the parts (data files) with these numbers (None:
         all), and the values to bind in the expression. The parts are compared with their hashes first. If the columns
-        of the parts differ, they are matched by name."""
+        of the parts differ, they are matched by name.
+
+        Parquet's statistics leave NaN out, and DuckDB skips rows whose statistics lie outside a condition's range. So a
+        query for which NaN can lie in such a range must set `nan`."""
         numbers = range(len(self.parts)) if numbers is None else numbers
         same = len({frozenset(self.columns[i]) for i in numbers}) <= 1
         with self.files(numbers) as files:
-            yield f"read_parquet(?{'' if same else ', union_by_name = true'})", [files]
+            yield f"read_parquet(?, can_have_nan = {nan}{'' if same else ', union_by_name = true'})", [files]
 
     def check(self, numbers: Sequence[int] | None = None) -> None:
         """Raise DamagedFile when one of the parts (data files) with these numbers (None: all) is missing, or its bytes

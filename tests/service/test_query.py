@@ -223,6 +223,23 @@ def test_columns_are_remembered_of_so_many_parts(tmp_path):
         assert len(checked._columns) <= 2
 
 
+def test_no_page_lacks_documents_with_nan(tmp_path):
+    """The statistics of Parquet files leave NaN out: the largest value of most parts here is 1.0 in them."""
+    store, queries, rows = Store(tmp_path / "store"), Queries(), documents(24, 20)
+    for i, row in enumerate(rows):
+        row["signals"] = {"a": math.nan if i % 5 else 1.0}
+    publish_rows(store, tmp_path / "scratch", rows, 12)
+    at, rows = DocumentKind(store, "kept", "d"), sorted(rows, key=lambda row: row["id"])
+    wanted = [row["id"] for row in rows if row["signals"]["a"] == 1.0]
+    odd = [row["id"] for row in rows if row["signals"]["a"] != 1.0]
+    for limit in (7, 20):
+        assert ids(walk(queries, at, Filter(), SortOrder("signals.a"), limit)) == wanted + odd
+        assert ids(walk(queries, at, Filter(), SortOrder("signals.a", True), limit)) == odd + wanted
+    histogram = queries.histogram(at, Filter(), "a", 1, queries.stop())
+    assert (histogram["odd"], histogram["counts"]) == (len(odd), [len(wanted)])
+    assert sorted(ids(walk(queries, at, Filter(signals=(SignalRange("a", 1.0),)), SortOrder(), 20))) == wanted
+
+
 def test_a_first_sorted_page_reads_ids_only_of_parts_that_have_its_documents(tmp_path, monkeypatch):
     store, rows, read = Store(tmp_path / "store"), documents(400, 18), []
     for i, row in enumerate(rows):
