@@ -32,7 +32,8 @@ PRODUCT = ("pipeline", "stages", "tokenizer", "trainer")
 WORDS = {"found", "said", "made", "told", "mine", "some"}
 #: variable names under which engine modules hold an assignment, an event or a message from a child
 MESSAGES = {"a", "answer", "assignment", "e", "event", "head", "job", "m", "message", "msg", "reply", "result"}
-SLEEPS = {"sleep", "until", "wait_until", "eventually", "wait_for"}
+#: helpers of tests that ask again and again, mostly about other processes and servers
+POLLS = {"until", "wait_until", "eventually", "wait_for"}
 
 Trees = dict[str, ast.Module]
 N = TypeVar("N", bound=ast.AST)
@@ -214,8 +215,8 @@ def patched_constants(tests: Trees) -> int:
                for tree in tests.values() for owner, name, call in calls(tree))
 
 
-def waits(tests: Trees) -> int:
-    return sum(name in SLEEPS and owner in ("", "time") for tree in tests.values() for owner, name, _ in calls(tree))
+def waits(tests: Trees, names: set[str]) -> int:
+    return sum(name in names and owner in ("", "time") for tree in tests.values() for owner, name, _ in calls(tree))
 
 
 def statements(tree: ast.AST) -> int:
@@ -264,7 +265,8 @@ def measure(root: Path, commits: str, mypy: bool) -> dict[str, int | list[str]]:
         "serialisations of a task's spec": spec_serialisations(trees),
         "calls of time.* in engine and store": clock_calls(trees),
         "module constants monkeypatched by tests": patched_constants(tests),
-        "sleeps and untils in tests": waits(tests),
+        "sleeps in tests": waits(tests, {"sleep"}),
+        "polls in tests": waits(tests, POLLS),
         **({"mypy findings": mypy_findings(root)} if mypy else {}),
         "class names used more than once": same_class_names(trees),
         "files that cite 'contracts §'": sum(b"contracts \xc2\xa7" in (root / path).read_bytes() for path in trees),
