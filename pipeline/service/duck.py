@@ -145,7 +145,8 @@ class Database:
 
     def rows_of_each(self, selects: Sequence[tuple[str, Sequence[Any]]]) -> list[list[dict[str, Any]]]:
         """Run several SELECTs, each with the values to bind to its placeholders, and return the rows of each. As many
-        of them run at a time as a query may have threads: DuckDB uses one thread for a SELECT that reads few rows."""
+        of them run at a time as a query may have threads: DuckDB uses one thread for a SELECT that reads few rows. If
+        their memory together exceeds the limit, they run one after another."""
         for sql in {sql for sql, _ in selects}:
             statements = self._connections[0].extract_statements(sql)
             if len(statements) != 1 or statements[0].type != self._duckdb.StatementType.SELECT:
@@ -166,10 +167,12 @@ class Database:
 
         try:
             with self._stop.interrupting(self._connections):
-                if len(selects) == 1:
-                    return [run(selects[0])]
-                with ThreadPoolExecutor(len(self._connections)) as pool:
-                    return list(pool.map(run, selects))
+                if len(selects) > 1:
+                    # together, SELECTs may need more memory than there is, though each alone does not
+                    with (contextlib.suppress(self._duckdb.OutOfMemoryException),
+                          ThreadPoolExecutor(len(self._connections)) as pool):
+                        return list(pool.map(run, selects))
+                return [run(select) for select in selects]
         except self._duckdb.InterruptException:
             self._stop.check()
             raise

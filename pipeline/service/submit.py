@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Header, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from pipeline.cluster.attempts import ask_to_stop, facts_of, has_run, standing
+from pipeline.cluster.attempts import ask_to_stop, bad_name, facts_of, has_run, standing
 from pipeline.cluster.queue import Queue, QueueEntry, Submission, places
 from pipeline.recipe.load import READY, ready_recipes
 from pipeline.service.access import Operator, operator, viewer
@@ -251,8 +251,8 @@ def refuse_errors(result: dict[str, Any]) -> None:
 async def _refuse_taken(at: Store, run: str, entries: list[QueueEntry]) -> None:
     """Raise HttpProblem when the name `run`, which a client has chosen, is taken. It is taken if the store has a run of
     this name, or the queue has an entry of this name that has not ended. An empty `run` means that the client has
-    chosen none."""
-    if not run:
+    chosen none. Names that no run can have are left to `check_submission`: they could lead out of the store."""
+    if bad_name(run) is not None:
         return
     there: bool = await run_in_threadpool(has_run, at, run)
     if there:

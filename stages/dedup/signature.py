@@ -28,9 +28,10 @@ from stages.dedup.hashing import (
 )
 from stages.dedup.survivor import COLUMN, DEFAULT, checked, order_bytes, signals, stored
 from stages.stage import SettingsError, Stage, StageConfig, resource, signal
+from stages.text.cache import rules_paths
 from stages.text.chunks import utf8
 from stages.text.language_codes import tag
-from stages.text.languages import splitter
+from stages.text.languages import rule_names, splitter
 from stages.text.normalize import simplified_texts, simplified_utf8
 from stages.text.words import Words, shingle_sha1, shingle_xxhash, words_of
 
@@ -132,6 +133,9 @@ class MinHashSignature(Stage):
     def setup(self) -> None:
         if self.config.tokenizer is not None:
             self._tokenizer = load_tokenizer(self.config.tokenizer)
+        if self.config.dialect == "datatrove":
+            # the export of rules starts a program, which a confined process may not do for a document
+            rules_paths(["en"] if self.config.words == "english" else rule_names())
 
     def warm(self) -> None:
         shingles, _ = self.shingles_of(np.frombuffer(b"a b " * self.config.ngram, np.uint8))

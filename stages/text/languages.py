@@ -85,6 +85,11 @@ def splitter(language: str) -> Splitter | None:
     return _table().get(language)
 
 
+def rule_names() -> list[str]:
+    """Return spaCy's codes of all rules that split a language of datatrove's table into words, sorted."""
+    return sorted({splitter.rules for splitter in _table().values() if splitter.rules})
+
+
 @cache
 def split_words(language: str) -> Callable[[str], list[str]]:
     """Return datatrove's own function that splits texts in the given language into words. It is for languages that need

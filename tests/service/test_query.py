@@ -7,6 +7,7 @@ import math
 import random
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -434,6 +435,34 @@ def test_a_place_that_was_made_up_is_refused(store, queries, place):
     with pytest.raises(QueryError) as e:                                          # of another query
         queries.page(at, Filter(source=("web",)), SortOrder("id"), 5, queries.stop(), place)
     assert e.value.key == "after"
+
+
+def test_selects_that_need_too_much_memory_together_run_one_after_another(tmp_path):
+    file, turn = tmp_path / "x.parquet", threading.Lock()
+    duckdb.sql("SELECT 1 AS x").write_parquet(str(file))
+
+    class Narrow:
+        """A connection whose memory does not suffice for a SELECT while another connection runs one."""
+
+        def __init__(self, real: Any) -> None:
+            self.real = real
+
+        def execute(self, sql: str, values: list[Any]) -> Any:
+            if not turn.acquire(blocking=False):
+                raise duckdb.OutOfMemoryException("too much")
+            try:
+                time.sleep(0.05)
+                return self.real.execute(sql, values)
+            finally:
+                turn.release()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.real, name)
+
+    with Database([str(file)], QueryLimits(), Stop(60)) as database:
+        database._connections = [Narrow(real) for real in database._connections]
+        selects = [("SELECT x + ? AS y FROM read_parquet(?)", [i, str(file)]) for i in range(6)]
+        assert database.rows_of_each(selects) == [[{"y": 1 + i}] for i in range(6)]
 
 
 def test_duckdb_opens_the_files_it_was_given_and_nothing_else(tmp_path, store):

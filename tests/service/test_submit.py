@@ -223,6 +223,13 @@ def test_the_name_of_a_run_that_is_there_is_not_taken(site):
     assert site.post("/queue", {"recipe": RECIPE, "run": "other"}).status_code == 202
 
 
+@pytest.mark.parametrize("name", ["../../data", "a\0b", "é" * 200])
+def test_a_name_that_no_run_can_have_is_refused_before_the_store_is_asked_for_it(site, name):
+    site.store.write("runs/other/run.json", b"{}")
+    answer = site.post("/queue", {"recipe": RECIPE, "run": name})
+    assert (answer.status_code, answer.json()["key"]) == (422, "run")
+
+
 def test_the_name_of_a_run_that_waits_is_not_taken(site):
     assert site.post("/queue", {"recipe": RECIPE, "run": "mine"}, **{"Idempotency-Key": "k1"}).status_code == 202
     answer = site.post("/queue", {"recipe": RECIPE.replace("5", "6"), "run": "mine"})

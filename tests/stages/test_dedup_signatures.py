@@ -6,10 +6,12 @@ import gzip
 import json
 import random
 from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from stages.dedup import signature
 from stages.dedup.curve import chance, masses, shape
 from stages.dedup.hashing import (
     Permutations,
@@ -21,6 +23,7 @@ from stages.dedup.hashing import (
 from stages.dedup.sets import jaccard
 from stages.dedup.signature import MinHashSignature
 from stages.document import Document
+from stages.text import cache
 from stages.text.chunks import utf8
 from stages.text.normalize import simplify
 from tests.conftest import shared_data
@@ -104,6 +107,26 @@ def test_languages_have_any_name_and_others_no_words_of_english():
         assert stage.shingles(text * 3, language)[1] == plain.shingles(text * 3)[1] > 5
     with pytest.raises(ValueError, match="dialect: datatrove"):
         MinHashSignature(words="language")
+
+
+def test_the_set_up_prepares_all_rules_that_a_document_may_need(tmp_path, monkeypatch):
+    """A confined worker cannot start the program that exports them when a document needs them."""
+    exported: list[str] = []
+
+    def export(paths: dict[str, Path]) -> None:
+        exported.extend(paths)
+        for path in paths.values():
+            path.touch()
+
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path))
+    monkeypatch.setattr(cache, "_export", export)
+    MinHashSignature().setup()
+    assert exported == []
+    MinHashSignature(dialect="datatrove").setup()
+    assert exported == ["en"]
+    MinHashSignature(dialect="datatrove", words="language").setup()
+    assert len(exported) > 50
+    assert {signature._rules(name) for name in ("de", "fra_Latn", "ru", "tur_Latn", "no", "gsw_Latn")} < {*exported}
 
 
 @pytest.mark.parametrize("dialect", ["tokenmill", "datasketch"])

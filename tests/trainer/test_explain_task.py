@@ -267,6 +267,13 @@ def test_what_cannot_be_explained_is_said(trained: Path, capsys, monkeypatch, wo
     assert said in message and message.count("\n") == 1
 
 
+def test_a_training_is_not_compared_with_itself(trained: Path, capsys, monkeypatch):
+    monkeypatch.chdir(trained)
+    for folder in (trained, "."):
+        assert main(["explain", str(trained), "24", "--task", "next", "--against", str(folder)]) == 2
+        assert f"--against {folder}: is the training that is explained" in capsys.readouterr().err
+
+
 def test_results_of_other_data_or_a_damaged_file_are_refused(trained: Path, capsys):
     path = trained.parents[2] / "data" / "next.jsonl"
     text = path.read_text()

@@ -126,6 +126,8 @@ def against(options: argparse.Namespace, run: Run, task: EvalTask) -> tuple[Run,
         if int(word) >= options.step:
             raise ConfigError(f"--against {word}: name a step before step {options.step}, whose result is explained")
         return run, int(word)
+    if word is not None and other.out.resolve() == run.out.resolve():
+        raise ConfigError(f"--against {word}: is the training that is explained; name another one, or a step of it")
     scored = sorted(int(path.parent.name.removeprefix("step_"))
                     for path in (other.out / FOLDER).glob(f"step_*/{task.name}.json"))
     if other is not run and scored:
