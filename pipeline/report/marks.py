@@ -53,7 +53,8 @@ def stages_of(recipe: Mapping[str, Any], dataset: str, *, files: bool = False) -
 
 
 def _names_file(kind: type[Stage], config: Mapping[str, Any]) -> bool:
-    return any(value and key in kind.Config.model_fields and role_of(kind.Config, key) == "resource"
+    # also the empty path: it is the working directory, all of whose files a step may read to hash them
+    return any(value is not None and key in kind.Config.model_fields and role_of(kind.Config, key) == "resource"
                for key, value in config.items())
 
 

@@ -15,6 +15,7 @@ from pipeline.report.marks import SEARCHED, SHOWN, excerpt, stages_of
 from pipeline.report.samples import PARTING_CHARS, parting, sample
 from pipeline.report.samples import excerpt as sampled_excerpt
 from stages.document import Document
+from stages.filter import blacklists
 from stages.scrub.rows import mask
 from stages.stage import Stage, StageConfig, resource
 
@@ -109,6 +110,16 @@ def test_a_step_finds_what_it_dropped_by_the_settings_of_the_recipe(tmp_path: Pa
     [said] = match("badwords", "any", "Eine Distel.", config={"no_such_key": 1}).values()
     assert "no_such_key" in said and "\n" not in said and len(said) <= SHOWN
     assert match("quality", "quality", "Text.", config={"model": "m.bin"}, files=False) == {}, "it never marks"
+
+
+def test_the_empty_path_names_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    read: list[Path] = []
+    monkeypatch.setattr(blacklists, "file_sha256", lambda path: read.append(path) or "0" * 64)
+    config = {"blacklists": "", "categories": ["gambling"], "integrated": False}
+    shown = match("url", "url_gambling", "Text.", url="https://a.com/", config=config, files=False)
+    assert (shown.keys(), read) == ({"unmarked"}, [])
+    assert match("language", "script_share", "Text на.", config={"model": None}, files=False).keys() == {"match"}
 
 
 def test_a_step_that_reads_its_file_at_once_tells_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
