@@ -99,6 +99,7 @@ def by_hand(task: tuple[str, str]) -> dict[str, Any]:
         for name in STEPS:
             _stages.append(stage_class(name)({}))
             _stages[-1].setup()
+            _stages[-1].warm()
     name = os.path.basename(path)
     fields = [("id", pa.string()), ("text", pa.large_string()), ("url", pa.string()), ("source", pa.string()),
               ("language", pa.string()), ("date", pa.string()), ("locator", LOCATOR),

@@ -110,6 +110,7 @@ def main() -> None:
     stages = {name: Html(**MODES[name]) for name in args.modes}
     for stage in stages.values():
         stage.setup()
+        stage.warm()
     cpu: dict[str, list[float]] = defaultdict(list)
     scores: dict[str, list[float]] = defaultdict(list)
     outcomes: dict[str, Counter[str]] = defaultdict(Counter)

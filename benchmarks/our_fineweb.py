@@ -31,6 +31,7 @@ def filters(model: str, names: tuple[str, ...] = NAMES) -> dict[str, Stage]:
     stages = {name: stage_class(name)(config.get(name, {})) for name in names}
     for stage in stages.values():
         stage.setup()
+        stage.warm()
     return stages
 
 
@@ -39,6 +40,7 @@ def html(engine: str) -> Stage:
               "trafilatura-fast": {"engine": "trafilatura", "fast": True}}.get(engine, {"engine": engine})
     stage = stage_class("html")(config)
     stage.setup()
+    stage.warm()
     return stage
 
 

@@ -12,13 +12,16 @@ architecture. Kernels that the folder lacks are compiled on this machine, or loa
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterable
-from types import FunctionType
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
+
+import numpy as np
 
 #: environment variable: a folder of compiled kernels, laid out like NUMBA_CACHE_DIR
 SHIPPED = "TOKENMILL_KERNELS"
@@ -78,9 +81,9 @@ def _compile_module(module: str, names: dict[str, Any]) -> None:
             _compile_module(kernel.__module__, kernel.__globals__)
             if kernel in _compiled:
                 imported[name] = _compiled[kernel]
-    kernels = {}
+    kernels, constants = {}, _constants_of((kernel.__code__ for kernel, _ in waiting), names)
     for kernel, options in waiting:
-        compiled = _with_stamps_of(imported.values(), _given_to_numba(kernel, options))
+        compiled = _with_stamps_of(imported.values(), constants, _given_to_numba(kernel, options))
         kernels[kernel] = _with_unique_files(_with_shipped_variants(compiled))
     # All names are replaced in one step: another thread may call a kernel as soon as it is in the module, and numba
     # then compiles it with the objects that the module's names stand for at that time.
@@ -110,21 +113,54 @@ def keep_in(folder: str) -> None:
         settings.CACHE_DIR = folder
         for kernel in _compiled.values():
             cache: Any = getattr(kernel, "_cache", None)
-            if hasattr(cache, "_cache_file"):         # it is cached at all
+            if files := _cache_files(kernel):
                 kernel._cache = type(cache)(kernel.py_func)           # type: ignore[attr-defined]
-                kernel._cache._cache_file._source_stamp = cache._cache_file._source_stamp  # type: ignore[attr-defined]
+                kernel._cache._cache_file._source_stamp = files._source_stamp  # type: ignore[attr-defined]
                 _with_unique_files(_with_shipped_variants(kernel))
 
 
-def _with_stamps_of(imported: Iterable[Any], kernel: Any) -> Any:
-    """Make numba's cache notice when the file of a kernel that the module of `kernel` imports has changed. By itself it
-    notices only changes in the kernel's own file, and would go on to use the machine code of the old imported kernel.
-    Returns the kernel."""
-    stamps = {other._cache._cache_file._source_stamp for other in imported if hasattr(other._cache, "_cache_file")}
-    if stamps and hasattr(kernel._cache, "_cache_file"):
-        files = kernel._cache._cache_file
-        files._source_stamp = (files._source_stamp, *sorted(stamps, key=repr))
+def _with_stamps_of(imported: Iterable[Any], constants: str, kernel: Any) -> Any:
+    """Make numba's cache notice when the file of a kernel that the module of `kernel` imports has changed, or one of
+    the constants in its module's kernels (`constants` is their hash). By itself it notices only changes in the kernel's
+    own file, and would go on to use machine code with the old imported kernels and constants. Returns the kernel."""
+    if files := _cache_files(kernel):
+        stamps = {other_files._source_stamp for other in imported if (other_files := _cache_files(other))}
+        files._source_stamp = (files._source_stamp, constants, *sorted(stamps, key=repr))
     return kernel
+
+
+def _cache_files(kernel: Any) -> Any:
+    """Return numba's object for the files in which a compiled kernel is cached; None for a kernel without a cache."""
+    return getattr(getattr(kernel, "_cache", None), "_cache_file", None)
+
+
+def _constants_of(codes: Iterable[CodeType], names: Mapping[str, Any]) -> str:
+    """Return a hash of the global constants that functions with these codes use. `names` are the globals of their
+    module. numba writes the values of constants into the machine code; many of them come from other modules."""
+    digest = hashlib.sha256()
+    used = {name for code in codes for name in _names_in(code)}
+    for name in sorted(used & names.keys()):
+        inside = vars(names[name]) if isinstance(names[name], ModuleType) else {}
+        for key, value in ((name, names[name]), *((f"{name}.{n}", inside[n]) for n in sorted(used & inside.keys()))):
+            if (constant := _constant(value)) is not None:
+                digest.update(f"{key}={constant}\n".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_in(inner)
+
+
+def _constant(value: Any) -> str | None:
+    """Return a text that is equal for equal constants, in every process; None if the value is no constant."""
+    if isinstance(value, tuple):
+        return "(" + ",".join(_constant(item) or "" for item in value) + ")"
+    if isinstance(getattr(value, "dtype", None), np.dtype):           # an array or a number
+        return f"{value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"
+    return repr(value) if isinstance(value, (int, float, complex, str, bytes)) else None
 
 
 def _with_shipped_variants(kernel: Any) -> Any:
@@ -163,7 +199,6 @@ def _with_unique_files(kernel: Any) -> Any:
     written twice. When a source changes, the files of its old kernels stay in the cache folder until the folder is
     emptied.
     """
-    files = getattr(getattr(kernel, "_cache", None), "_cache_file", None)      # None without `cache=True`
-    if files is not None:
+    if files := _cache_files(kernel):
         files._data_name = lambda number: f"{files._index_name.removesuffix('.nbi')}.{uuid.uuid4().hex}.nbc"
     return kernel

@@ -101,11 +101,19 @@ def dataset_section(store: Store, passes: list[NodeFigures], stages: Mapping[str
         "languages": last.counters.get("languages", {}), "lengths": last.counters.get("lengths", {}),
         "dropped_languages": merged(passes, "dropped_languages"),
         "dropped_lengths": merged(passes, "dropped_lengths"), "scores": merged(passes, "scores"),
-        "dropped_licences": merged(passes, "dropped_licences"),
-        "pii": last.counters.get("pii", {}), "dropped_pii": merged(passes, "dropped_pii"), "pdf": pdf_pages(passes),
+        **_of_dropped(passes, sum(row["docs"] for row in reasons.values())),
+        "pii": last.counters.get("pii", {}), "pdf": pdf_pages(passes),
         **({"contamination": {name: {"noted": 0, **figures} for name, figures in tallies.items()}}
            if (tallies := merged(passes, "tallies").get("decontaminate")) else {}),
     }
+
+
+def _of_dropped(passes: list[NodeFigures], dropped: int) -> dict[str, Counters]:
+    """Return the licences and the personal data of the `dropped` documents. The result is {} if an older version, which
+    did not count them, judged some of the documents: sums over the others would look like those of all."""
+    licences = merged(passes, "dropped_licences")
+    counted = sum(docs for by in licences.values() for docs in by.values())
+    return {"dropped_licences": licences, "dropped_pii": merged(passes, "dropped_pii")} if counted == dropped else {}
 
 
 def merged(passes: Iterable[NodeFigures], name: str) -> Counters:

@@ -11,7 +11,8 @@ from typing import Any
 
 from stages.catalog import UnknownName, stage_class, steps
 from stages.document import Document
-from stages.scrub.pii import scrub_text
+from stages.scrub.pii import scrub_part, scrub_text
+from stages.scrub.rows import MARGIN
 from stages.stage import Stage, role_of
 from stages.text.marks import Span
 
@@ -19,6 +20,8 @@ from stages.text.marks import Span
 SEARCHED, BEFORE, SHOWN = 1 << 16, 90, 320
 #: what a step raises if its settings, a list, a model or a library do not let it look for passages
 _UNFIT = (OSError, ValueError, ImportError, UnknownName)
+#: a URL in which a placeholder for personal data has replaced the host: its marks would be of the placeholder
+_MASKED_HOST = re.compile(r"[^/?#]*//[^/?#]*@")
 #: why nothing is marked for a step for which the recipe names a file
 _NAMES_FILE = "the recipe names a file for this step, and a report written again from the store reads no such file"
 
@@ -50,7 +53,8 @@ def stages_of(recipe: Mapping[str, Any], dataset: str, *, files: bool = False) -
 
 
 def _names_file(kind: type[Stage], config: Mapping[str, Any]) -> bool:
-    return any(value and key in kind.Config.model_fields and role_of(kind.Config, key) == "resource"
+    # also the empty path: it is the working directory, all of whose files a step may read to hash them
+    return any(value is not None and key in kind.Config.model_fields and role_of(kind.Config, key) == "resource"
                for key, value in config.items())
 
 
@@ -70,12 +74,13 @@ class MarkedPassages:
 
 def find_marks(stage: Stage | str | None, reason: str, text: str, language: str, url: str) -> MarkedPassages:
     """Return the passages of a text and of its URL for which the stage dropped the document. `stage` is as in the
-    result of `stages_of`; None if the step can mark nothing."""
+    result of `stages_of`; None if the step can mark nothing. Personal data is masked in the text and the URL."""
     if not isinstance(stage, Stage):
         return MarkedPassages(problem=stage or "")
     try:
         document = Document("", text, language=language)
-        return MarkedPassages(stage.matches(document, reason), stage.url_matches(url, reason))
+        return MarkedPassages(stage.matches(document, reason),
+                              [] if _MASKED_HOST.match(url) else stage.url_matches(url, reason))
     except _UNFIT as e:
         return MarkedPassages(problem=_problem(e))
 
@@ -101,15 +106,15 @@ def match(stage: Stage | str | None, reason: str, row: Mapping[str, Any], url: s
 
     Returns {} if the stage is a barrier that removed the document as a duplicate (`meta` then has the barrier's note).
 
-    Personal data is removed from the text before the search. In a finished excerpt, an address may be cut in half and
-    would not be recognised."""
+    Personal data is removed from the text before the search, together with what follows the searched part. An address
+    that is cut in half would not be recognised."""
     if isinstance(stage, Stage) and verdict(row["meta"], stage.name) is not None:
         return {}
     text = row["text"]
     head = text[:SEARCHED]
     if len(text) > SEARCHED:
         head = head[:max(head.rfind(" "), head.rfind("\n"), 0)]
-    head = scrub_text(head)
+    head = scrub_part(text[:SEARCHED + MARGIN], 0, len(head))
     marks = find_marks(stage, reason, head, row["language"] or "", url)
     return {**({"match": excerpt(head, marks.text)} if marks.text else {}),
             **({"url_match": [["mark" if marked else "text", piece] for marked, piece in pieces(url, marks.url)]}

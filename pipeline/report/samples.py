@@ -22,7 +22,8 @@ from pipeline.report.nodes import NodeFigures, batches, take
 from pipeline.store.dataset import QUARANTINE
 from pipeline.store.fs import Store
 from pipeline.store.records import FileInfo
-from stages.scrub.pii import scrub_text
+from stages.scrub.pii import scrub_part
+from stages.scrub.rows import MARGIN, mask_url
 from stages.stage import Stage
 
 #: samples per reason; characters of an excerpt; parts of a pass that are searched
@@ -43,18 +44,16 @@ Place = tuple[str, int, int]                        # (id, number of its file, r
 
 def excerpt(text: str) -> str:
     """Return the start of a text on one line, without personal data. It ends in … if the text is longer."""
-    head = text[:_SEARCHED_CHARS]
-    words = head.split()
-    if len(text) > _SEARCHED_CHARS and not head[-1].isspace():
-        words = words[:-1] or [head[:EXCERPT]]      # the last word may be half an address, which scrubbing would miss
-    line = scrub_text(" ".join(words))
+    # scrubbed with what follows: an address or a number that is cut in half would not be recognised
+    shown, searched = (" ".join(text[:chars].split()) for chars in (_SEARCHED_CHARS, _SEARCHED_CHARS + MARGIN))
+    line = scrub_part(searched, 0, len(shown))
     return line[:EXCERPT].rstrip() + " …" if len(line) > EXCERPT or len(text) > _SEARCHED_CHARS else line
 
 
 def masked_address(address: str | None) -> str:
-    """Return a URL or a path without personal data. E-mail addresses are also recognised if '@' is written as %40 in
-    the URL."""
-    return scrub_text((address or "").replace("%40", "@"))[:EXCERPT]
+    """Return a URL or a path without secrets and personal data (`mask_url`). E-mail addresses are also recognised if
+    '@' is written as %40 in the URL."""
+    return mask_url((address or "").replace("%40", "@"))[:EXCERPT]
 
 
 def _searched(node: NodeFigures, name: str) -> list[FileInfo]:
@@ -199,7 +198,8 @@ def parting(first: str, second: str) -> tuple[str, str]:
     that comes after a stretch of at least PARTING_BEFORE common words. If the texts are equal, or have no such stretch,
     the excerpts start at the beginning."""
     # scrubbed first, because an excerpt that starts within a phone number would show the rest of it
-    a, b = (scrub_text(text[:PARTING_CHARS]).split()[:PARTING_WORDS] for text in (first, second))
+    a, b = (scrub_part(text[:PARTING_CHARS + MARGIN], 0, PARTING_CHARS).split()[:PARTING_WORDS]
+            for text in (first, second))
     if a == b:
         return excerpt(first), excerpt(second)
     blocks = SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()[:-1]

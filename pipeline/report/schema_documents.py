@@ -143,12 +143,15 @@ class DatasetFigures(ReportPart):
     lengths: Nested = fact("source → n → documents kept with 2ⁿ to 2ⁿ⁺¹ − 1 characters", "documents")
     dropped_languages: Nested = fact("stage → language → documents dropped", "documents")
     dropped_lengths: Nested = fact("source → n → documents dropped with 2ⁿ to 2ⁿ⁺¹ − 1 characters", "documents")
-    dropped_licences: Nested = fact("source → licence (as in `licences`; '' for none) → documents dropped", "documents")
+    dropped_licences: Nested | None = maybe(
+        "source → licence (as in `licences`; '' for none) → documents dropped; left out if an older version, which did "
+        "not count them, dropped some", "documents")
     scores: Nested = fact("signal → bin → documents scored, kept or dropped; `pipeline.passes.tally.bin_edges` gives "
                           "the edges of a bin", "documents")
     pii: Counts = fact("signal `pii_KIND` → values found in kept documents", "values")
-    dropped_pii: Counts = fact("signal `pii_KIND` → values found in dropped documents; in those that an earlier step "
-                               "dropped, none were looked for", "values")
+    dropped_pii: Counts | None = maybe(
+        "signal `pii_KIND` → values found in dropped documents; in those that an earlier step dropped, none were "
+        "looked for; left out like `dropped_licences`", "values")
     pdf: PdfPages | None = fact("pages of the PDFs read; null where there was none")
     contamination: dict[str, Contamination] | None = maybe("evaluation set → what was found of it; left out if no "
                                                            "document holds an item")

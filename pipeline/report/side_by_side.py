@@ -35,16 +35,24 @@ def compare_figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
     missing. `measured` marks measurements such as times.
     """
     first, second = dict(figures(before)), dict(figures(after))
-    heads = [{path[:2] for path in side} | {(key, str(name)) for key, inside in report.items()
-                                            if isinstance(inside, Mapping) for name in inside}     # empty ones, too
+    heads = [{path[:depth] for path in side for depth in (2, 3)} | _heads(report)
              for side, report in ((first, before), (second, after))]
     rows = []
     for path in dict.fromkeys([*second, *first]):
         values = [side.get(path) for side in (first, second)]
-        if _counts(path) and all(path[:2] in head for head in heads):
+        # a version that did not count something left it out of the figures of its datasets
+        if _counts(path) and all(path[:3 if path[0] == "datasets" else 2] in head for head in heads):
             values = [0 if value is None else value for value in values]
         rows.append(_row(path, *values))
     return rows
+
+
+def _heads(report: Mapping[str, Any]) -> set[Path]:
+    """Return the first two and the first three keys of all paths in a report, also of mappings without figures."""
+    heads = {(key, str(name)): inside for key, section in report.items() if isinstance(section, Mapping)
+             for name, inside in section.items()}
+    return {*heads, *((*head, str(key)) for head, inside in heads.items() if isinstance(inside, Mapping)
+                      for key in inside)}
 
 
 def _counts(path: Path) -> bool:

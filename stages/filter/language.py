@@ -228,8 +228,10 @@ class Language(Stage):
         for line in doc.text.split("\n"):
             if self._language_of(line) not in (None, doc.language):
                 spans.append((begin, begin + len(line)))
+                if len(spans) == MOST:
+                    break
             begin += len(line) + 1
-        return spans[:MOST]
+        return spans
 
     def verdict(self, doc: Document) -> str | None:
         config, signals, language = self.config, doc.signals, doc.language

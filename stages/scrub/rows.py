@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
+from pipeline.base.redact import redact
 from stages.scrub.pii import scrub_text, scrub_value
 
 #: characters after an excerpt that are scrubbed together with it, because an address that is cut in half would not be
 #: recognised
 MARGIN = 400
+#: scheme, user name and password of a URL
+_USER = re.compile(r"^((?:[a-zA-Z][a-zA-Z0-9+.-]*:)?//)[^/?#\s]*@")
+
+
+def mask_url(url: str) -> str:
+    """Return a URL without user name and password, with the keys and signatures in its query and all personal data
+    masked. The user name goes first: together with the host, it would look like an e-mail address."""
+    return scrub_text(redact(_USER.sub(r"\1", url)))
 
 
 def mask(row: dict[str, Any], chars: int = 0) -> None:
@@ -23,7 +33,9 @@ def mask(row: dict[str, Any], chars: int = 0) -> None:
         text = row["text"]
         row["text"] = scrub_text(text[:chars + MARGIN])[:chars] if chars else scrub_text(text)
         row["chars"] = len(text)
-    for name in ("url", "detail", "file", "locator", "language", "date"):
+    if row.get("url"):
+        row["url"] = mask_url(row["url"])
+    for name in ("detail", "file", "locator", "language", "date"):
         if row.get(name):
             row[name] = scrub_value(row[name])
     if row.get("meta"):     # JSON in a string: scrubbing the string could break the JSON

@@ -18,9 +18,12 @@ import pytest
 
 from pipeline.base.files import file_sha256
 from pipeline.report import compare_html
+from pipeline.report import documents as documents_of_report
+from pipeline.report.collect import collect
 from pipeline.report.compare import FinishedRun, NotFinished, compare_runs
 from pipeline.report.moved import Side, compare_documents
 from pipeline.report.recipe_diff import compare_recipes
+from pipeline.report.schema import Report
 from pipeline.report.side_by_side import compare_figures
 from pipeline.store.fs import Store
 from pipeline.store.parts import PartWriter, document_schema
@@ -433,6 +436,31 @@ def test_a_count_that_only_one_report_has_is_0_in_the_other():
         rows = [row for row in compare_figures(before, after) if row["difference"] != 0]
         assert sorted(abs(row["difference"] or 0) for row in rows) == [2, 3, 4]
         assert 0 in [row["before"] for row in rows] + [row["after"] for row in rows]
+
+
+def test_what_an_older_version_did_not_count_is_missing_and_not_zero(site, monkeypatch):
+    """Of a dataset, some of whose tasks an older version ran: their counters lack the licences of what they dropped."""
+    counted = site["first"].run.report["datasets"]
+    name = next(name for name, section in counted.items() if section["dropped_licences"])
+    merged = documents_of_report.merged
+
+    def of_fewer(passes: list[Any], what: str) -> dict[str, Any]:
+        counts = merged(passes, what)
+        if what != "dropped_licences":
+            return counts
+        return {source: by for source, by in counts.items() if source != min(counts)}
+
+    monkeypatch.setattr(documents_of_report, "merged", of_fewer)
+    run = site["first"].run
+    old = collect(run.store, run.name, run.get)
+    assert counted[name].keys() - old["datasets"][name].keys() == {"dropped_licences", "dropped_pii"}
+    Report.model_validate(json.loads(json.dumps(old)))
+    rows = {tuple(row["path"]): row for row in compare_figures(old, run.report)}
+    for source, by in counted[name]["dropped_licences"].items():
+        for licence in by:
+            row = rows["datasets", name, "dropped_licences", source, licence]
+            assert (row["before"], row["difference"]) == (None, None)
+    assert rows["datasets", name, "docs"]["difference"] == 0
 
 
 def test_a_report_of_another_version_is_collected_again_and_not_written(site, tmp_path, compared):

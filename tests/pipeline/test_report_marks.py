@@ -11,9 +11,12 @@ import pytest
 
 from pipeline.report import marks
 from pipeline.report.figures import places
-from pipeline.report.marks import SHOWN, excerpt, stages_of
-from pipeline.report.samples import sample
+from pipeline.report.marks import SEARCHED, SHOWN, excerpt, stages_of
+from pipeline.report.samples import PARTING_CHARS, parting, sample
+from pipeline.report.samples import excerpt as sampled_excerpt
 from stages.document import Document
+from stages.filter import blacklists
+from stages.scrub.rows import mask
 from stages.stage import Stage, StageConfig, resource
 
 
@@ -63,6 +66,38 @@ def test_addresses_never_come_through():
         assert "someone" not in json.dumps(match("c4", "curly_bracket", text))
 
 
+@pytest.mark.parametrize("searched", [SEARCHED, 4096, PARTING_CHARS])
+def test_no_part_of_a_number_with_spaces_comes_through(searched: int):
+    """A search ends at a space, which may be one inside a number."""
+    card, pad = "4556 7375 8689 9855", "a" * 97 + " "
+    for shown in range(len(card) + 1):
+        lead = (pad * searched)[:searched - 12 - shown] + "lorem ipsum "
+        text = f"{lead}{card} is the number. " + "tail " * 200
+        marked = match("c4", "lorem_ipsum", text)
+        assert "match" in marked
+        assert "4556" not in json.dumps(marked), shown
+        blank = " " * (searched - 12 - shown) + f"lorem ipsum {card} is the number. " + "tail " * 200
+        assert "4556" not in sampled_excerpt(blank), shown
+        same = "one two three four five six seven eight nine ten " + " " * (searched - 61 - shown)
+        assert "4556" not in json.dumps(parting(f"{same}lorem ipsum {card} is it", f"{same}lorem other {card} is it"))
+
+
+@pytest.mark.parametrize(("url", "shown", "marked"), [
+    ("https://john:hunter2secret@bad.com/x", "https://bad.com/x", "bad.com"),
+    ("https://bad.com/?a=1&access_token=f00dfeed", "https://bad.com/?a=1&access_token=***", "bad.com"),
+    ("https://bad.com/?to=a.b%40mail.example.org", "https://email@example.com", ""),
+])
+def test_a_url_has_neither_a_password_nor_a_mark_of_a_placeholder(url: str, shown: str, marked: str):
+    """Of a user name and the host, an e-mail address would be made, whose host would then be marked as blocked."""
+    row = {"id": "0", "url": url, "source": "web", "text": "Text.", "locator": None, "meta": None}
+    assert sample(row)["url"] == shown
+    pieces = match("url", "domain", "Text.", url=sample(row)["url"], config={"integrated": False}).get("url_match", [])
+    assert "".join(text for kind, text in pieces if kind == "mark") == marked
+    if marked:
+        mask(row)
+        assert row["url"] == shown, "on the service's pages, too"
+
+
 def test_a_step_finds_what_it_dropped_by_the_settings_of_the_recipe(tmp_path: Path):
     (tmp_path / "lists.json").write_text(json.dumps({"de": ["distel"]}))
     config = {"lists": str(tmp_path / "lists.json")}
@@ -75,6 +110,16 @@ def test_a_step_finds_what_it_dropped_by_the_settings_of_the_recipe(tmp_path: Pa
     [said] = match("badwords", "any", "Eine Distel.", config={"no_such_key": 1}).values()
     assert "no_such_key" in said and "\n" not in said and len(said) <= SHOWN
     assert match("quality", "quality", "Text.", config={"model": "m.bin"}, files=False) == {}, "it never marks"
+
+
+def test_the_empty_path_names_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    read: list[Path] = []
+    monkeypatch.setattr(blacklists, "file_sha256", lambda path: read.append(path) or "0" * 64)
+    config = {"blacklists": "", "categories": ["gambling"], "integrated": False}
+    shown = match("url", "url_gambling", "Text.", url="https://a.com/", config=config, files=False)
+    assert (shown.keys(), read) == ({"unmarked"}, [])
+    assert match("language", "script_share", "Text на.", config={"model": None}, files=False).keys() == {"match"}
 
 
 def test_a_step_that_reads_its_file_at_once_tells_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
