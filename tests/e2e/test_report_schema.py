@@ -19,7 +19,8 @@ from tests.e2e.report_site import Site
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 #: (part, field) of what may be left out, because not every document or step has it
-LEFT_OUT = {("DatasetFigures", "contamination"), ("SourceFigures", "lost"), ("GraphNode", "dropped"),
+LEFT_OUT = {("DatasetFigures", "contamination"), ("DatasetFigures", "dropped_licences"),
+            ("DatasetFigures", "dropped_pii"), ("SourceFigures", "lost"), ("GraphNode", "dropped"),
             ("ClusterFigures", "components"), ("LossPoint", "lr"),
             *((part, field) for part in ("Excerpt", "RemovedDocument")
               for field in ("kept", "similarity", "match", "url_match")), ("Reason", "unmarked"),
