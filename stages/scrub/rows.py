@@ -7,13 +7,13 @@ import re
 from typing import Any
 
 from pipeline.base.redact import redact
-from stages.scrub.pii import scrub_text, scrub_value
+from stages.scrub.pii import EMAILS, scrub_text, scrub_value
 
 #: characters after an excerpt that are scrubbed together with it, because an address that is cut in half would not be
 #: recognised
 MARGIN = 400
-#: scheme, user name and password of a URL
-_USER = re.compile(r"^((?:[a-zA-Z][a-zA-Z0-9+.-]*:)?//)[^/?#\s]*@")
+#: scheme, user name and password of a URL; not of one that is masked already, whose host may be a placeholder
+_USER = re.compile(rf"^((?:[a-zA-Z][a-zA-Z0-9+.-]*:)?//)(?!{re.escape(EMAILS[0])})[^/?#\s]*@")
 
 
 def mask_url(url: str) -> str:

@@ -16,7 +16,7 @@ from pipeline.report.samples import PARTING_CHARS, parting, sample
 from pipeline.report.samples import excerpt as sampled_excerpt
 from stages.document import Document
 from stages.filter import blacklists
-from stages.scrub.rows import mask
+from stages.scrub.rows import mask, mask_url
 from stages.stage import Stage, StageConfig, resource
 
 
@@ -159,3 +159,10 @@ def test_the_part_of_a_url_is_marked_and_no_more_of_a_list_is_told(tmp_path: Pat
 def test_hostile_text_is_only_text():
     shown = str(places(match("c4", "curly_bracket", "<script>alert(1)</script> { <b onclick=x>")["match"]))
     assert "<script" not in shown and "<b" not in shown and "<mark>{</mark>" in shown
+
+
+@pytest.mark.parametrize(("url", "masked"), [
+    ("https://me:secret@a.example/x", "https://a.example/x"), ("//me@a.example", "//a.example"),
+    ("https://a.example/?u=some.one@b.example", "https://email@example.com")])
+def test_a_url_that_is_masked_twice_is_as_masked_once(url, masked):
+    assert mask_url(url) == mask_url(mask_url(url)) == masked
