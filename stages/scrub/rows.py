@@ -12,14 +12,19 @@ from stages.scrub.pii import EMAILS, scrub_text, scrub_value
 #: characters after an excerpt that are scrubbed together with it, because an address that is cut in half would not be
 #: recognised
 MARGIN = 400
-#: scheme, user name and password of a URL; not of one that is masked already, whose host may be a placeholder
-_USER = re.compile(rf"^((?:[a-zA-Z][a-zA-Z0-9+.-]*:)?//)(?!{re.escape(EMAILS[0])})[^/?#\s]*@")
+#: scheme, user name and password of a URL
+_USER = re.compile(r"^((?:[a-zA-Z][a-zA-Z0-9+.-]*:)?//)[^/?#\s]*@")
+#: the start of a URL that is masked already, up to the placeholder that has replaced its host
+_MASKED = re.compile(rf"^(?:[a-zA-Z][a-zA-Z0-9+.-]*:)?//{re.escape(EMAILS[0])}")
 
 
 def mask_url(url: str) -> str:
     """Return a URL without user name and password, with the keys and signatures in its query and all personal data
-    masked. The user name goes first: together with the host, it would look like an e-mail address."""
-    return scrub_text(redact(_USER.sub(r"\1", url)))
+    masked. The user name goes first: together with the host, it would look like an e-mail address. A URL that is masked
+    already stays as it is."""
+    masked = _MASKED.match(url)
+    start = masked.end() if masked else 0
+    return url[:start] + scrub_text(redact(_USER.sub(r"\1", url[start:])))
 
 
 def mask(row: dict[str, Any], chars: int = 0) -> None:
