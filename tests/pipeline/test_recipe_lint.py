@@ -31,17 +31,17 @@ def test_lint_warns(load, old, new, expected):
     text = CONTRACT.replace(old, new, 1)
     if "no dataset is made from it" in expected:
         text = text.replace(", priority: [wiki, clean]", "").replace("where: {source: wiki}", "where: {language: de}")
-    found = lint(load(text))
-    assert any(expected in line for line in found), found
+    warnings = lint(load(text))
+    assert any(expected in line for line in warnings), warnings
 
 
 @pytest.mark.parametrize(("reader", "step", "fits"), [
     ("warc", "html", True), ("warc", "pdf", True), ("pdf", "pdf", True), ("html", "html", True),
     ("text", "latex", True), ("html", "pdf", False), ("pdf", "html", False), ("pdf", "latex", False)])
 def test_lint_knows_which_extractor_fits(load, reader, step, fits):
-    found = lint(load(f"version: 1\nsources: {{a: {{read: {reader}, path: x}}}}\n"
+    warnings = lint(load(f"version: 1\nsources: {{a: {{read: {reader}, path: x}}}}\n"
                       f"datasets: {{b: {{from: a, steps: [{step}]}}}}\n"))
-    assert any("no step makes text" in line for line in found) != fits
+    assert any("no step makes text" in line for line in warnings) != fits
 
 
 def test_lint_names_shards_nobody_mixes(load):
@@ -63,9 +63,9 @@ def test_a_missing_package_names_the_extra(load, monkeypatch):
         raise ModuleNotFoundError("No module named 'trafilatura'", name="trafilatura")
 
     monkeypatch.setattr(check, "stage_class", missing)
-    found = problems(load, SMALL)
-    assert found[0].startswith("8 datasets.clean.steps[0]: the step 'html' needs the package 'trafilatura', which is "
-                               "not installed; pip install 'tokenmill[pipeline]'")
+    errors = problems(load, SMALL)
+    assert errors[0].startswith("8 datasets.clean.steps[0]: the step 'html' needs the package 'trafilatura', which is "
+                                "not installed; pip install 'tokenmill[pipeline]'")
 
 
 def clean_steps(steps: str) -> str:
@@ -97,9 +97,9 @@ STEPS = "url, {language: {keep: [en], min: 0.65}}, gopher_quality, pii"
                       "  deduped:   {from: [clean, wiki]"), 6, "no document is left: steps before it keep only en"),
 ])
 def test_lint_names_line_and_remedy(load, text, line, expected):
-    found = lint(load(text))
-    assert any(expected in said for said in found), found
-    assert any(f"recipe.yaml:{line}:" in said for said in found if expected in said), found
+    warnings = lint(load(text))
+    assert any(expected in warning for warning in warnings), warnings
+    assert any(f"recipe.yaml:{line}:" in warning for warning in warnings if expected in warning), warnings
 
 
 @pytest.mark.parametrize("steps", [
@@ -114,16 +114,16 @@ def test_lint_is_silent_about_what_makes_sense(load, steps):
 
 def test_lint_takes_measured_speeds(load):
     recipe = load(clean_steps("gopher_repetition, {language: {keep: [en]}}, pii"))
-    assert not any("cheaper" in said for said in lint(recipe))
-    said = lint(recipe, {"gopher_repetition": 1e5, "language": 1e8})
-    assert any("'language' is cheaper than 'gopher_repetition' before it" in line for line in said)
+    assert not any("cheaper" in warning for warning in lint(recipe))
+    warnings = lint(recipe, {"gopher_repetition": 1e5, "language": 1e8})
+    assert any("'language' is cheaper than 'gopher_repetition' before it" in line for line in warnings)
 
 
 @pytest.mark.parametrize("steps", [
     "{language: {keep: [en]}}, gopher_quality, pii, exact, c4, exact",          # c4 makes texts alike, and so does pii
     "{language: {keep: [en]}}, gopher_quality, exact, pii, exact"])
 def test_lint_knows_what_makes_texts_alike(load, steps):
-    assert not any("ran before" in said for said in lint(load(clean_steps(steps))))
+    assert not any("ran before" in warning for warning in lint(load(clean_steps(steps))))
 
 
 def test_lint_lets_two_datasets_be_compared_after_each_was_with_itself(load):
@@ -135,7 +135,7 @@ def test_lint_lets_two_datasets_be_compared_after_each_was_with_itself(load):
     assert lint(load(text)) == []
     twice = text.replace("tokenizer:", "  again: {from: deduped, steps: [exact]}\ntokenizer:", 1).replace(
         "from: deduped}}          #", "from: again}}          #")
-    assert any("'exact' ran before with the same settings" in said for said in lint(load(twice)))
+    assert any("'exact' ran before with the same settings" in warning for warning in lint(load(twice)))
 
 
 def test_lint_claims_nothing_about_ways_it_has_not_followed(load):
@@ -145,8 +145,8 @@ def test_lint_claims_nothing_about_ways_it_has_not_followed(load):
     single = "\n".join(f"  {n}: {{from: s{n}, steps: [{'' if n == 'l69' else 'url'}]}}" for n in names)
     text = (f"version: 1\nsources:\n{sources}\ndatasets:\n{single}\n"
             f"  every: {{from: [{', '.join(names)}], steps: []}}\n  end: {{from: every, steps: [url]}}\n")
-    assert not any("ran before" in said for said in lint(load(text)))
-    assert any("ran before" in said for said in lint(load(text.replace("every: {from: [" + ", ".join(names),
+    assert not any("ran before" in warning for warning in lint(load(text)))
+    assert any("ran before" in warning for warning in lint(load(text.replace("every: {from: [" + ", ".join(names),
                                                                        "every: {from: [" + ", ".join(names[:60])))))
 
 
@@ -155,10 +155,10 @@ def test_lint_does_not_say_both_orders_are_wrong(load):
     speeds = {"exact": 5e8, "gopher_repetition": 1e6}
     for steps in ("exact, gopher_repetition", "gopher_repetition, exact"):
         recipe = load(clean_steps(f"{{language: {{keep: [en]}}}}, {steps}, pii"))
-        assert not any("cheaper" in said or "compares documents" in said for said in lint(recipe, speeds)), steps
+        assert not any("cheaper" in line or "compares documents" in line for line in lint(recipe, speeds)), steps
     recipe = load(clean_steps("{language: {keep: [en]}}, minhash, exact, pii"))
-    assert any("'exact' is cheaper than 'minhash'" in said for said in lint(recipe, {"minhash": 1e6}))
-    assert not any("cheaper" in said for said in lint(recipe))
+    assert any("'exact' is cheaper than 'minhash'" in warning for warning in lint(recipe, {"minhash": 1e6}))
+    assert not any("cheaper" in warning for warning in lint(recipe))
 
 
 def test_lint_knows_the_filters_of_other_projects(load):
@@ -176,8 +176,8 @@ def test_lint_names_files_that_own_code_imports(load, tmp_path):
         "import json\nfrom stages.stage import Stage\n\ndef words():\n    from word_lists import WORDS\n"
         "    return WORDS\n\nclass Own(Stage):\n    name = 'own_x'\n")
     text = SMALL.replace("version: 1\n", "version: 1\ncode: [own_stage_x.py]\n") + "      - own_stage_x:Own\n"
-    said = [s for s in lint(load(text, allow_custom=True)) if "imports" in s]
-    assert len(said) == 1 and "own_stage_x.py imports 'word_lists' (word_lists.py beside it)" in said[0]
-    assert "recipe.yaml:2:" in said[0]
+    warnings = [s for s in lint(load(text, allow_custom=True)) if "imports" in s]
+    assert len(warnings) == 1 and "own_stage_x.py imports 'word_lists' (word_lists.py beside it)" in warnings[0]
+    assert "recipe.yaml:2:" in warnings[0]
     both = text.replace("[own_stage_x.py]", "[word_lists.py, own_stage_x.py]")
     assert not any("imports" in s for s in lint(load(both, allow_custom=True)))
