@@ -25,7 +25,7 @@ def excess(child: ChildProcess, job: Job, limits: ProcessLimits, now: float) -> 
         return None
     # CPU time used between two samples cannot be attributed to one document, so it is dropped
     moved = cursor != child.position or cursor != child.cursor.read()
-    if moved or working - child.cpu_quiet > 1.0:
+    if moved or working - child.cpu_quiet > limits.idle_cpu_s:
         child.quiet_since, child.cpu_quiet = now, working
     if moved:
         child.position, child.cpu_position = cursor, cpu

@@ -40,15 +40,15 @@ class ProcessLimits:
     cpu_s: float = 60.0            # CPU seconds a document may take in one stage (a batch: `batch_cpu_s`)
     record_cpu_s: float = 300.0    # CPU seconds to read one record, plus one for each RECORD_BYTES of the task
     reading_cpu_s: float = 1800.0  # CPU seconds outside documents, plus one for each READING_BYTES of the task
-    wall_s: float = 600.0          # the task is repeated if in this time the cursor stands still and at most one CPU
-                                   # second is used
+    wall_s: float = 600.0          # the task is repeated if in this time the cursor stands still and the child is idle
+    idle_cpu_s: float = 1.0        # most CPU seconds that an idle child uses, however long it is idle
     memory_share: float = 0.85     # of the cgroup's (or machine's) memory: above it the largest child is killed
     pressure_s: float = 1.0        # seconds between two checks of `memory_share`
     recycle_cpu_s: float = 600.0   # CPU seconds after which a child is replaced (a new one costs 1): libraries leak
     max_quarantined: int = 100     # most documents of one partition in quarantine
     max_environment: int = 3       # most faults of machine or storage that an attempt survives
     hanging_s: float = 120.0       # seconds without cursor movement until the task is reported as hanging
-    idle_s: float = 20.0           # the same if the child uses at most one CPU second in that time
+    idle_s: float = 20.0           # the same if the child is idle for that time
 
     def batch_cpu_s(self, rows: int) -> float:
         """Returns the CPU seconds that a batch of `rows` documents may take in one stage. A batch of up to 16 documents
@@ -62,9 +62,9 @@ class ProcessLimits:
 
     def hangs(self, still: float, idle: float, reports: int) -> bool:
         """Whether to report a task as hanging. `still`: the seconds for which its crash cursor (the record of which
-        document it works on) has not moved. `idle`: the seconds in which its child process has used at most one CPU
-        second. A task hangs after `hanging_s` without movement, or after `idle_s` without movement if it was idle for
-        as long. Both limits double with each of the `reports` made so far."""
+        document it works on) has not moved. `idle`: the seconds in which its child process has used at most
+        `idle_cpu_s` of CPU time. A task hangs after `hanging_s` without movement, or after `idle_s` without movement if
+        it was idle for as long. Both limits double with each of the `reports` made so far."""
         doubled = float(2 ** reports)
         return still >= self.hanging_s * doubled or min(still, idle) >= self.idle_s * doubled
 
