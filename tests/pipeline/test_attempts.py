@@ -33,6 +33,7 @@ from pipeline.store.fs import Store
 from pipeline.store.lease import identity
 from pipeline.store.log import Log
 from tests.pipeline import engine_tasks as t
+from tests.processes import until
 from tests.simulate.clock import VirtualClock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -314,22 +315,18 @@ def test_all_that_is_said_is_copied_without_secrets(store):
     assert len(pieces) > 3 and all(store.size(p) <= attempts.PIECE for p in pieces)
 
 
-def test_a_follower_reads_everything_once_while_it_grows(any_store, capfd, monkeypatch):
+def test_a_follower_reads_everything_once_while_it_grows(any_store, capfd):
     reader, found = LogReader(any_store, "r", 1), []
-    clock, copied, write = VirtualClock(), threading.Semaphore(0), any_store.write
-    monkeypatch.setattr(any_store, "write", lambda path, data: (write(path, data), copied.release()))
+    clock = VirtualClock()
     with capfd.disabled(), open(os.devnull, "w") as null:
         saved = os.dup(2)
         os.dup2(null.fileno(), 2)                  # DriverLog passes on what it reads; not into the test's own output
         try:
             with DriverLog(any_store, "r", 1, clock):
                 for i in range(3000):
-                    if i % 100 == 99:
-                        clock.sleep(60.0)          # a copy is due; the next line wakes the thread that makes it
                     os.write(1, f"{i:06d} {'x' * 60}\n".encode())
-                    if i % 100 == 99:
-                        assert copied.acquire(timeout=60)
-                        found += reader.more()
+                    if i % 100 == 99:              # a copy is due after each sleep; a thread of the log makes it
+                        found += until(lambda: clock.sleep(60.0) or list(reader.more()), 60, "a copy")
         finally:
             os.dup2(saved, 2)
             os.close(saved)

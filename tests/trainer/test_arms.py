@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.processes import until
+from tests.processes import alive, descendants, signal_all, stopped, until
 from tests.trainer.synthetic import language, make_run, quiet, write_shards
 from tokenizer.mixture.curriculum import Curriculum
 from trainer.__main__ import main
@@ -269,10 +269,10 @@ def test_a_killed_study_goes_on_and_gives_the_same_table(tmp_path):
                "optimizer.lr=0.003", "--seeds", "2", "--jobs", "2", "--device", "cpu", "--out"]
     folder = tmp_path / "killed" / "ablate"
     process = subprocess.Popen([*command, str(folder.parent)], stdout=subprocess.DEVNULL)
-    until(lambda: list(folder.glob("*/summary.json")) and begun(folder), 300, "one training done and one begun",
-          job=process)
+    trainings = until(lambda: stopped_halfway(folder, process.pid), 300, "one training done and one begun", job=process)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    signal_all(trainings, signal.SIGCONT)
     assert 0 < len(list(folder.glob("*/summary.json"))) < 6
     stamps = {p: p.stat().st_mtime_ns for p in folder.glob("*/summary.json")}
     subprocess.run([*command, str(folder.parent)], check=True, stdout=subprocess.DEVNULL, timeout=300)
@@ -285,9 +285,21 @@ def test_a_killed_study_goes_on_and_gives_the_same_table(tmp_path):
     assert not list(folder.glob("*/trainer.pid"))
 
 
-def begun(folder: Path) -> bool:
-    """Return whether an arm that is not finished has a checkpoint."""
-    return any(not (p.parents[2] / "summary.json").exists() for p in folder.glob("*/checkpoints/*/COMPLETE"))
+def stopped_halfway(folder: Path, study: int) -> list[int]:
+    """Stop all processes of a study (SIGSTOP). Returns the processes of its trainings if one training is done and
+    another one is between its first checkpoint and half of its 200 steps. Otherwise lets all processes go on."""
+    trainings = descendants(study)
+    processes = signal_all([study, *trainings], signal.SIGSTOP)
+    until(lambda: all(stopped(p) or not alive(p) for p in processes), 60, "processes stopped")
+    newest: dict[Path, int] = {}
+    for complete in folder.glob("*/checkpoints/*/COMPLETE"):
+        arm, step = complete.parents[2], int(complete.parent.name.removeprefix("step_"))
+        newest[arm] = max(step, newest.get(arm, 0))
+    done = {summary.parent for summary in folder.glob("*/summary.json")}
+    if done and any(step <= 100 for arm, step in newest.items() if arm not in done):
+        return trainings
+    signal_all(processes, signal.SIGCONT)
+    return []
 
 
 def evaluated(run: Path, name: str, losses: dict[int, float]) -> Arm:
