@@ -32,7 +32,8 @@ from stages.read.jsonl import Jsonl
 from stages.read.parquet import Parquet
 from stages.read.reader import Slice
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")
+pytestmark = [pytest.mark.usefixtures("room"),
+              pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")]
 
 #: imported by every child before anything else: readers that die of what a record says
 HOOK = """

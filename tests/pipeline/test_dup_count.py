@@ -112,6 +112,7 @@ def test_kept_documents_name_their_cluster_as_removed_ones_do(top, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("room")
 @pytest.mark.parametrize("partition", ["3KB", "1MB"])
 def test_counts_are_the_same_for_any_division_into_parts_and_workers(top, tmp_path, partition):
     run(top, tmp_path / "one", f"{BOTH}, rehydrate")
