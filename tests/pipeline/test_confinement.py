@@ -180,7 +180,8 @@ def rows(store, kind) -> list[dict]:
 
 @needs_kernel
 def test_a_stage_of_ones_own_is_confined_once_it_is_set_up(secrets, recipe, tmp_path):
-    summary = run_recipe(recipe("Curious"), str(tmp_path / "store"), make_backend=make_backend("process", 1, None))
+    summary = run_recipe(recipe("Curious"), str(tmp_path / "store"), make_backend=make_backend("process", 1, None),
+                         report=False)
     kept = {row["text"]: json.loads(row["meta"])["secret"] for row in rows(tmp_path / "store", "datasets")}
     assert kept == {"fine": "", "true": ""}
     bad = rows(tmp_path / "store", "quarantine")
@@ -220,14 +221,15 @@ def test_a_reader_of_ones_own_is_confined(hostile, tmp_path):
         run: {max_bad_files: 1, max_error_rate: 90%}
         """))
     run_recipe(load_recipe(str(tmp_path / "recipe.yaml"), allow_custom=True), str(tmp_path / "store"),
-               make_backend=make_backend("process", 1, None))
+               make_backend=make_backend("process", 1, None), report=False)
     assert [row["text"] for row in rows(tmp_path / "store", "datasets")] == ["fine"]
     [bad] = rows(tmp_path / "store", "quarantine")
     assert "PermissionError" in f"{bad['reason']} {bad['detail']}"
 
 
 def test_a_stage_that_opted_out_is_not_and_the_run_says_so(secrets, recipe, tmp_path):
-    summary = run_recipe(recipe("Open"), str(tmp_path / "store"), make_backend=make_backend("process", 1, None))
+    summary = run_recipe(recipe("Open"), str(tmp_path / "store"), make_backend=make_backend("process", 1, None),
+                         report=False)
     kept = {row["text"]: json.loads(row["meta"])["secret"] for row in rows(tmp_path / "store", "datasets")}
     assert kept == dict.fromkeys(("fine", "socket", "true", "/bin/ls"), "hunter2")
     [warning] = summary.warnings

@@ -59,7 +59,7 @@ def top(tmp_path_factory) -> Path:
 def run(top: Path, store: Path, steps: str, *overrides: str, more: str = "", make: Any = InlineBackend) -> Any:
     path = top / "recipe.yaml"
     path.write_text(RECIPE.replace("STEPS", steps) + more)
-    return run_recipe(load_recipe(path, list(overrides)), str(store), make_backend=make)
+    return run_recipe(load_recipe(path, list(overrides)), str(store), make_backend=make, report=False)
 
 
 def kept(store: Path, dataset: str = "clean") -> list[dict[str, Any]]:
