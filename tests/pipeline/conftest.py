@@ -44,9 +44,11 @@ def site(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def tokenmill(capsys) -> Callable[..., Said]:
-    """A function that calls the command in this process."""
+def tokenmill(capsys, monkeypatch) -> Callable[..., Said]:
+    """A function that calls the command in this process, without a store that the user's environment names."""
     from pipeline.cli.app import run_command
+
+    monkeypatch.delenv("TOKENMILL_STORE", raising=False)
 
     def call(*arguments: str | Path) -> Said:
         capsys.readouterr()
@@ -56,6 +58,14 @@ def tokenmill(capsys) -> Callable[..., Said]:
         return Said(code, out, err)
 
     return call
+
+
+@pytest.fixture
+def room(monkeypatch):
+    """Makes the machine seem to have memory to spare, so that other programs on it neither lead to killed children nor
+    limit their number.
+    """
+    monkeypatch.setattr("pipeline.engine.worker.limits.memory_use", lambda: (1 << 30, 64 << 30))
 
 
 class Server(http.server.BaseHTTPRequestHandler):

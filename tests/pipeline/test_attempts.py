@@ -216,11 +216,12 @@ def test_the_wish_is_found_once_and_only_for_this_attempt(any_store, monkeypatch
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")
+@pytest.mark.usefixtures("room")
 @pytest.mark.parametrize("grace", [600.0, 0.0])
 def test_a_stop_lets_what_runs_finish_within_its_grace(store, tmp_path, grace):
     """Two of six tasks run. With time to finish those two are committed and nothing new begins; without, none is."""
     log, mark = t.MemoryLog(), tmp_path / "mark"          # no task ends before it is there
-    scheduler = Scheduler(ProcessBackend(store, 2, memory_mb=2000, scratch=str(tmp_path)), log)
+    scheduler = Scheduler(ProcessBackend(store, 2, scratch=str(tmp_path)), log)
     seen: list[str] = []
 
     class Listener(Progress):
@@ -326,7 +327,7 @@ def test_a_follower_reads_everything_once_while_it_grows(any_store, capfd):
                 for i in range(3000):
                     os.write(1, f"{i:06d} {'x' * 60}\n".encode())
                     if i % 100 == 99:              # a copy is due after each sleep; a thread of the log makes it
-                        found += until(lambda: clock.sleep(60.0) or list(reader.more()), 60, "a copy")
+                        found += until(lambda: clock.sleep(60.0) or list(reader.more()), what="a copy")
         finally:
             os.dup2(saved, 2)
             os.close(saved)

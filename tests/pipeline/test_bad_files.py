@@ -32,7 +32,8 @@ from stages.read.jsonl import Jsonl
 from stages.read.parquet import Parquet
 from stages.read.reader import Slice
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")
+pytestmark = [pytest.mark.usefixtures("room"),
+              pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")]
 
 #: imported by every child before anything else: readers that die of what a record says
 HOOK = """
@@ -89,11 +90,11 @@ class Site:
         pq.write_table(pa.table({"text": texts}), self.folder / name, row_group_size=group)
 
     def run(self, reader: str, *overrides: str, store: str = "store", steps: str = "[]",
-            backend: str = "inline") -> RunSummary:
+            backend: str = "inline", report: bool = False) -> RunSummary:
         (self.top / "r.yaml").write_text(f"version: 1\nsources: {{s: {{read: {reader}, path: in}}}}\n"
                                          f"datasets: {{d: {{from: s, steps: {steps}}}}}\n")
         recipe = load_recipe(str(self.top / "r.yaml"), list(overrides))
-        return run_recipe(recipe, str(self.top / store), make_backend=make_backend(backend, 1, None))
+        return run_recipe(recipe, str(self.top / store), make_backend=make_backend(backend, 1, None), report=report)
 
     def deaths(self) -> list[str]:
         path = self.top / "deaths"
@@ -124,7 +125,7 @@ def test_a_record_that_kills_its_reader_costs_the_rest_of_its_file_and_two_death
     site.lines("a.jsonl", good)
     site.lines("m.jsonl", bad)
     site.lines("z.jsonl", texts("z"))
-    site.run("jsonl", backend="process")
+    site.run("jsonl", backend="process", report=True)
     assert site.deaths() == ["m.jsonl"] * 2                      # in the partition, and alone
     kept = sorted(good + bad[:5] + texts("z"))
     assert site.texts() == kept
@@ -216,7 +217,7 @@ def test_files_that_are_bad_to_begin_with(site):
     (site.folder / "junk.parquet").write_bytes(b"PAR1" + bytes(range(200)) + b"PAR1")
     (site.folder / "cut.parquet").write_bytes(whole[:-100])
     (site.folder / "folder.parquet").mkdir()
-    summary = site.run("parquet")
+    summary = site.run("parquet", report=True)
     assert site.texts() == sorted(texts("a"))
     assert [(file, reason) for file, _, _, reason in site.lost()] == [
         ("cut.parquet", "corrupt_parquet"), ("junk.parquet", "corrupt_parquet"), ("number.parquet", "wrong_schema"),

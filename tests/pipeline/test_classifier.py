@@ -181,7 +181,7 @@ datasets:
     steps: [{{quality: {{model: {model}, calibration: {folder}/quality.calibration.json, min: {values[60]}}}}}]
 """)
     run_recipe(load_recipe(tmp_path / "recipe.yaml"), str(tmp_path / "store"),
-               make_backend=make_backend("inline", 1, None))
+               make_backend=make_backend("inline", 1, None), report=False)
     kept, dropped = (pq.read_table(tmp_path / "store" / kind / "scored").to_pylist()
                      for kind in ("datasets", "dropped"))
     assert sorted(row["signals"]["quality_score"] for row in [*kept, *dropped]) == values

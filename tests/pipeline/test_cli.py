@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import json
 import logging
 import shutil
@@ -22,7 +21,7 @@ from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from tests.hurried import HurriedClock
 from tests.pipeline.cli_site import ROOT, process
-from tests.processes import until
+from tests.processes import children_of, named, until
 from tokenizer.byte_level import byte_level_json
 from tokenizer.shards.rows import RowSet
 
@@ -193,23 +192,33 @@ def test_waiting_for_a_holder_that_cannot_be_seen_is_said(site, tmp_path, monkey
     assert "last held by run 'other'" in caplog.text and "waiting up to" in caplog.text
 
 
+#: a step that never ends
+ENDLESS = """
+import time
+from stages.stage import Stage
+
+
+class Endless(Stage):
+    name = "endless"
+
+    def process(self, doc):
+        time.sleep(3600)
+"""
+
+
 def has_child(pid: int) -> bool:
     """Return whether a driver has started a child process. By then, it also has its signal handlers."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):      # it had another one, which is gone
-        return any(b"pipeline.engine.worker.child" in Path(f"/proc/{child}/cmdline").read_bytes()
-                   for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-    return False
+    return any(named(child, "pipeline.engine.worker.child") for child in children_of(pid))
 
 
-def test_ctrl_c_says_what_is_kept(site, tmp_path):
-    shutil.copytree(site / "crawl", tmp_path / "crawl")
-    data = (site / "crawl" / "a.warc.gz").read_bytes()
-    for i in range(30):
-        (tmp_path / "crawl" / f"x{i}.warc.gz").write_bytes(data)
-    (tmp_path / "r.yaml").write_text("version: 1\nsources: {web: {read: warc, path: crawl}}\n"
-                                     "datasets: {extracted: {from: web, steps: [{html: {engine: trafilatura}}]}}\n")
+def test_ctrl_c_says_what_is_kept(tmp_path):
+    (tmp_path / "endless_step.py").write_text(ENDLESS)
+    (tmp_path / "a.txt").write_text("A text.")
+    (tmp_path / "r.yaml").write_text("version: 1\ncode: endless_step.py\nsources: {s: {read: text, path: a.txt}}\n"
+                                     "datasets: {d: {from: s, steps: ['endless_step:Endless']}}\n")
     run = subprocess.Popen([sys.executable, "-m", "pipeline.cli", "run", str(tmp_path / "r.yaml"), "--store",
-                            str(tmp_path / "store"), "--backend", "process", "--workers", "1", "--json"],
+                            str(tmp_path / "store"), "--backend", "process", "--workers", "1", "--json",
+                            "--allow-custom-stages"],
                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert '"planned"' in run.stdout.readline()
     until(lambda: has_child(run.pid), 600, "a child process", job=run)

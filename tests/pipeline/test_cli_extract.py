@@ -188,7 +188,7 @@ def test_who_waits_is_told_for_what(page, tokenmill, monkeypatch):
         echo(*said, **kw)
         told.set()
     monkeypatch.setattr(file_types.typer, "echo", tell)
-    monkeypatch.setattr(Html, "setup", lambda self: told.wait(60))
+    monkeypatch.setattr(Html, "setup", lambda self: told.wait(300))
     assert "preparing the step 'html'" in tokenmill("extract", page).err
 
 
@@ -358,7 +358,7 @@ def test_folders_and_globs(tmp_path, page, tokenmill):
 
 def test_a_named_pipe_is_read_once(tmp_path, tokenmill):
     os.mkfifo(tmp_path / "pipe")
-    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(PAGE.encode()))
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(PAGE.encode()), daemon=True)
     writer.start()
     assert "A heading" in tokenmill("extract", tmp_path / "pipe").out
     writer.join()

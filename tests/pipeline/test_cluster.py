@@ -239,7 +239,7 @@ def test_a_run_is_cancelled_through_the_store_and_resumed(tmp_path, tokenmill):
     done = tokenmill("resume", "r", "--store", store, "--backend", "inline")
     assert done.code == 0 and "reused" in done.out
     assert attempts.standing(Store(store), "r").attempt == 2
-    run_recipe(load_recipe(recipe), str(tmp_path / "whole"), make_backend=make_backend("inline", 1, None))
+    run_recipe(load_recipe(recipe), str(tmp_path / "whole"), make_backend=make_backend("inline", 1, None), report=False)
     for name in ("read", "clean"):
         assert dataset_hash(Store(store), name) == dataset_hash(Store(tmp_path / "whole"), name)
     assert json.loads((store / "runs/r/plan.json").read_text())["recipe"] != ""

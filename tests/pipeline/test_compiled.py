@@ -35,7 +35,9 @@ def plain(x):
 
 
 def python(code: str, folder: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env={"PYTHONPATH": f"{ROOT}:{folder}"},
+    """Run `code` and return what it prints. It writes no .pyc file: one of a module that a test writes anew, within the
+    second and with as many bytes, would be taken for up to date."""
+    done = subprocess.run([sys.executable, "-B", "-c", code], cwd=folder, env={"PYTHONPATH": f"{ROOT}:{folder}"},
                           capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

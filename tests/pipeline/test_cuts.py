@@ -111,10 +111,11 @@ def top(tmp_path_factory) -> Path:
     return top
 
 
-def run(top: Path, store: Path, steps: str, *overrides: str, make: Any = InlineBackend) -> Any:
+def run(top: Path, store: Path, steps: str, *overrides: str, make: Any = InlineBackend, report: bool = False) -> Any:
     path = top / "recipe.yaml"
     path.write_text(RECIPE.format(steps=steps))
-    return run_recipe(load_recipe(path, list(overrides), allow_custom=True), str(store), make_backend=make)
+    recipe = load_recipe(path, list(overrides), allow_custom=True)
+    return run_recipe(recipe, str(store), make_backend=make, report=report)
 
 
 def rows(store: Path, name: str) -> dict[str, dict[str, Any]]:
@@ -130,7 +131,7 @@ def stores(top, tmp_path_factory) -> tuple[Path, Path]:
     """The stores of two runs, without the barrier and with it."""
     folder = tmp_path_factory.mktemp("stores")
     run(top, folder / "whole", "{where: {source: [web, chats]}}")
-    run(top, folder / "cut", f"{CUT}, {FILTER}")
+    run(top, folder / "cut", f"{CUT}, {FILTER}", report=True)
     return folder / "whole", folder / "cut"
 
 
@@ -202,11 +203,11 @@ def test_another_limit_replays_the_cutting_pass_and_runs_no_task_of_the_barrier(
     shutil.copytree(stores[1], tmp_path / "store")
     had = {r.key for r in Log.read(Store(tmp_path / "store")).records()}
     changed = f"{CUT.replace('20', '90')}, {FILTER}"
-    run(top, tmp_path / "store", changed)
+    run(top, tmp_path / "store", changed, report=True)
     ran = [r for r in Log.read(Store(tmp_path / "store")).records() if r.key not in had]
     assert {r.node for r in ran} == {"cut"}
     assert sum(r.counters["replayed"]["docs"] for r in ran) > 60
-    run(top, tmp_path / "new", changed)
+    run(top, tmp_path / "new", changed, report=True)
     for name in ("datasets/cut", "dropped/cut"):
         assert rows(tmp_path / "store", name) == rows(tmp_path / "new", name)
     assert rows(tmp_path / "store", "datasets/cut").keys() < rows(stores[1], "datasets/cut").keys()

@@ -59,7 +59,7 @@ def top(tmp_path_factory) -> Path:
 def run(top: Path, store: Path, steps: str, *overrides: str, more: str = "", make: Any = InlineBackend) -> Any:
     path = top / "recipe.yaml"
     path.write_text(RECIPE.replace("STEPS", steps) + more)
-    return run_recipe(load_recipe(path, list(overrides)), str(store), make_backend=make)
+    return run_recipe(load_recipe(path, list(overrides)), str(store), make_backend=make, report=False)
 
 
 def kept(store: Path, dataset: str = "clean") -> list[dict[str, Any]]:
@@ -112,6 +112,7 @@ def test_kept_documents_name_their_cluster_as_removed_ones_do(top, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("room")
 @pytest.mark.parametrize("partition", ["3KB", "1MB"])
 def test_counts_are_the_same_for_any_division_into_parts_and_workers(top, tmp_path, partition):
     run(top, tmp_path / "one", f"{BOTH}, rehydrate")

@@ -270,16 +270,18 @@ try:
     backend.start()
     seen, most_nodes, most_posts = set(), 0, 0
     few = Run(backend, t.row_specs(parts=2, rows=20, ms=50))          # what one node holds
-    until(lambda: alive())
+    seen.update(until(alive))
     while few.is_alive():
         seen.update(alive())
         time.sleep(0.2)
     one = len(seen)
     # one of many lasts: the nodes that have nothing to do any more go, its node stays
     mark = Path(top, "mark")
-    many = Run(backend, [t.spec(t.Waits, weight=99, mark=str(mark)), *t.row_specs(parts=12, rows=60, ms=100)])
+    many = Run(backend, [t.spec(t.Waits, weight=99, mark=str(mark)), *""" + HELD.format(parts=12) + """])
     while many.is_alive() and len(many.log.appended) < 12:
         seen.update(there := alive())
+        if len(seen) > 1:
+            release()
         most_nodes = max(most_nodes, len(there))
         # one that leaves is still there until its node has gone, while the one after it may be there already
         most_posts = max(most_posts, sum(not p.leaving for p in list(backend.fleet.worker_slots.values())))

@@ -18,7 +18,8 @@ from pipeline.recipe.model import Recipe
 from pipeline.run import make_backend, run_recipe
 from pipeline.store.fs import Store
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")
+pytestmark = [pytest.mark.usefixtures("room"),
+              pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")]
 
 STAGE = """
     import ctypes

@@ -134,7 +134,7 @@ def emitted(site, tmp_path_factory) -> tuple[Path, list[dict]]:
         def emit(self, run, snapshot):
             snapshots.append(json.loads(json.dumps(snapshot)))
 
-    run_recipe(load_recipe(site / "recipe.yaml"), str(store), make_backend=Watched, run="r")
+    run_recipe(load_recipe(site / "recipe.yaml"), str(store), make_backend=Watched, run="r", report=False)
     return store, snapshots
 
 

@@ -28,22 +28,16 @@ from pipeline.engine.worker.supervisor import Supervisor
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 from tests.processes import alive, children_of, until
+from tests.processes import stopped as is_stopped
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")
+pytestmark = [pytest.mark.usefixtures("room"),
+              pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")]
 REPO = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def store(tmp_path):
     return Store(tmp_path / "store")
-
-
-@pytest.fixture(autouse=True)
-def room(monkeypatch):
-    """Makes the machine seem to have memory to spare, so that other programs on it neither lead to killed children nor
-    limit their number.
-    """
-    monkeypatch.setattr(measure, "memory_use", lambda: (1 << 30, 64 << 30))
 
 
 @pytest.fixture
@@ -150,16 +144,16 @@ def test_events_are_gathered_as_long_as_no_slot_is_idle_and_no_row_is_quarantine
 
     def poll(specs, linger):
         assignments = [Assignment(i, s, f"{time.monotonic()}") for i, s in enumerate(specs)]
-        return [e for e in supervisor.poll(assignments, 60.0, linger) if not isinstance(e, Ready | StatusReport)]
+        return [e for e in supervisor.poll(assignments, 600.0, linger) if not isinstance(e, Ready | StatusReport)]
 
     try:
         until(lambda: any(isinstance(e, Ready) for e in supervisor.poll([], 0.0)))
-        events = poll(t.row_specs(parts=4, rows=2), 60.0)         # the third leaves the slot to the last
+        events = poll(t.row_specs(parts=4, rows=2), 600.0)        # the third leaves the slot to the last
         assert [e.id for e in events] == [0, 1, 2, 3] and all(isinstance(e, Done) for e in events)
         assert len(poll(t.row_specs(parts=4, rows=3), 0.0)) < 4
         while supervisor._queue or any(c.job for c in supervisor._children):
             supervisor.poll([], 1.0)
-        [*_, last] = poll(t.row_specs(parts=2, rows=8, poison={0: {3: "segfault"}}), 60.0)
+        [*_, last] = poll(t.row_specs(parts=2, rows=8, poison={0: {3: "segfault"}}), 600.0)
         assert isinstance(last, Quarantined)
     finally:
         supervisor.close()
@@ -220,11 +214,14 @@ import sys
 from pipeline.engine.backends.local import ProcessBackend
 from pipeline.engine.driver.endings import Interrupted
 from pipeline.engine.driver.scheduler import Scheduler
+from pipeline.engine.worker import limits
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
-backend = ProcessBackend(Store(sys.argv[1]), 2, memory_mb=2000, scratch=sys.argv[2])
+limits.memory_use = lambda: (1 << 30, 64 << 30)
+backend = ProcessBackend(Store(sys.argv[1]), 2, scratch=sys.argv[2])
+specs = t.row_specs(parts=4, poison={part: {0: "held"} for part in range(4)}, mark=sys.argv[2] + "/never")
 try:
-    Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=4, ms=1000))
+    Scheduler(backend, t.MemoryLog()).run(specs)
 except Interrupted as e:
     print(e, flush=True)
     sys.exit(1)
@@ -240,7 +237,7 @@ def test_a_driver_that_ends_leaves_no_process(tmp_path, signum):
     children = until(lambda: len(found := children_of(driver.pid)) == 2 and found)
     until(lambda: len(list(tmp_path.glob("tokenmill-*/scratch-*/*/attempt-*"))) == 2)        # they are at work
     driver.send_signal(signum)
-    out, _ = driver.communicate(timeout=120)
+    out, _ = driver.communicate(timeout=300)
     until(lambda: not any(alive(p) for p in children))
     scratch = list(tmp_path.glob("tokenmill-*/scratch-*"))
     if signum == signal.SIGKILL:
@@ -364,6 +361,7 @@ def test_a_child_that_is_stopped_is_named_with_its_process_until_it_goes_on(proc
             if tasks and not stopped:
                 stopped.append(tasks[0].pid)
                 os.kill(tasks[0].pid, signal.SIGSTOP)
+                until(lambda: is_stopped(stopped[0]))             # before its state is reported again
             elif self.tasks and "hangs" in self.tasks[0] and not (tmp_path / "mark").exists():
                 self.said = self.tasks[0]         # as it was first reported: it goes on from here
                 os.kill(stopped[0], signal.SIGCONT)

@@ -71,8 +71,8 @@ def inline(store, specs, tmp_path):
 def test_results_equal_the_inline_backends_and_few_tasks_wait_at_hand(on_ray, store, tmp_path):
     """No more tasks are in flight than there are slots, and as many again at hand."""
     specs, backend, most = [*t.row_specs(), *t.row_specs(parts=20, rows=2)], on_ray(2), []
-    submit, slots = backend.submit, backend.fleet.worker_slots
-    backend.submit = lambda a: (submit(a), most.append(sum(len(p.open) for p in slots.values())))[0]
+    place, slots = backend._placement.place, backend.fleet.worker_slots
+    backend._placement.place = lambda: (place(), most.append(sum(len(p.open) for p in slots.values())))[0]
     records = Scheduler(backend, t.MemoryLog(), dispatch_seed=5).run(specs)
     assert t.outcome(records) == inline(store, specs, tmp_path)
     assert 3 <= max(most) <= 4
@@ -199,8 +199,9 @@ from pipeline.engine.driver.scheduler import Scheduler
 from pipeline.store.fs import Store
 from tests.pipeline import engine_tasks as t
 backend = RayBackend(Store(sys.argv[1]), 3, child_memory_mb=300, scratch=sys.argv[2])
+specs = t.row_specs(parts=6, poison={part: {0: "held"} for part in range(6)}, mark=sys.argv[2] + "/never")
 try:
-    Scheduler(backend, t.MemoryLog()).run(t.row_specs(parts=6, ms=200))
+    Scheduler(backend, t.MemoryLog()).run(specs)
 except Interrupted as e:
     print(e, flush=True)
     sys.exit(1)
@@ -210,7 +211,7 @@ finally:
 
 
 def drive(tmp_path: Path) -> subprocess.Popen:
-    """Start a driver in a session of its own, with its own Ray and 3 workers."""
+    """Start a driver in a session of its own, with its own Ray and 3 workers, whose tasks never end."""
     env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     return subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path / "store"), str(tmp_path)], cwd=REPO, env=env,
                             stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -247,7 +248,7 @@ def test_an_embedded_driver_that_is_stopped_leaves_no_process(tmp_path, signum):
         os.killpg(driver.pid, signum)           # as a terminal does it
     else:
         driver.send_signal(signum)
-    out, _ = driver.communicate(timeout=120)
+    out, _ = driver.communicate(timeout=300)
     if signum == signal.SIGINT:
         assert driver.returncode == 1
         assert "run again to go on" in out

@@ -55,7 +55,7 @@ def made(tmp_path_factory) -> Path:
     (top / "lines.jsonl.gz").write_bytes(gzip.compress(b"".join(
         json.dumps({"text": " ".join(rng.sample(prose, 40))}).encode() + b"\n" for _ in range(12))))
     (top / "recipe.yaml").write_text(RECIPE)
-    execute(top)
+    execute(top, report=True)
     return top
 
 
@@ -70,9 +70,9 @@ def write(site: Path, i: int) -> None:
     (site / "docs" / f"d{i:02d}.txt").write_text(" ".join(random.Random(i).sample(sentences(), 40)))
 
 
-def execute(site: Path, *overrides: str, store: str = "store") -> RunSummary:
+def execute(site: Path, *overrides: str, store: str = "store", report: bool = False) -> RunSummary:
     return run_recipe(load_recipe(site / "recipe.yaml", list(overrides)), str(site / store),
-                      make_backend=make_backend("inline", 1, None))
+                      make_backend=make_backend("inline", 1, None), report=report)
 
 
 def walked(site: Path, *overrides: str) -> tuple[set[str], dict[str, NodeState]]:
@@ -134,7 +134,7 @@ def test_an_unchanged_run_walks_no_node_and_says_the_same(site):
     assert {n: (s.fresh, s.weight_fresh, s.sums.rows, s.sums.counters) for n, s in states.items()} == \
         {n: (s.fresh, s.weight_fresh, s.sums.rows, s.sums.counters) for n, s in first.items()}
 
-    summary = execute(site)
+    summary = execute(site, report=True)
     assert summary.executed == 0 and summary.reused == len(Log.read(Store(site / "store")))
     assert "" not in json.loads((site / f"store/runs/{run}/progress.json").read_text())["nodes"]
     assert (site / "store/datasets/clean").stat().st_ino == folder, "it was published again"
