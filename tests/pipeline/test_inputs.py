@@ -14,7 +14,7 @@ import pytest
 from pipeline.base.clock import Clock
 from pipeline.engine.task import ChangedInput, CrashCursor, TaskInputs, TaskOutputs, TaskSpec
 from pipeline.engine.worker.attempt import run_attempt
-from pipeline.plan.inputs import InputError, check_patterns, list_source
+from pipeline.plan.inputs import SETTLED_S, InputError, check_patterns, list_source
 from pipeline.plan.provenance import read_provenance
 from pipeline.store.content_keys import content_key
 from pipeline.store.errors import DamagedFile, EnvironmentFailure
@@ -204,18 +204,22 @@ def test_an_input_that_changed_since_the_plan(tmp_path, verify):
         fetch(file, tmp_path, store)
 
 
-class Later(Clock):
-    """A clock that is a day ahead, so that a file written just now counts as settled."""
+class At(Clock):
+    """A clock that stands still at a time."""
+
+    def __init__(self, time: float) -> None:
+        self.time = time
 
     def wall(self) -> float:
-        return super().wall() + 86400
+        return self.time
 
 
 def test_a_file_in_the_state_that_the_driver_hashed_is_not_hashed_by_every_worker(tmp_path):
     path, store = tmp_path / "in.txt", Store(tmp_path / "store")
     path.write_text("the first text")
-    [fresh] = list_source("s", [str(path)], verify=True)
-    [settled] = list_source("s", [str(path)], verify=True, clock=Later())
+    written = path.stat().st_ctime
+    [fresh] = list_source("s", [str(path)], verify=True, clock=At(written + SETTLED_S / 2))
+    [settled] = list_source("s", [str(path)], verify=True, clock=At(written + 2 * SETTLED_S))
     assert not fresh.hashed and settled.hashed, "times of a file written just now may hide a second change"
     assert content_key("t", 1, fresh.arg()) == content_key("t", 1, settled.arg())
     other = "sha256:" + "0" * 64                # fits only unhashed

@@ -22,7 +22,7 @@ from pipeline.report.collect import collect
 from pipeline.report.html import render
 from pipeline.report.recipe_words import first_sentence, recipe_of, steps_of, unscrubbed
 from pipeline.report.schema import Report
-from pipeline.report.trim import LARGEST, trimmed
+from pipeline.report.trim import LARGEST, ROWS, trimmed
 from tests.e2e.test_report_page import check_page
 from tests.pipeline.generated_report import generated
 
@@ -262,13 +262,13 @@ def _long_names(document: dict[str, Any]) -> None:
 
 def _many_tasks(document: dict[str, Any]) -> None:
     for section in document["datasets"].values():
-        section["contamination"] = {f"task-{i}": {"items": {"test": ["1"]}, "dropped": 1, "cut": 0, "noted": 0}
-                                    for i in range(30_000)}
+        section["contamination"] = {f"task-{i}{'-' * 200}": {"items": {"test": ["1"]}, "dropped": 1, "cut": 0,
+                                                             "noted": 0} for i in range(1500)}
 
 
 def _many_reasons_to_skip(document: dict[str, Any]) -> None:
-    for section in document["sources"].values():
-        section["skipped"] = {f"not the pattern {i} </section>": i for i in range(9000)}
+    for name in document["names"]["sources"][-ROWS[-1]:]:              # those with the most documents, which stay
+        document["sources"][name]["skipped"] = {f"not the pattern {i} </section>": i for i in range(6000)}
 
 
 def _long_warnings(document: dict[str, Any]) -> None:
@@ -365,6 +365,7 @@ def test_the_author_is_the_environments_or_gits(monkeypatch, tmp_path):
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "config"))
     monkeypatch.setenv("GIT_CONFIG_SYSTEM", "/dev/null")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(origin, "GIT_S", 300.0)
     assert origin.author() == "Git Name" and origin.origin()["author"] == "Git Name"
     monkeypatch.setenv("GIT_AUTHOR_NAME", "Other  Name\n")
     assert origin.author() == "Other Name"

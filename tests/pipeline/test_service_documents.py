@@ -8,7 +8,7 @@ import duckdb
 from starlette.testclient import TestClient
 
 from pipeline.service.app import create_app
-from pipeline.service.duck import Stop
+from pipeline.service.duck import QueryLimits, Stop
 from pipeline.service.query import Queries
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.shard_sets import find
@@ -39,7 +39,8 @@ def test_windows_of_documents(site):
 
 
 def test_figures_of_a_real_run(site):
-    app = create_app(ServiceSettings({"main": str(site / "store")}))
+    app = create_app(ServiceSettings({"main": str(site / "store")}, request_s=600))
+    app.state.queries = Queries(QueryLimits(seconds=600, wait_s=600))
     api = TestClient(app, base_url="http://127.0.0.1:8700")
     for kind, folder in (("kept", "datasets"), ("dropped", "dropped")):
         wanted = duckdb.sql(f"select source, count(*) from '{site}/store/{folder}/clean/part-*.parquet' group by 1")

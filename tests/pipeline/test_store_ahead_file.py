@@ -46,16 +46,17 @@ def test_three_places_are_read_with_one_request_for_each_piece():
 
 
 def test_the_next_pieces_come_while_one_is_used():
-    bucket, asked = Bucket(20_000), threading.Semaphore(0)
+    bucket, fetched = Bucket(20_000), threading.Semaphore(0)
 
     def fetch(start: int, stop: int) -> bytes:
-        asked.release()
-        return bucket.fetch(start, stop)
+        data = bucket.fetch(start, stop)
+        fetched.release()
+        return data
 
     with AheadFile(20_000, fetch, piece=1000) as file:
         file.read_at(0, 10)
         for _ in range(1 + ahead_file.AHEAD):
-            assert asked.acquire(timeout=10)
+            assert fetched.acquire(timeout=300)
         assert sorted(bucket.requests) == [(n * 1000, n * 1000 + 1000) for n in range(1 + ahead_file.AHEAD)]
 
 

@@ -344,13 +344,13 @@ def test_commits_do_not_wait_for_a_snapshot(tmp_path):
 
     def stands_still() -> None:
         reading.set()
-        assert go_on.wait(60)
+        assert go_on.wait(300)
 
     slow = Interrupted(tmp_path, "read", lambda path: path == segment_name(2), stands_still)
     with Log.open(slow, pack_segments=2) as log:
         log.append(record("a"))
         log.flush()
-        assert reading.wait(60), "the snapshot is due"
+        assert reading.wait(300), "the snapshot is due"
         log.append(record("b"))
         log.flush()
         assert "b" in Log.read(Store(tmp_path)) and not packs(slow)

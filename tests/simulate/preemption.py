@@ -33,6 +33,7 @@ KILLS_AFTER_S = 5.0          # a task that takes its node down runs for so long
 DRAINS = 3 * MAX_LOST
 REPLACED_S = 20.0            # after this time another node takes the place of a dead one
 POLL_S = 0.1
+IDLE_S = 5.0                 # a poll without events takes so long, so that a long run has few of them
 
 
 class Endless(BaseException):
@@ -98,6 +99,7 @@ class SpotBackend:
         self._open: dict[int, tuple[Assignment, int]] = {}           # assignment and node
         self._held: list[dict[int, None]] = [{} for _ in range(cluster.nodes)]   # by node: assignments, oldest first
         self._up = [True] * cluster.nodes
+        self.slots = cluster.nodes * cluster.slots       # of the nodes that are up
         self._lives = [0] * cluster.nodes                # by node: how many nodes had its place before
         self._room = [(0, node) for node in range(cluster.nodes)]    # heap, may hold stale entries
         self._agenda: list[tuple[float, int, str, int]] = []
@@ -114,10 +116,6 @@ class SpotBackend:
 
     def set_demand(self, waiting: Mapping[ResourceRequest, int]) -> Mapping[ResourceRequest, str]:
         return {}
-
-    @property
-    def slots(self) -> int:
-        return sum(self._up) * self.cluster.slots
 
     def room_for(self, memory_mb: int, gpus: float, cpu: str = "") -> int:
         return self.slots - len(self._open)
@@ -144,7 +142,7 @@ class SpotBackend:
 
     def wait(self, timeout: float) -> list[Event]:
         events: list[Event] = []
-        until = self.clock.time + timeout
+        until = self.clock.time + (IDLE_S if timeout else 0.0)
         while self._agenda and self._agenda[0][0] <= until:
             at, _, what, number = heapq.heappop(self._agenda)
             if not events:
@@ -224,6 +222,7 @@ class SpotBackend:
             (self.returned if announced else self.lost)[self._open.pop(id)[0].spec.label] += 1
         self._held[node].clear()
         self._up[node] = False
+        self.slots -= self.cluster.slots
         self._later(REPLACED_S, "comes", node)
         reports = [tuple(i for i in ids if i % self.cluster.supervisors == n) for n in range(self.cluster.supervisors)]
         return [Returned(held, "preempted") if announced else Lost(held, "node died", f"{node} {self._lives[node]}")
@@ -231,6 +230,7 @@ class SpotBackend:
 
     def _comes(self, node: int) -> list[Event]:
         self._up[node] = True
+        self.slots += self.cluster.slots
         self._lives[node] += 1
         heapq.heappush(self._room, (0, node))
         self._preempt_later(node)

@@ -35,9 +35,13 @@ def test_a_fixed_number_of_losses_would_end_the_run():
 
 
 @pytest.mark.slow
-def test_forty_seeds_of_killers_and_a_hundred_thousand_tasks():
+def test_forty_seeds_of_killers():
     assert killers(range(100, 140)) == ""
-    run(Cluster(625, 16, 0.3, longest=3), 100_000, 1)
+
+
+@pytest.mark.slow
+def test_more_tasks_than_a_large_cluster_has_slots():
+    run(Cluster(625, 16, 0.3, longest=3), 40_000, 1)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 
 from pipeline.base.clock import Clock
@@ -39,6 +39,9 @@ class Flights(Mapping[int, Flight]):
 
     def __len__(self) -> int:
         return len(self._flights)
+
+    def values(self) -> ValuesView[Flight]:
+        return self._flights.values()                # that of Mapping looks up each id
 
     def attempts(self, key: str) -> list[int]:
         """Returns the ids of the attempts in flight at the task `key`."""

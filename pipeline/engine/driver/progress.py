@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -118,6 +119,7 @@ class Progress:
         #: (node, kind, gist of the message) → its latest label and message, and its count; latest last
         self.failures: dict[tuple[str, str, str], tuple[str, str, int]] = {}
         self._printed: dict[str, float] = {}                            # gist of a message → when it was last printed
+        self._redact = lru_cache(SHOWN)(redact)      # a lost rack ends thousands of attempts with one message
         self._hung: dict[str, tuple[int, int]] = {}                  # task key → row and stage where it hangs
         self._finished: float | None = None                          # when the last task finished
         self._written = self._printed_at = self._begun = clock.now()
@@ -201,7 +203,7 @@ class Progress:
         """Count a failed attempt at a task, and print its message if the task gets another attempt (`again`). Without
         another attempt the run ends with an error that gives the reason, so nothing is printed here."""
         self.nodes[spec.node].failed += 1
-        message = redact(message)
+        message = self._redact(message)
         key = (spec.node, kind, gist(message))
         _, _, times = self.failures.pop(key, ("", "", 0))
         self.failures[key] = label_of(spec), message[:LONGEST], times + 1
@@ -213,7 +215,7 @@ class Progress:
 
     def hindered(self, spec: TaskSpec, message: str) -> None:
         """Report a task that waits for its machine or storage: the disk is full, or the storage does not answer."""
-        message = redact(message)
+        message = self._redact(message)
         self._event("hindered", spec=spec, message=message)
         self._print_once(message, f"{spec.node}: {label_of(spec)}: {message} (waiting, then trying again)")
 

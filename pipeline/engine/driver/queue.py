@@ -192,6 +192,8 @@ class TaskQueue:
     def kinds(self) -> list[ResourceRequest]:
         """Returns the kinds of the waiting tasks, ordered by the first task of each kind. Tasks that declare the same
         resources are of one kind."""
+        if len(self.waiting) < 2:
+            return list(self.waiting)
         heads = []
         for kind in self.waiting:
             head = self._db.execute("SELECT rank, key FROM ready WHERE memory = ? AND gpus = ? AND cpu = ? "

@@ -259,7 +259,9 @@ class Scheduler:
 
     # -- dispatch ------------------------------------------------------------------------------------------------
     def _hand_out(self) -> None:
-        waiting = Counter(self._queue.waiting) + Counter(s.kind for s in self._retries)
+        waiting = dict(self._queue.waiting)
+        for spec in self._retries:
+            waiting[spec.kind] = waiting.get(spec.kind, 0) + 1
         for kind, why in self.backend.set_demand(waiting).items():
             raise CannotRun(next((s for s in self._retries if s.kind == kind), None) or self._queue.pop(kind)[0], why)
         rooms: dict[ResourceRequest, int] = {}         # computed once per kind: lost nodes may leave thousands of tasks
