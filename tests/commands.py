@@ -57,6 +57,11 @@ def command(module: str, *arguments: str | Path, env: Mapping[str, str] | None =
         return subprocess.CompletedProcess(words, int(code), out.read_text(), err.read_text())
 
 
+def server_pid() -> int:
+    """Return the pid of the server process. While a command runs, it is the server's only child."""
+    return _server().pid
+
+
 def _run(words: list[str], env: dict[str, str], cwd: str, out: str, err: str) -> NoReturn:
     for number, path, flags in ((0, os.devnull, os.O_RDONLY), (1, out, os.O_WRONLY | os.O_CREAT),
                                 (2, err, os.O_WRONLY | os.O_CREAT | os.O_APPEND)):

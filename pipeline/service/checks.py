@@ -111,8 +111,8 @@ class CheckRoom:
 # -- in the separate process -----------------------------------------------------------------------------------------
 def check(request: Mapping[str, Any]) -> dict[str, Any]:
     """Load a recipe and, if the request names a `store`, plan the recipe in that store. The inputs of the recipe must
-    lie in the request's `roots`. If the request names no store but sets `find_files`, a source without a file is
-    reported as a warning.
+    lie in the request's `roots`. If the request names no store, sources without a file are looked for, for
+    `find_files_s` seconds, and reported as warnings.
 
     A recipe that was made by changing another one comes with that other recipe, `before`. When such a recipe is
     planned, warnings that `before` gets, too, are left out, because they have nothing to do with the changes.
@@ -143,8 +143,8 @@ def check(request: Mapping[str, Any]) -> dict[str, Any]:
         plan, causes, known = _planned(recipe, request, load)
         warnings, texts = [], [text for text in plan["warnings"] if _gist(text) not in known]
         as_before = len(plan["warnings"]) - len(texts)
-    elif request["find_files"]:
-        warnings += [_document(p, "warning") for p in without_files(recipe)]
+    elif request["find_files_s"]:
+        warnings += [_document(p, "warning") for p in without_files(recipe, request["find_files_s"])]
     run = request["run"] or run_name(recipe)
     if (why := bad_name(run)) is not None:
         return {**NOTHING, "problems": [_parts("error", "", 0, 0, "run", why)]}
@@ -185,10 +185,10 @@ def _gist(text: str) -> tuple[str, str]:
     return re.sub(r"\[\d+\]", "", warning["key"]), f"{warning['message']}; {warning['remedy']}"
 
 
-def without_files(recipe: Recipe) -> list[RecipeProblem]:
+def without_files(recipe: Recipe, seconds: float) -> list[RecipeProblem]:
     """Return the problems that a plan would report about sources that have no files or cannot be listed. Only problems
-    that are found within FILES_S seconds are returned. A thread may go on listing files after that; it does not keep
-    the process from ending."""
+    that are found within `seconds` are returned. A thread may go on listing files after that; it does not keep the
+    process from ending."""
     from pipeline.plan.inputs import check_patterns
     from stages.catalog import reader_class
 
@@ -207,7 +207,7 @@ def without_files(recipe: Recipe) -> list[RecipeProblem]:
 
     thread = threading.Thread(target=find_files, name="files", daemon=True)
     thread.start()
-    thread.join(FILES_S)
+    thread.join(seconds)
     return list(problems)
 
 

@@ -15,6 +15,7 @@ from pipeline.cluster.attempts import ask_to_stop, bad_name, facts_of, has_run, 
 from pipeline.cluster.queue import Queue, QueueEntry, Submission, places
 from pipeline.recipe.load import READY, ready_recipes
 from pipeline.service.access import Operator, operator, viewer
+from pipeline.service.checks import FILES_S
 from pipeline.service.dispatching import driver_options
 from pipeline.service.outward import cluster_addresses, outward_text
 from pipeline.service.problems import HttpProblem
@@ -54,7 +55,7 @@ async def validate(request: Request, given: RecipeRequest) -> dict[str, Any]:
     """Check a recipe. Returns all errors and warnings, each with file, line, key and remedy. `valid` says whether the
     recipe can run, and `run` is the name that its run would get. A source without files is only a warning, because its
     files may still come."""
-    result = await check_submission(request, submission_of(request, given), None, find_files=True)
+    result = await check_submission(request, submission_of(request, given), None, find_files_s=FILES_S)
     return {"valid": result["run"] is not None, **{k: result[k] for k in ("run", "digest", "problems")}}
 
 
@@ -220,13 +221,13 @@ def kept_submission(request: Request, at: Store, run: str, by: str, entries: lis
 
 
 async def check_submission(request: Request, submission: Submission, plan_in: Store | None,
-                           causes: int = 0, find_files: bool = False, before: str = "") -> dict[str, Any]:
+                           causes: int = 0, find_files_s: float = 0.0, before: str = "") -> dict[str, Any]:
     """Check a submission (a recipe to run) in a separate process. Returns the result of
     `pipeline.service.checks.check`.
 
     - `plan_in`: also plan the recipe in this store
     - `causes`: say why up to this many nodes of the plan are stale
-    - `find_files`: also check whether the sources of the recipe have files
+    - `find_files_s`: for so many seconds, also check whether the sources of the recipe have files
     - `before`: the text of another recipe, if the planned recipe was made by changing that one; warnings that both get
       are left out
     """
@@ -235,7 +236,7 @@ async def check_submission(request: Request, submission: Submission, plan_in: St
         "text": submission.text, "name": submission.name, "base": submission.base, "run": submission.run,
         "overrides": submission.overrides, "inputs": submission.inputs, "verify_inputs": submission.verify_inputs,
         "roots": options.roots, "allow_code": options.allow_code, "store": plan_in.root if plan_in else None,
-        "causes": causes, "find_files": find_files, "before": before})
+        "causes": causes, "find_files_s": find_files_s, "before": before})
     return result
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +15,73 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from pipeline.service import checks, dispatching, query, sources, submit, tune, watch
 from pipeline.service.app import create_app
+from pipeline.service.duck import QueryLimits
 from pipeline.service.settings import ServiceSettings
 from pipeline.store.fs import Store
 
 OPERATOR, VIEWER = "operator-" + "o" * 24, "viewer-" + "v" * 24
 BASE = "http://127.0.0.1:8700"
+#: seconds that a request may take in tests; a busy machine may stand still
+PATIENT_S = 600.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient() -> Iterator[None]:
+    """Make the service wait long for queries, for processes and for new states, and look often at its queues. With its
+    own limits, an answer would depend on how busy this machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(query, "QueryLimits", partial(QueryLimits, seconds=PATIENT_S, wait_s=PATIENT_S))
+        for module, limit in ((checks, "CHECK_S"), (submit, "FILES_S"), (sources, "READ_S"), (tune, "WAIT_S"),
+                              (watch, "PATIENCE_S")):
+            patch.setattr(module, limit, PATIENT_S)
+        patch.setattr(dispatching, "TICK_S", 0.1)
+        yield
+
+
+class CheckHere:
+    """Stands in for the process that checks a recipe: does the same work in this process, which saves the start."""
+
+    returncode: int | None = None
+
+    async def communicate(self, data: bytes) -> tuple[bytes, bytes]:
+        result = await asyncio.to_thread(checks._checked, json.loads(data))
+        self.returncode = 0
+        return json.dumps(result).encode(), b""
+
+
+@pytest.fixture
+def check_processes() -> None:
+    """A test that uses this fixture beside `checks_here` has a process for each check, as the service has."""
+
+
+@pytest.fixture
+def checks_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service checks recipes without processes of their own."""
+    async def start(*command: str, **_: Any) -> CheckHere:
+        assert command[-1] == "pipeline.service.checks"
+        return CheckHere()
+
+    if "check_processes" not in request.fixturenames:
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+
+
+def pass_time(seconds: float) -> None:
+    """Set the clock of the running event loop forward: what was to happen in the next `seconds` is due now."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    loop.time = lambda: now() + seconds  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A context manager that yields a port on which a server can listen again and again. Until its end, the system
+    gives the port to no other program that asks for any port."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)      # servers set this, too, and may then listen
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 def write_run(store: Store, run: str, state: str = "done", attempt: int = 1, how: str = "job", facts: dict[str, Any]

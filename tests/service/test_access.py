@@ -21,7 +21,7 @@ from pipeline.service.limits import RateBuckets
 from pipeline.service.session import SESSION_S, Role, Sessions
 from pipeline.service.settings import BadSettings, ServiceSettings, read_token
 from pipeline.store.fs import Store
-from tests.service.conftest import BASE, OPERATOR, VIEWER, problem
+from tests.service.conftest import BASE, OPERATOR, PATIENT_S, VIEWER, pass_time, problem
 from tests.simulate.clock import VirtualClock
 
 PATHS = ("/api/v1/stores", "/api/v1/stores/s/runs/first", "/api/v1/stores/s/runs/first/events", "/api/v1/openapi.json",
@@ -286,6 +286,7 @@ def test_too_many_requests_wait(guarded):
 @pytest.mark.parametrize("way", ["header", "form"])
 def test_guessing_is_slowed_and_sessions_go_on(guarded, way):
     client = guarded(wrong_tokens=3)
+    client.app.user_middleware[0].kwargs["clock"] = VirtualClock()     # no time passes in which one may guess again
     client.post("/api/v1/session", json={"token": VIEWER})
 
     def guess(token: str):
@@ -328,11 +329,12 @@ def test_a_long_url_is_refused(client):
 
 
 def test_an_answer_that_takes_too_long_is_given_up(guarded):
-    client = guarded("viewer", request_s=0.01)
+    client = guarded("viewer", request_s=PATIENT_S)
     ended = []
 
     @client.app.get("/slow")
     async def slow() -> None:
+        pass_time(PATIENT_S)
         try:
             await asyncio.Event().wait()
         finally:
@@ -343,15 +345,14 @@ def test_an_answer_that_takes_too_long_is_given_up(guarded):
 
 
 def test_an_answer_that_has_begun_may_take_longer(guarded):
-    client = guarded("viewer", request_s=0.01)
+    client = guarded("viewer", request_s=PATIENT_S)
 
     async def pieces() -> AsyncIterator[bytes]:
-        loop = asyncio.get_running_loop()
-        begun, over = loop.time(), asyncio.Event()
         yield b"begun, "
-        loop.call_later(0.05, over.set)                           # five times the limit
-        await over.wait()
-        yield b"ended" if loop.time() - begun > 0.04 else b"too early"
+        pass_time(5 * PATIENT_S)
+        for _ in range(5):                                        # turns of the loop, in which it notices
+            await asyncio.sleep(0)
+        yield b"ended"
 
     @client.app.get("/long")
     async def long() -> StreamingResponse:
@@ -361,7 +362,7 @@ def test_an_answer_that_has_begun_may_take_longer(guarded):
 
 
 def test_a_timeout_of_a_route_is_not_taken_for_the_limit(guarded):
-    client = guarded("viewer", request_s=0.01)
+    client = guarded("viewer", request_s=PATIENT_S)
 
     @client.app.get("/own")
     async def own() -> None:
@@ -369,6 +370,7 @@ def test_a_timeout_of_a_route_is_not_taken_for_the_limit(guarded):
 
     @client.app.get("/slow")
     async def slow() -> None:
+        pass_time(PATIENT_S)
         await asyncio.Event().wait()
 
     assert problem(client.get("/own"), 503)["title"] != problem(client.get("/slow"), 503)["title"]

@@ -26,9 +26,10 @@ from pipeline.store.errors import EnvironmentFailure
 from pipeline.store.fs import Store
 from tests import commands
 from tests.corpus import sentences
-from tests.service.conftest import problem, write_run
+from tests.service.conftest import PATIENT_S, pass_time, problem, write_run
 from tests.service.test_pages import EVIL, VIEWER, client_of, links, read, text_of
 
+pytestmark = pytest.mark.usefixtures("checks_here")
 RECIPE = """
 version: 1
 sources:
@@ -231,7 +232,7 @@ def test_picture_tells_states_by_words_and_has_a_label(made):
 
 
 # -- what is stale, and why ------------------------------------------------------------------------------------------
-def test_changed_inputs_make_nodes_stale_with_the_cause_and_others_wait(site):
+def test_changed_inputs_make_nodes_stale_with_the_cause_and_others_wait(site, check_processes):
     execute(site)
     (site / "docs" / "new.txt").write_text("\n".join(sentences()[80:90]))
     document = ask(site)
@@ -292,9 +293,10 @@ def test_a_recipe_that_is_refused_leaves_the_states_unknown(site):
 def test_a_plan_that_takes_too_long_does_not_keep_the_page(site):
     class Slow:
         async def check(self, *_: Any) -> None:
+            pass_time(0.6 * PATIENT_S)
             await asyncio.Event().wait()
 
-    browser = client(site, request_s=4.0)
+    browser = client(site)
     browser.app.state.checks = Slow()
     document = browser.get(API).json()
     assert [why["title"] for why in document["problems"]] == ["Takes too long"] and document["problems"][0]["remedy"]

@@ -152,10 +152,11 @@ def test_agreement_is_that_of_the_definition() -> None:
 
 
 def test_the_export_trains_a_classifier(client: TestClient, site: Path, tmp_path: Path) -> None:
-    ids = label_all(client, "ann", lambda d: "good" if d["chars"] > 700 else "bad", run="r")
-    first = next_of(client, "bob", run="r")["document"]
+    few = {"draw": "runs", "run": "r", "other": "low"}
+    ids = label_all(client, "ann", lambda d: "good" if d["chars"] > 700 else "bad", **few)
+    first = next_of(client, "bob", **few)["document"]
     assert label(client, "bob", "bad" if first["chars"] > 700 else "good", first).status_code == 201
-    stale = next_of(client, "bob", run="r")["document"] | {"text_hash": "0" * 32}
+    stale = next_of(client, "bob", **few)["document"] | {"text_hash": "0" * 32}
     label(client, "ann", "unsure", stale)
     label(client, "bob", "good", stale)
     label(client, "bob", "good", {"id": "f" * 32, "text_hash": "0" * 32})

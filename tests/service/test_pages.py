@@ -33,7 +33,7 @@ from pipeline.store.dataset import MANIFEST
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from tests.corpus import sentences
-from tests.service.conftest import BASE, OPERATOR, VIEWER, write_log, write_run
+from tests.service.conftest import BASE, OPERATOR, PATIENT_S, VIEWER, write_log, write_run
 from tests.service.corpus import HOSTILE, documents
 
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -65,16 +65,8 @@ datasets:
 def client_of(stores: dict[str, Path], role: str = "", **settings: Any) -> TestClient:
     """Return a client that behaves as a browser without cookies. With `role`, it sends the token of this role."""
     tokens: dict[str, Any] = {"operator_token": OPERATOR, "viewer_token": VIEWER} if role else {}
-    app = create_app(
-        ServiceSettings({
-            name: str(root)
-            for name, root in stores.items()
-        },
-                        rate=10_000,
-                        burst=10_000,
-                        look_s=0.0,
-                        **tokens,
-                        **settings))
+    app = create_app(ServiceSettings({name: str(root) for name, root in stores.items()}, **tokens, **{
+        "rate": 10_000, "burst": 10_000, "look_s": 0.0, "request_s": PATIENT_S, **settings}))
     token = {"operator": OPERATOR, "viewer": VIEWER}.get(role)
     return TestClient(app, base_url=BASE, follow_redirects=False,
                       headers=HTML | ({"Authorization": f"Bearer {token}"} if token else {}))

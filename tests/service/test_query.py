@@ -167,10 +167,11 @@ def test_sorted_pages_are_the_sorted_documents(store, queries, by, descending):
     assert ids(walk(queries, DocumentKind(store, "kept", "d"), Filter(), SortOrder(by, descending), 23)) == wanted
 
 
-def test_pages_beyond_what_is_read_ahead_are_the_sorted_documents(tmp_path):
-    """The second page reads hundreds of hits ahead. Walks with pages of other sizes meet on the way: each takes what is
+def test_pages_beyond_what_is_read_ahead_are_the_sorted_documents(tmp_path, monkeypatch):
+    """The second page reads many hits ahead. Walks with pages of other sizes meet on the way: each takes what is
     remembered only if it holds the whole page."""
-    store, queries, rows = Store(tmp_path / "store"), Queries(), documents(1500, 14)
+    monkeypatch.setattr("pipeline.service.query.AHEAD", 80)
+    store, queries, rows = Store(tmp_path / "store"), Queries(), documents(300, 14)
     publish_rows(store, tmp_path / "scratch", rows, 12)
     at = DocumentKind(store, "kept", "d")
     for by in ("source", "signals.b"):
@@ -181,7 +182,7 @@ def test_pages_beyond_what_is_read_ahead_are_the_sorted_documents(tmp_path):
             wanted = sorted((r for r in rows if value(r) is not None), key=lambda r: r["id"])
             wanted.sort(key=value, reverse=descending)
             wanted += sorted((r for r in rows if value(r) is None), key=lambda r: r["id"])
-            for limit in (97, 40, 150):
+            for limit in (29, 23, 50):
                 assert ids(walk(queries, at, Filter(), SortOrder(by, descending), limit)) == ids(wanted)
 
 
@@ -522,14 +523,14 @@ def test_a_stored_walk_goes_on_while_its_part_is_there_and_says_when_it_is_gone(
 
 def test_queries_beside_publications_see_one_publication_each(tmp_path):
     """A publisher replaces all parts again and again: every answer is that of one of its publications, whole."""
-    store, queries = Store(tmp_path / "store"), Queries(QueryLimits(wait_s=60))
+    store, queries = Store(tmp_path / "store"), Queries(QueryLimits(seconds=600, wait_s=600))
     rows, at = documents(80, 7), DocumentKind(Store(tmp_path / "store"), "kept", "d")
     publish_rows(store, tmp_path / "scratch", rows, 3, salt="0")
     turns, done = threading.Semaphore(0), threading.Semaphore(0)
 
     def publish_again() -> None:
         for turn in range(1, 26):
-            assert turns.acquire(timeout=60)
+            assert turns.acquire(timeout=300)
             publish_rows(store, tmp_path / "scratch", rows[turn % 5:], 3 + turn % 4, salt=str(turn))
             done.release()
 
@@ -539,7 +540,7 @@ def test_queries_beside_publications_see_one_publication_each(tmp_path):
     for _ in range(25):
         turns.release()                                          # one publication beside every query
         answers.append(queries.page(at, Filter(), SortOrder("id"), 200, queries.stop()).rows)
-        assert done.acquire(timeout=60)
+        assert done.acquire(timeout=300)
     publisher.join()
     whole = [sorted(r["id"] for r in rows[k:]) for k in range(5)]
     assert all(ids(answer) in whole for answer in answers)
@@ -670,7 +671,7 @@ def test_selects_that_run_at_a_time_have_the_same_limits(tmp_path):
     inside, outside = tmp_path / "in.parquet", tmp_path / "out.parquet"
     for path in (inside, outside):
         duckdb.sql("select 1 as x").write_parquet(str(path))
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=300)
     with Database([str(inside)], QueryLimits(threads=2), Stop(60)) as database:
         assert database.rows_of_each([("SELECT ? AS x", [i]) for i in range(9)]) == [[{"x": i}] for i in range(9)]
         for connection in database._connections:
@@ -741,12 +742,12 @@ def test_no_more_queries_at_once_than_allowed(store):
     class Slow(Stop):
         def check(self) -> None:
             inside.set()
-            assert go.wait(60)
+            assert go.wait(300)
 
     held = threading.Thread(target=queries.page, args=(at, Filter(), SortOrder(), 5, Slow(600)))
     held.start()
     try:
-        assert inside.wait(60)
+        assert inside.wait(300)
         with pytest.raises(Busy) as e:
             queries.page(at, Filter(), SortOrder(), 5, queries.stop())
         assert e.value.status == 503

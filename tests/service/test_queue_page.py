@@ -17,6 +17,7 @@ from tests.service.test_pages import client_of, links, read, text_of
 from tests.service.test_submit import RECIPE
 from tests.service.test_tune_page import press, row
 
+pytestmark = pytest.mark.usefixtures("checks_here")
 QUEUE = "/stores/s/queue"
 
 
@@ -42,7 +43,7 @@ def entries(tree: Any, caption: str = "What waits and runs") -> list[str]:
     return [text_of(line) for line in tree.xpath(f"//table[starts-with(caption, '{caption}')]/tbody/tr")]
 
 
-def test_a_recipe_is_planned_before_it_waits(browser: TestClient, site: Path) -> None:
+def test_a_recipe_is_planned_before_it_waits(browser: TestClient, site: Path, check_processes: None) -> None:
     assert QUEUE in links(read(browser, "/stores/s"))
     odd = RECIPE.replace("version: 1", "# \u202eodd\nversion: 1").replace("\n", "\r\n")
     plan = press(browser, read(browser, QUEUE), "/queue/plan", recipe=odd, name="mine",

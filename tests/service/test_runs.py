@@ -223,6 +223,7 @@ def test_a_slow_look_holds_up_nobody_who_has_an_older_one(store, monkeypatch):
         seen = watch.RunWatch(0.0)
         first = await seen.state("s", store, "first")
         monkeypatch.setattr(watch, "read_state", lambda *args: gate.wait() and read_state(*args))
+        monkeypatch.setattr(watch, "PATIENCE_S", 0.05)
         write_run(store, "first", docs=77)
         assert await seen.state("s", store, "first") is first
         gate.set()

@@ -24,16 +24,16 @@ from pipeline.service.app import create_app
 from pipeline.service.settings import ServiceSettings
 from tests.commands import command
 from tests.processes import until
-from tests.service.conftest import OPERATOR, write_log, write_run
+from tests.service.conftest import OPERATOR, reserved_port, write_log, write_run
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = "/api/v1/stores/store/runs"
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved_port() as port:
+        yield port
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ def serving(store: str, port: int, *arguments: str) -> Iterator[subprocess.Popen
 
 def get(port: int, path: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
     """Send one request, with the path exactly as given. Returns (status, body)."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     connection.request("GET", path, headers=headers or {})
     answer = connection.getresponse()
     return answer.status, answer.read()
@@ -69,16 +69,15 @@ def next_event(answer: http.client.HTTPResponse) -> dict[str, str]:
 
 
 def stream(port: int, path: str, last: str = "") -> http.client.HTTPResponse:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     connection.request("GET", path, headers={"Last-Event-ID": last} if last else {})
     return connection.getresponse()
 
 
-def test_a_killed_server_knows_the_same_and_streams_continue(store):
+def test_a_killed_server_knows_the_same_and_streams_continue(store, port):
     write_run(store, "live", "not-ended", docs=1)
     write_log(store, "live", "one\n")
     paths = (RUNS, f"{RUNS}/live", f"{RUNS}/first", f"{RUNS}/first/events", "/api/v1/stores")
-    port = free_port()
     with serving(store.root, port) as process:
         before = [get(port, path) for path in paths]
         first = next_event(stream(port, f"{RUNS}/live/events"))
@@ -100,9 +99,8 @@ def test_a_killed_server_knows_the_same_and_streams_continue(store):
     assert " 200 " in said and "Traceback" not in said
 
 
-def test_raw_requests_lead_nowhere_else(store):
+def test_raw_requests_lead_nowhere_else(store, port):
     write_run(store, "%2e%2e")
-    port = free_port()
     for path in (Path(store.root).parent / "report.html", Path(store.root) / "report.html"):
         path.write_text("outside")
     with serving(store.root, port):
@@ -112,16 +110,15 @@ def test_raw_requests_lead_nowhere_else(store):
                 assert 400 <= status < 500 and b"outside" not in body and json.loads(body)["status"] == status
         assert get(port, f"{RUNS}/%252e%252e")[0] == 200              # the run whose name only looks like that
         assert get(port, "/api/v1/stores", {"Host": "evil.example"})[0] == 403
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as s:
+        with socket.create_connection(("127.0.0.1", port), timeout=300) as s:
             s.sendall(b"GET http://evil.example/api/v1/stores HTTP/1.1\r\nHost: evil.example\r\n\r\n")
             assert b" 403 " in s.recv(4096).partition(b"\r\n")[0] + b" "
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as s:
+        with socket.create_connection(("127.0.0.1", port), timeout=300) as s:
             s.sendall(b"GET /api/v1/stores HTTP/1.0\r\n\r\n")
             assert b" 403 " in s.recv(4096).partition(b"\r\n")[0] + b" "
 
 
-def test_a_token_of_the_environment_is_not_shown(store):
-    port = free_port()
+def test_a_token_of_the_environment_is_not_shown(store, port):
     os.environ["TOKENMILL_OPERATOR_TOKEN"] = OPERATOR
     try:
         with serving(store.root, port) as process:
@@ -136,17 +133,16 @@ def test_a_token_of_the_environment_is_not_shown(store):
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
-def test_tls_and_what_it_does_to_the_cookie(store, tmp_path):
+def test_tls_and_what_it_does_to_the_cookie(store, port, tmp_path):
     cert, key, token = (tmp_path / name for name in ("cert.pem", "key.pem", "token"))
     subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days",
                     "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"], check=True,
                    capture_output=True)
     token.write_text(OPERATOR)
-    port = free_port()
     arguments = ("--certificate", str(cert), "--key", str(key), "--token-file", str(token))
     with serving(store.root, port, *arguments) as process:
         context = ssl.create_default_context(cafile=str(cert))
-        connection = http.client.HTTPSConnection("localhost", port, timeout=60, context=context)
+        connection = http.client.HTTPSConnection("localhost", port, timeout=300, context=context)
         connection.request("POST", "/api/v1/session", json.dumps({"token": OPERATOR}))
         answer = connection.getresponse()
         answer.read()
@@ -156,6 +152,7 @@ def test_tls_and_what_it_does_to_the_cookie(store, tmp_path):
         assert connection.getresponse().status == 200
         with pytest.raises((http.client.HTTPException, OSError)):
             get(port, RUNS)                                            # not in clear
+        connection.close()
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate()
     assert OPERATOR not in said
@@ -171,7 +168,7 @@ def test_streams_end_with_their_clients(store):
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:
-        connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(5)]
+        connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=300) for _ in range(5)]
         for connection in connections:
             connection.request("GET", f"{RUNS}/live/events")
             next_event(connection.getresponse())

@@ -6,9 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +24,10 @@ from pipeline.service.settings import BadSettings, ServiceSettings
 from pipeline.store.fs import Store
 from pipeline.store.lease import identity
 from pipeline.store.log import Log
+from tests.commands import command
 from tests.corpus import sentences
 from tests.processes import until
+from tests.service.conftest import PATIENT_S
 
 VIEWER, OPERATOR = "viewer-token-of-the-tests", "operator-token-of-the-tests"
 RECIPE = """
@@ -51,7 +50,8 @@ class Site:
         for i in range(6):
             (self.data / "docs" / f"d{i}.txt").write_text("\n".join(sentences()[i:i + 8]))
         self.settings = ServiceSettings({"store": self.store.root}, viewer_token=VIEWER, operator_token=OPERATOR,
-                                        allowed_roots=(str(self.data), *roots), backend="inline", **settings)
+                                        allowed_roots=(str(self.data), *roots), backend="inline", request_s=PATIENT_S,
+                                        **settings)
         self.app = create_app(self.settings)
         self.client = TestClient(self.app, base_url="http://127.0.0.1:8700", raise_server_exceptions=False)
 
@@ -63,11 +63,11 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path):
+def site(tmp_path, checks_here):
     return Site(tmp_path)
 
 
-def test_validate_lists_every_error_with_place_key_and_remedy(site):
+def test_validate_lists_every_error_with_place_key_and_remedy(site, check_processes):
     bad = RECIPE.replace("read: text", "read: txet").replace("min_doc_words: 5", "min_dok_words: 5")
     answer = site.post("/recipes/validate", {"recipe": bad})
     document = answer.json()
@@ -106,12 +106,12 @@ def test_a_source_that_cannot_be_listed_hides_no_other(tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.plan.inputs.check_patterns", check_patterns)
     recipe = load_text(RECIPE.replace("path: docs}", "path: docs}, more: {read: text, path: more}"), "recipe.yaml",
                        name="recipe", base=str(tmp_path), inputs_from=str(tmp_path))
-    problems = {problem.path[1]: problem.message for problem in without_files(recipe)}
+    problems = {problem.path[1]: problem.message for problem in without_files(recipe, PATIENT_S)}
     assert problems == {"docs": "its files cannot be listed (PermissionError); see that the server may read the folder",
                         "more": "source 'more': no files; add some"}
 
 
-def test_a_plan_is_what_the_command_says(site, capsys):
+def test_a_plan_is_what_the_command_says(site, check_processes, capsys):
     from pipeline.cli.app import run_command
 
     (site.data / "recipe.yaml").write_text(RECIPE)
@@ -239,7 +239,7 @@ def test_the_name_of_a_run_that_waits_is_not_taken(site):
     assert site.post("/queue", {"recipe": RECIPE, "run": "mine"}).status_code == 202
 
 
-def test_drivers_and_checks_do_not_see_the_tokens(monkeypatch, site):
+def test_drivers_and_checks_do_not_see_the_tokens(monkeypatch, site, check_processes):
     from pipeline.service.dispatching import driver_options
     from pipeline.service.settings import OPERATOR_TOKEN, VIEWER_TOKEN
 
@@ -261,6 +261,7 @@ def test_a_root_that_is_not_there_is_refused_at_the_start(site):
 
 SLEEPY = """
 import time
+from pathlib import Path
 
 from stages.stage import Stage
 
@@ -269,13 +270,16 @@ class Sleepy(Stage):
     name = "sleepy"
 
     def process(self, doc):
+        while not (Path(__file__).parent / "cancelled").exists():
+            time.sleep(0.05)
         time.sleep(0.5)
 """
 
 
 @pytest.mark.slow
 def test_a_running_run_is_cancelled_and_the_next_one_starts(tmp_path):
-    """Its documents take a minute, so that it still runs when the request is seen, a few seconds later."""
+    """Its documents wait for the request. Then they take a minute, so that the run still goes on when its driver sees
+    the request, a few seconds later."""
     site = Site(tmp_path, allow_code=True)
     (site.data / "sleepy.py").write_text(SLEEPY)
     for i in range(120):
@@ -287,6 +291,7 @@ def test_a_running_run_is_cancelled_and_the_next_one_starts(tmp_path):
         until(lambda: site.get("/queue/1")["state"] == "running")
         assert site.post(f"/runs/{site.get('/queue/1')['run']}/cancel").json()["entries"] == [1]
         assert site.get("/queue/1")["stopping"]
+        (site.data / "cancelled").touch()
         until(lambda: site.get("/queue/2")["state"] == "done")
     document = site.get("/queue/1")
     assert document["state"] == "cancelled"
@@ -300,28 +305,8 @@ def test_a_run_is_cancelled_while_it_plans(site, slow):
     site.post("/queue", {"recipe": RECIPE, "run": "slow"})
     queue = site.app.state.queues["store"]
     queue.append(queue.entry(1), "start", holder=identity(""))
-    module, name = slow.split(".Planner.") if ".Planner." in slow else slow.rsplit(".", 1)
-    script = f"""if True:
-        import sys, time
-        import {module} as module
-        from pipeline.cli.options import BackendName
-        from pipeline.cli.queued import work
-        from pipeline.cluster.attempts import ask_to_stop
-        from pipeline.store.fs import Store
-        store = Store({site.store.root!r})
-
-        def long(*_, **__):
-            ask_to_stop(store, "slow", 1)
-            for _ in range(300):
-                time.sleep(0.1)
-            raise ValueError("was not cancelled")
-
-        setattr({"module.Planner" if ".Planner." in slow else "module"}, {name!r}, long)
-        sys.exit(work(store, "1/2", BackendName.inline, 1, None, False, False))
-    """
-    began = time.monotonic()
-    said = subprocess.run([sys.executable, "-c", script], timeout=120, capture_output=True, check=False).stderr
-    assert Queue(site.store).entry(1).state == "cancelled" and time.monotonic() - began < 25, said
+    done = command("tests.service.cancelled_driver", site.store.root, slow)
+    assert Queue(site.store).entry(1).state == "cancelled" and not site.store.exists("not-cancelled"), done
     assert Log.open(site.store, run="next").close() is None
 
 
@@ -336,12 +321,12 @@ class Client:
         return {"type": "http.disconnect"}
 
 
-def test_checks_end_with_their_clients_and_few_wait(site, monkeypatch):
+def test_checks_end_with_their_clients_and_few_wait(site, check_processes, monkeypatch):
     begun, processes, started = [], [], asyncio.Semaphore(0)
 
     async def slow(*command: Any, start: Any = asyncio.create_subprocess_exec, **pipes: Any) -> Any:
         begun.append(command)
-        processes.append(await start("sleep", "60", **pipes))
+        processes.append(await start("sleep", "600", **pipes))
         started.release()
         return processes[-1]
 
@@ -362,11 +347,12 @@ def test_checks_end_with_their_clients_and_few_wait(site, monkeypatch):
         assert len(begun) == 2
         for store in ("store", None):
             with pytest.raises(HttpProblem) as refused:
-                await asyncio.wait_for(room.check(Client(), {"store": store}), 5)
+                await asyncio.wait_for(room.check(Client(), {"store": store}), 300)
             assert refused.value.status == 503 and refused.value.headers["Retry-After"]
         for client, _ in [*plans[::-1], *checks[::-1]]:
             client.left.set()
-        ends = await asyncio.wait_for(asyncio.gather(*(task for _, task in plans + checks), return_exceptions=True), 10)
+        ends = await asyncio.wait_for(asyncio.gather(*(task for _, task in plans + checks), return_exceptions=True),
+                                      300)
         assert all(isinstance(end, ClientDisconnect) for end in ends), ends
         assert all(process.returncode is not None for process in processes)
         assert room._inside == {False: 0, True: 0}

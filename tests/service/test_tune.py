@@ -189,7 +189,7 @@ def test_few_work_at_a_time_and_few_wait(app, monkeypatch, path):
             at_once += 1
             most = max(most, at_once)
         try:
-            assert go.wait(20)
+            assert go.wait(300)
             return get(self, *of)
         finally:
             with lock:
@@ -204,7 +204,7 @@ def test_few_work_at_a_time_and_few_wait(app, monkeypatch, path):
     for thread in threads:
         thread.start()
     for _ in range(3):                                              # two work, eight wait
-        answered.acquire(timeout=5)
+        assert answered.acquire(timeout=300)
     go.set()
     for thread in threads:
         thread.join()

@@ -31,6 +31,7 @@ from tests.service.test_pages import client_of, links, read, text_of
 from tests.service.tuned_site import make_site
 from tests.service.tuned_site import run as run_site
 
+pytestmark = pytest.mark.usefixtures("checks_here")
 PAGE = "/stores/s/runs/r/datasets/clean/tune"
 
 
@@ -273,7 +274,7 @@ def test_the_plan_says_that_more_tasks_follow_and_where_the_lines_of_a_new_warni
     at = recipe.index("shards:")
     request = {"name": "r", "base": str(site), "text": recipe[:at] + "  again: {from: clean, steps: [fineweb]}\n"
                + recipe[at:], "overrides": [], "inputs": [], "allow_code": False, "roots": [str(site)], "run": "",
-               "store": str(site / "store"), "verify_inputs": False, "find_files": False, "causes": 0}
+               "store": str(site / "store"), "verify_inputs": False, "find_files_s": 0.0, "causes": 0}
     changed, plain = check({**request, "before": recipe}), check({**request, "before": ""})
     assert plain["run"] and changed["as_before"] > 0 == plain["as_before"], plain["problems"]
     assert len(plain["problems"]) == changed["as_before"] + len(changed["problems"])

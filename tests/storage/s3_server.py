@@ -22,16 +22,18 @@ import contextlib
 import http.client
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from tests.processes import until
+from tests.commands import command, server_pid
+from tests.processes import children_of, signal_all, until
 
 Trouble = Callable[[str, str, int], str | None]
 KEYS = {"AWS_ACCESS_KEY_ID": "testing-key-id", "AWS_SECRET_ACCESS_KEY": "very-secret-testing-key"}
@@ -61,6 +63,12 @@ class _Handler(BaseHTTPRequestHandler):
         except ConnectionError:
             self._break()
             return
+        with self.server.at_work():
+            self._forward_body(body)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward
+
+    def _forward_body(self, body: bytes) -> None:
         request = Request(self.command, self.path, len(body))
         what = self.server.decide(request)
         if what in ("503", "slow down"):
@@ -89,8 +97,6 @@ class _Handler(BaseHTTPRequestHandler):
                 if k.lower() not in ("connection", "transfer-encoding", "content-length", "server", "date")]
         size = got.getheader("Content-Length") if self.command == "HEAD" else str(len(data))
         self._answer(got.status, kept, data, size, cut=what == "cut")
-
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward
 
     def _ask(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
         upstream = http.client.HTTPConnection("127.0.0.1", self.server.upstream, timeout=300)
@@ -155,6 +161,19 @@ class _Proxy(ThreadingHTTPServer):
         self.trouble: Trouble | None = None
         self.lock, self.asking = threading.Lock(), threading.Lock()
         self.seen: list[Request] = []
+        self.working = 0                                # requests that have come and are not answered yet
+        self.idle = threading.Condition()
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        with self.idle:
+            self.working += 1
+        try:
+            yield
+        finally:
+            with self.idle:
+                self.working -= 1
+                self.idle.notify_all()
 
     def decide(self, request: Request) -> str | None:
         with self.lock:
@@ -185,9 +204,25 @@ class S3Server:
                 "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
 
     def trouble(self, decide: Trouble | None) -> None:
+        """Let `decide` name the faults of the requests from now on. Waits until earlier requests are answered: that of
+        a killed client may still be on its way into a bucket."""
+        with self.proxy.idle:
+            assert self.proxy.idle.wait_for(lambda: not self.proxy.working, 300), "a request has no answer"
         with self.proxy.lock:
             self.proxy.trouble = decide
             self.proxy.seen.clear()
+
+    def killed_at(self, which: Callable[[str, str], bool], *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run `tokenmill ARGUMENTS`, and kill it (SIGKILL) when the server has a request for which
+        `which(method, path)` is true. This request is performed all the same."""
+        def kill(method: str, path: str, number: int) -> None:
+            if which(method, path):
+                signal_all(children_of(server_pid()), signal.SIGKILL)
+
+        self.trouble(kill)
+        done = command("pipeline.cli", *arguments)
+        self.trouble(None)
+        return done
 
     @property
     def requests(self) -> list[Request]:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from pipeline.store import cache as caches
 from pipeline.store.cache import Cache, joined
 from pipeline.store.errors import EnvironmentFailure, disk_full
 from pipeline.store.fs import Store
+from tests.processes import alive, signal_all, stopped, until
 
 ROOT = Path(__file__).resolve().parents[2]
 MB = 1 << 20
@@ -126,8 +128,11 @@ def start(top: Path, seed: int, rounds: int) -> subprocess.Popen:
                             stdout=subprocess.PIPE, text=True)
 
 
-def used(top: Path) -> int:
-    """Return how many bytes of disk the files below `top` take. A file with several names counts once."""
+def used(top: Path, workers: Sequence[subprocess.Popen] = ()) -> int:
+    """Return how many bytes of disk the files below `top` take. A file with several names counts once. The workers
+    stand still meanwhile, so that all is counted at one moment."""
+    pids = signal_all([worker.pid for worker in workers if worker.poll() is None], signal.SIGSTOP)
+    until(lambda: all(stopped(pid) or not alive(pid) for pid in pids), what="processes stopped")
     found = {}
     for folder, _, files in os.walk(top):
         for file in files:
@@ -136,6 +141,7 @@ def used(top: Path) -> int:
             except FileNotFoundError:
                 continue
             found[info.st_ino] = info.st_blocks * 512
+    signal_all(pids, signal.SIGCONT)
     return sum(found.values())
 
 
@@ -143,22 +149,21 @@ def test_processes_that_share_it_and_are_killed(place):
     """Four workers, of which one after the other is killed wherever it is, and the disk watched meanwhile."""
     rng = random.Random(7)
     workers = [start(place, seed, 60) for seed in range(4)]
-    most, serial, deadline = 0, 4, time.monotonic() + 600
+    most = 0
     for worker in workers:
         assert worker.stdout.readline()
-    while serial < 10 and time.monotonic() < deadline:
+    for serial in range(4, 10):
         time.sleep(rng.uniform(0.05, 0.2))
-        most = max(most, used(place))
+        most = max(most, used(place, workers))
         i = rng.randrange(4)
         if workers[i].poll() is None:
             workers[i].send_signal(signal.SIGKILL)
         workers[i].communicate()
         workers[i] = start(place, serial, 60)
-        serial += 1
     for worker in workers:
-        while worker.poll() is None and time.monotonic() < deadline:
-            most = max(most, used(place))
-            time.sleep(0.02)
+        while worker.poll() is None:
+            most = max(most, used(place, workers))
+            time.sleep(0.05)
         # not communicate(timeout=…): it reads past the buffer into which `readline` may have put the last line
         assert worker.wait(300) == 0 and worker.stdout.read().endswith("well\n")
     # the cap, one file in use of each living worker, and what dead ones used until somebody swept
@@ -170,6 +175,7 @@ def test_processes_that_share_it_and_are_killed(place):
 
 
 def test_one_of_those_who_wait_downloads(place):
+    """The download takes until all have begun to ask for the file."""
     code = """
         import sys, time
         from pathlib import Path
@@ -178,10 +184,13 @@ def test_one_of_those_who_wait_downloads(place):
         def make(path):
             with open(top / "made", "a") as f:
                 f.write("x")
-            time.sleep(1.0)
+            while len(list((top / "asking").iterdir())) < 5:
+                time.sleep(0.02)
             Path(path).write_bytes(b"data")
+        (top / "asking" / sys.argv[2]).touch()
         Cache(top / "cache", 1 << 20).put("0" * 32, 4, str(top / "use" / sys.argv[2]), make)
     """
+    (place / "asking").mkdir()
     running = [subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(place), str(i)], cwd=ROOT)
                for i in range(5)]
     assert [p.wait(300) for p in running] == [0] * 5

@@ -17,7 +17,7 @@ from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from tests.corpus import sentences
 from tests.processes import until
-from tests.service.conftest import problem
+from tests.service.conftest import patient, problem  # noqa: F401  (a fixture)
 from tests.service.test_pages import client_of, read
 from tests.service.test_sources import documents, source
 from tests.service.test_submit import Site
@@ -139,6 +139,6 @@ def test_a_submitted_recipe_reads_a_bucket_and_no_other(bucket: str, gcs: Any, t
     assert {name: source["files"] for name, source in planned["inputs"].items()} == {"lines": 2, "files": 10}
     with site.client:
         site.post("/queue", {"recipe": recipe, "run": "first"})
-        until(lambda: site.get("/queue/1")["state"] in ("done", "failed", "cancelled"), 120, "the end of the run")
+        until(lambda: site.get("/queue/1")["state"] in ("done", "failed", "cancelled"), what="the end of the run")
         assert site.get("/queue/1")["state"] == "done", site.get("/queue/1")
     assert dataset_hash(site.store, "clean") == dataset_hash(Store(on_disk(bucket, tmp_path)), "clean")

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -180,20 +177,14 @@ def test_an_export_killed_at_a_request_looks_incomplete_and_can_be_run_again(buc
     """The process gets SIGKILL while the server has its n-th request that writes: an object, or a part of one."""
     shard_set = corpus(tmp_path / "set", 300, [[5, 7], [9_000_000], [3] * 9])
     line, paths = export_line(shard_set, "ds", f"{bucket}/out"), []
-    process = subprocess.Popen([sys.executable, "-c", f"from pipeline.cli.app import run_command\n"
-                                                      f"import sys; sys.stdin.read(1); run_command({line!r})"],
-                               stdin=subprocess.PIPE, env={**os.environ, **s3_server.environment()})
 
-    def kill(method: str, path: str, number: int) -> None:
+    def comes_to(method: str, path: str) -> bool:
         if method in ("PUT", "POST"):
             paths.append(path)
-            if len(paths) == request_number:
-                process.kill()
+        return len(paths) == request_number
 
-    s3_server.trouble(kill)
-    process.communicate(b"1")
-    s3_server.trouble(None)
-    assert process.returncode == -signal.SIGKILL and ("partNumber" in paths[-1] or "uploadId" in paths[-1]) == in_part
+    killed, last = s3_server.killed_at(comes_to, *line), paths[request_number - 1]
+    assert killed.returncode == -signal.SIGKILL and ("partNumber" in last or "uploadId" in last) == in_part
     left = objects(f"{bucket}/out")
     assert MARK in left and len(left) < 10
     with pytest.raises(BadUsage, match=MARK), token_files(f"{bucket}/out", "PATH"):

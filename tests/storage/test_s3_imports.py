@@ -3,10 +3,7 @@ of them on the disk of this machine."""
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -123,18 +120,9 @@ def test_a_killed_import_is_no_shard_set_and_the_same_command_completes_it(bucke
     write_ds(tmp_path / "in", tokenizer)
     write_ds(tmp_path / "other", tokenizer, 60)
     line = import_line(tmp_path / "in", tokenizer, f"{bucket}/store")
-    process = subprocess.Popen([sys.executable, "-c", f"from pipeline.cli.app import run_command\n"
-                                                      f"import sys; sys.stdin.read(1); run_command({line!r})"],
-                               stdin=subprocess.PIPE, env={**os.environ, **s3_server.environment()})
-
-    def kill(method: str, path: str, number: int) -> None:
-        if method == "PUT" and last in path and "/shards/web/" in path:
-            process.kill()
-
-    s3_server.trouble(kill)
-    process.communicate(b"1")
-    s3_server.trouble(None)
-    assert process.returncode == -signal.SIGKILL
+    killed = s3_server.killed_at(lambda method, path: method == "PUT" and last in path and "/shards/web/" in path,
+                                 *line)
+    assert killed.returncode == -signal.SIGKILL
     left = objects(f"{bucket}/store/shards/web")
     assert MARK in left and "split=train/shards.json" not in left
     assert run_command(import_line(tmp_path / "other", tokenizer, f"{bucket}/store")) == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pipeline.index_folders import merge_folders, new_folder
@@ -11,12 +13,20 @@ from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from tests.commands import command
 from tests.e2e.test_incremental import CRAWLS, recipe, run
-from tests.e2e.test_incremental import grown as grown
 from tests.e2e.test_incremental import site as site
 
 
-@pytest.mark.parametrize("merged", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_an_index_on_s3_is_that_on_a_disk(site, grown, bucket, tmp_path, merged):
+@pytest.fixture(scope="module")
+def grown(site, tmp_path_factory) -> Path:
+    """A store with three datasets, each compared with those before it."""
+    store = tmp_path_factory.mktemp("grown")
+    run(site / "3.yaml", store)
+    return store
+
+
+@pytest.mark.parametrize(("merged", "backend", "workers"), [
+    pytest.param(False, "process", 2, marks=pytest.mark.slow), (True, "inline", 1)])
+def test_an_index_on_s3_is_that_on_a_disk(site, grown, bucket, merged, backend, workers):
     [name] = [path.name for path in (grown / "runs").iterdir() if path.name.startswith("3-")]
     folders = [f"{bucket}/{crawl}.index" for crawl in CRAWLS[:2]]
     for crawl, folder in zip(CRAWLS, folders):
@@ -31,7 +41,7 @@ def test_an_index_on_s3_is_that_on_a_disk(site, grown, bucket, tmp_path, merged)
     path = site / "on_s3.yaml"
     path.write_text(recipe({"new_three": f"{{from: three, steps: {steps}}}"}).partition("tokenizer")[0])
     expected = dataset_hash(Store(str(grown)), "new_three")
-    run_recipe(load_recipe(path, []), f"{bucket}/store", make_backend=make_backend("process", 2, None))
+    run_recipe(load_recipe(path, []), f"{bucket}/store", make_backend=make_backend(backend, workers, None))
     assert dataset_hash(Store(f"{bucket}/store"), "new_three") == expected
 
 

@@ -15,11 +15,12 @@ from starlette.testclient import TestClient
 
 from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
+from pipeline.service import sources
 from pipeline.service.duck import QueryLimits
 from pipeline.service.fetch_source import fetch
 from pipeline.service.query import Queries
 from pipeline.store.remote import connect
-from tests.service.conftest import problem
+from tests.service.conftest import PATIENT_S, patient, problem  # noqa: F401  (a fixture)
 from tests.service.test_pages import client_of, read
 from tests.service.test_sources import EVIL, MAIL, documents, page_of, record, source
 from tests.storage.s3_server import KEYS
@@ -145,7 +146,7 @@ def test_an_object_that_has_gone_or_is_too_large_is_said(top: Path, bucket: str)
     packed = next(row for row in documents(api, "rest", "lines") if row["text"].startswith("packed"))
     assert source(api, "rest", packed["id"]).status_code == 200
     connect(bucket).write("in/lines/b.jsonl.gz", os.urandom(5000))
-    small.state.queries = Queries(QueryLimits(fetched_bytes=4000))
+    small.state.queries = Queries(QueryLimits(seconds=PATIENT_S, fetched_bytes=4000))
     assert re.search("5,000 bytes.*4,000", refused(api, "rest", packed["id"], 409)["detail"])
 
 
@@ -156,9 +157,10 @@ def test_storage_that_refuses_is_said_without_its_address(top: Path, bucket: str
     assert "object storage" in refused(api, "rest", row["id"], 409)["detail"]
 
 
-def test_storage_that_keeps_silent_is_given_up_in_time(top: Path, bucket: str, s3: Any) -> None:
-    api: Any = client(top, f"{bucket}/in")
+def test_storage_that_keeps_silent_is_given_up_in_time(top: Path, bucket: str, s3: Any,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    api = client(top, f"{bucket}/in")
     [row] = documents(api, "rest", "files")
-    api.app.state.queries = Queries(QueryLimits(seconds=4))
+    monkeypatch.setattr(sources, "READ_S", 2.0)
     s3.trouble(lambda method, path, n: "hang")
     assert "not fetched" in refused(api, "rest", row["id"], 409)["detail"]
