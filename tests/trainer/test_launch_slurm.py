@@ -126,12 +126,13 @@ def test_on_two_nodes_it_is_stopped_and_goes_on_as_if_it_had_not_been(host, tmp_
     job, log = start(host, str(script_file), "--device", "cpu", nodes=2), host / "job-train.sbatch-0.log"
 
     def stopped_after_three_steps() -> bool:
-        """Stop the training, so that it cannot end before the signal comes, unless it has not come so far."""
-        training = signal_all((p for p in descendants(job.pid) if named(p, "trainer\0run")), signal.SIGSTOP)
-        until(lambda: all(stopped(p) or not alive(p) for p in training), what="the stop")
+        """Stop the ranks, so that they cannot end before the signal comes, unless they have not come so far."""
+        ranks = [p for p in descendants(job.pid) if named(p, "trainer\0run") and not named(p, "torchrun")]
+        signal_all(ranks, signal.SIGSTOP)
+        until(lambda: all(stopped(p) or not alive(p) for p in ranks), what="the stop")
         if len(losses(out)) >= 3:
             return True
-        signal_all(training, signal.SIGCONT)
+        signal_all(ranks, signal.SIGCONT)
         return False
 
     until(stopped_after_three_steps, 600, "step 3", job=job, log=log)
