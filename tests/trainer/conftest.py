@@ -15,6 +15,15 @@ logging.getLogger("c10d-NullHandler-dcp_logger").propagate = False     # else a 
 
 
 @pytest.fixture
+def forked_arms():
+    """The trainings of studies of this process are forks of a process that has imported torch."""
+    from tests.trainer.processes import forked_arms
+
+    with forked_arms():
+        yield
+
+
+@pytest.fixture
 def alone():
     """The World of a single process."""
     from trainer.parallel.world import world

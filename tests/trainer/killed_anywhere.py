@@ -93,7 +93,11 @@ def main(run: str, out: str, points: int, seed: int) -> list[Any]:
     return wrong
 
 
+def report(run: str, out: str, points: int, seed: int) -> None:
+    wrong = main(run, out, points, seed)
+    print(json.dumps(wrong))
+    sys.exit(bool(wrong))
+
+
 if __name__ == "__main__":
-    found = main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
-    print(json.dumps(found))
-    sys.exit(bool(found))
+    report(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

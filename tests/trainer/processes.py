@@ -6,15 +6,24 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import torch.distributed as dist
+
+from trainer.loop import task_watcher
+from trainer.tools import arm_processes
 
 #: A process begins with these imported (six CPU seconds otherwise): it is forked by a server that has no threads.
 PRELOADED = ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.utils.tensorboard",
@@ -22,8 +31,8 @@ PRELOADED = ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.check
 
 
 def begin(target: Callable[..., object], *arguments: object, log: str = os.devnull, **environment: str) -> BaseProcess:
-    """Start `target(*arguments)`, a function of a module, in a process of its own. Its stderr goes to the file
-    `log`."""
+    """Start `target(*arguments)`, a function of a module, in a process of its own. Its output goes to the file `log`.
+    """
     forked = multiprocessing.get_context("forkserver")
     forked.set_forkserver_preload(PRELOADED)
     process = forked.Process(target=_run, args=(target, arguments, log, {**os.environ, **environment}))
@@ -32,7 +41,9 @@ def begin(target: Callable[..., object], *arguments: object, log: str = os.devnu
 
 
 def _run(target: Callable[..., object], arguments: tuple[object, ...], log: str, environment: dict[str, str]) -> None:
+    forkserver._forkserver.ensure_running = lambda: None       # so that this process starts others by the same server
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.environ.clear()
     os.environ.update(environment)
@@ -40,10 +51,14 @@ def _run(target: Callable[..., object], arguments: tuple[object, ...], log: str,
 
 
 class Forked:
-    """Stands in for subprocess.Popen in launchers that start `python -m trainer ARGUMENTS`."""
+    """Stands in for subprocess.Popen where `python -m trainer ARGUMENTS` is started. `target(ARGUMENTS)` runs in the
+    process; by default it is the command itself."""
 
-    def __init__(self, command: list[str], env: dict[str, str], **_: object) -> None:
-        self.process = begin(_command, command[3:], **env)
+    def __init__(self, command: list[str], env: dict[str, str], stdout: Any = None,
+                 target: Callable[[list[str]], object] | None = None, **_: object) -> None:
+        log = os.devnull if stdout is None else stdout.name
+        self.process = begin(target or run_command, command[3:], log=log, **env)
+        self.pid: int = self.process.pid
 
     def poll(self) -> int | None:
         return self.process.exitcode
@@ -53,20 +68,36 @@ class Forked:
         return self.process.exitcode
 
     def send_signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
+        os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.process.kill()
 
 
-def _command(arguments: list[str]) -> None:
+def module_with(popen: Callable[..., Any]) -> SimpleNamespace:
+    """Return a stand-in for the module subprocess, of which product code uses Popen alone."""
+    return SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT)
+
+
+def forked_arms() -> Any:
+    """Return a context in which the trainings of a study, and the processes that score their checkpoints, are forks in
+    which torch is imported."""
+    return mock.patch.object(arm_processes, "subprocess", module_with(partial(Forked, target=_arm)))
+
+
+def _arm(arguments: list[str]) -> None:
+    task_watcher.subprocess = module_with(Forked)
+    run_command(arguments)
+
+
+def run_command(arguments: list[str]) -> None:
     from trainer.__main__ import main
 
     sys.exit(main(arguments))
 
 
 def launch(module: str, size: int, *arguments: str, timeout: float = 600, ends: int = 0) -> list[str]:
-    """Run `module.main(*arguments)` as `size` ranks. Returns what each rank wrote to stderr. Fails, and shows that,
+    """Run `module.main(*arguments)` as `size` ranks. Returns what each rank printed. Fails, and shows that,
     unless all ranks end with the exit code `ends`."""
     meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.port), "WORLD_SIZE": str(size),

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.trainer.processes import forked_arms
 from tests.trainer.synthetic import language, make_run, write_shards
 from tokenizer.mixture.curriculum import Curriculum
 from tokenizer.mixture.order import Order
@@ -92,7 +93,8 @@ def annealed(tmp_path_factory):
     (top / "more-math.yaml").write_text("mix: {web: 50, math: 50}\nmax_epochs: {math: 4}\non_exhausted: error")
     command = ["anneal", str(run), "--from", "20", "--mixes", str(top / "web.yaml"), str(top / "more-math.yaml"),
                "--tokens", "3200", "--seeds", "2", "--device", "cpu"]
-    assert main(command) == 0
+    with forked_arms():
+        assert main(command) == 0
     return run, command
 
 
@@ -191,7 +193,7 @@ def test_a_candidate_gets_60_percent_and_the_run_the_rest(annealed, word, name, 
     assert alone == {"math": 100}
 
 
-def test_a_candidate_is_annealed_beside_the_mixture_of_the_run(annealed, capsys):
+def test_a_candidate_is_annealed_beside_the_mixture_of_the_run(annealed, capsys, forked_arms):
     run, command = annealed
     command = [*command[:command.index("--mixes")], "--candidates", "math", "--tokens", "1600", "--seeds", "1",
                "--device", "cpu", "--json"]
@@ -206,7 +208,7 @@ def test_a_candidate_is_annealed_beside_the_mixture_of_the_run(annealed, capsys)
 
 
 @pytest.mark.slow
-def test_halving_counts_the_steps_of_the_anneal_alone(annealed, tmp_path, capsys):
+def test_halving_counts_the_steps_of_the_anneal_alone(annealed, tmp_path, capsys, forked_arms):
     """Of the steps from 20 to 30: a quarter ends at step 23."""
     run, command = annealed
     shutil.copytree(run.parents[1], tmp_path / "store", ignore=shutil.ignore_patterns("anneal"))
@@ -235,7 +237,7 @@ def test_candidates_that_cannot_be_mixed_are_refused(annealed, capsys, words, sa
 
 
 # -- ablate ------------------------------------------------------------------------------------------------------------
-def test_a_setting_that_learns_nothing_is_found_out_at_equal_tokens(tmp_path, capsys):
+def test_a_setting_that_learns_nothing_is_found_out_at_equal_tokens(tmp_path, capsys, forked_arms):
     run = make_run(tmp_path, phases=PHASES, total=9600, documents=400)
     command = ["ablate", str(run), "--arm", "frozen", "optimizer.lr=1e-6", "--arm", "clip", "clip=0.5", "--tokens",
                "1650", "--seeds", "2", "--device", "cpu", "--json"]
@@ -258,7 +260,7 @@ def test_a_setting_that_learns_nothing_is_found_out_at_equal_tokens(tmp_path, ca
     assert before == {name: (out / "metrics.jsonl").read_bytes() for name, out in outs.items()}
 
 
-def test_an_arm_of_another_call_is_refused_before_the_first_is_trained(tmp_path, capsys):
+def test_an_arm_of_another_call_is_refused_before_the_first_is_trained(tmp_path, capsys, forked_arms):
     """Not after the hours of those that come first."""
     run = make_run(tmp_path, phases=PHASES, total=3200, documents=100)
     steps = ["--tokens", "320", "--seeds", "1", "--device", "cpu"]

@@ -157,7 +157,7 @@ def test_a_study_that_cannot_compare_tasks_is_refused_before_it_trains(run: Path
     assert not list((run / "train").rglob("metrics.jsonl"))
 
 
-def test_a_study_decides_by_tasks_and_scores_what_has_no_score(tmp_path: Path, capsys):
+def test_a_study_decides_by_tasks_and_scores_what_has_no_score(tmp_path: Path, capsys, forked_arms):
     run = study_run(tmp_path, "next")
     command = ["ablate", str(run), "--arm", "slow", "optimizer.lr=0.0005", "--seeds", "2", "--device", "cpu", "--by",
                "tasks"]

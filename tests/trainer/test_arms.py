@@ -11,18 +11,23 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.processes import alive, descendants, signal_all, stopped, until
+from pipeline.base.clock import Clock
+from tests.processes import descendants, signal_all, stopped, until
+from tests.trainer.processes import begin, module_with
 from tests.trainer.synthetic import language, make_run, quiet, write_shards
 from tokenizer.mixture.curriculum import Curriculum
 from trainer.__main__ import main
 from trainer.base.config import ConfigError, TrainingError
+from trainer.base.interrupts import stopping
+from trainer.checkpoint import saver
 from trainer.loop.run import open_run
 from trainer.model.config import ModelConfig
 from trainer.tools import arm_processes, experiment_arms, halving
@@ -128,7 +133,7 @@ def runs_of(top: Path, *chains: int) -> list[Path]:
     return made
 
 
-def test_runs_are_judged_by_what_they_hold_out_in_common(tmp_path, capsys):
+def test_runs_are_judged_by_what_they_hold_out_in_common(tmp_path, capsys, forked_arms):
     """The language of `web` is chain 0: the run that trains on it is better on the text that both hold out."""
     runs = runs_of(tmp_path, 5, 0)
     command = ["ablate", *map(str, runs), "--out", str(tmp_path / "out"), "--seeds", "2", "--device", "cpu", "--jobs",
@@ -260,46 +265,79 @@ def test_halving_of_models_of_several_widths_is_refused(tmp_path, capsys):
     assert "leave out one of the two options" in capsys.readouterr().err
 
 
+class Child:
+    """Stands in for subprocess.Popen in a study that `begin` has started: a fork of the study. From the third on, a
+    training stops (SIGSTOP) once its first checkpoint is committed."""
+
+    started = 0
+
+    def __init__(self, command: list[str], env: dict[str, str], stdout: Any, preexec_fn: Callable[[], None],
+                 **_: object) -> None:
+        Child.started += 1
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid:
+            return
+        for number in stopping():                      # as exec does with the study's own handlers
+            signal.signal(number, signal.SIG_DFL)
+        preexec_fn()
+        os.dup2(stdout.fileno(), 2)
+        os.environ.update(env)
+        if Child.started > 2:
+            saver.retain = self.stopped(saver.retain)
+        try:
+            os._exit(main(command[3:]))
+        finally:
+            os._exit(1)
+
+    def stopped(self, retain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a stand-in for `retain`, which is called after a commit. At its first call it stops this process."""
+        def stand_in(*arguments: Any) -> Any:
+            saver.retain = retain
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return retain(*arguments)
+
+        return stand_in
+
+    def poll(self) -> int | None:
+        if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self.returncode = os.waitstatus_to_exitcode(ended[1])
+        return self.returncode
+
+
+def study_of_children(arguments: list[str]) -> None:
+    arm_processes.subprocess = module_with(Child)
+    main(arguments)
+
+
 @pytest.mark.slow
-def test_a_killed_study_goes_on_and_gives_the_same_table(tmp_path):
-    """Six trainings, two at a time; the study is killed while some are done, some begun and some waiting."""
-    run = make_run(tmp_path, phases=PHASES, total=32_000, documents=500,
-                   train={"checkpoint": {"every": 20}, "log_every": 1})
-    command = [sys.executable, "-m", "trainer", "ablate", str(run), "--arm", "clip", "clip=0.2", "--arm", "slow",
-               "optimizer.lr=0.003", "--seeds", "2", "--jobs", "2", "--device", "cpu", "--out"]
+def test_a_killed_study_goes_on_and_gives_the_same_table(tmp_path, forked_arms):
+    """Six trainings, two at a time; the study is killed when two are done, two have begun and two are waiting."""
+    run = make_run(tmp_path, phases=PHASES, total=4800, documents=200, train={"checkpoint": {"every": 10}})
+    command = ["ablate", str(run), "--arm", "clip", "clip=0.2", "--arm", "slow", "optimizer.lr=0.003", "--seeds", "2",
+               "--jobs", "2", "--device", "cpu", "--out"]
     folder = tmp_path / "killed" / "ablate"
-    process = subprocess.Popen([*command, str(folder.parent)], stdout=subprocess.DEVNULL)
-    trainings = until(lambda: stopped_halfway(folder, process.pid), 300, "one training done and one begun", job=process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    signal_all(trainings, signal.SIGCONT)
-    assert 0 < len(list(folder.glob("*/summary.json"))) < 6
-    stamps = {p: p.stat().st_mtime_ns for p in folder.glob("*/summary.json")}
-    subprocess.run([*command, str(folder.parent)], check=True, stdout=subprocess.DEVNULL, timeout=300)
-    assert {p: p.stat().st_mtime_ns for p in stamps} == stamps                  # what was done is not done again
-    resumed = [p for p in folder.glob("*/metrics.jsonl") if '"event": "resume"' in p.read_text()]
-    assert resumed
-    subprocess.run([*command, str(tmp_path / "whole")], check=True, stdout=subprocess.DEVNULL, timeout=300)
+    study = begin(study_of_children, [*command, str(folder.parent)])
+
+    def begun() -> list[int]:
+        assert study.is_alive()
+        trainings = [pid for pid in descendants(study.pid) if stopped(pid)]
+        return trainings if len(trainings) == 2 else []
+
+    trainings = until(begun, what="two trainings with a checkpoint")
+    study.kill()
+    study.join()
+    done = {p: p.stat().st_mtime_ns for p in folder.glob("*/summary.json")}
+    unfinished = {p.parent.name for p in folder.glob("*/checkpoints")} - {p.parent.name for p in done}
+    assert len(done) == len(unfinished) == 2
+    signal_all(trainings, signal.SIGCONT)             # the system has sent them a signal, because their study has ended
+    assert main([*command, str(folder.parent)]) == 0
+    assert {p: p.stat().st_mtime_ns for p in done} == done                      # what was done is not done again
+    assert {p.parent.name for p in folder.glob("*/metrics.jsonl") if '"event": "resume"' in p.read_text()} == unfinished
+    assert main([*command, str(tmp_path / "whole")]) == 0
     tables = [json.loads((at / "table.json").read_text()) for at in (folder, tmp_path / "whole" / "ablate")]
     assert tables[0]["sources"] == tables[1]["sources"] and len(tables[0]["arms"]) == 3
     assert not list(folder.glob("*/trainer.pid"))
-
-
-def stopped_halfway(folder: Path, study: int) -> list[int]:
-    """Stop all processes of a study (SIGSTOP). Returns the processes of its trainings if one training is done and
-    another one is between its first checkpoint and half of its 200 steps. Otherwise lets all processes go on."""
-    trainings = descendants(study)
-    processes = signal_all([study, *trainings], signal.SIGSTOP)
-    until(lambda: all(stopped(p) or not alive(p) for p in processes), 60, "processes stopped")
-    newest: dict[Path, int] = {}
-    for complete in folder.glob("*/checkpoints/*/COMPLETE"):
-        arm, step = complete.parents[2], int(complete.parent.name.removeprefix("step_"))
-        newest[arm] = max(step, newest.get(arm, 0))
-    done = {summary.parent for summary in folder.glob("*/summary.json")}
-    if done and any(step <= 100 for arm, step in newest.items() if arm not in done):
-        return trainings
-    signal_all(processes, signal.SIGCONT)
-    return []
 
 
 def evaluated(run: Path, name: str, losses: dict[int, float]) -> Arm:
@@ -343,22 +381,47 @@ def test_halving_ends_an_arm_without_a_loss_first(tmp_path, monkeypatch):
     assert "fair was ended after 25% of its steps (--halving), -1.0000 nats/token from the first arm" in text
 
 
-def test_a_study_that_fails_or_is_stopped_says_that_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
+def test_a_study_that_fails_says_that_the_same_command_goes_on(tmp_path, monkeypatch):
     run = make_run(tmp_path, phases=PHASES, total=6400, documents=200)
-    arms = [evaluated(run, name, {}) for name in ("base", "other")]
     options = argparse.Namespace(jobs=1, ranks=None, device="cpu", address=None)
     monkeypatch.setattr(arm_processes, "command", lambda *_: ["sh", "-c", "exit 3"])
     with pytest.raises(TrainingError, match=r"base, seed 0, ended with exit code 3; the same .*log\.txt is empty$"):
-        arm_processes.train_arms(arms, options, quiet)
-    monkeypatch.setattr(arm_processes, "command", lambda *_: ["sh", "-c", f"kill -TERM {os.getpid()}; exec sleep 60"])
+        arm_processes.train_arms([evaluated(run, name, {}) for name in ("base", "other")], options, quiet)
+
+
+@pytest.mark.parametrize("when", ["running", "starting"])
+def test_a_study_that_is_stopped_ends_its_trainings_and_says_that_the_same_command_goes_on(
+        tmp_path, monkeypatch, capsys, when):
+    """Also a training that is just being started when the signal comes."""
+    run = make_run(tmp_path, phases=PHASES, total=6400, documents=200)
+    options = argparse.Namespace(jobs=1, ranks=None, device="cpu", address=None)
+    started = []
+
+    class Training(subprocess.Popen):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            started.append(self)
+            if when == "starting":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    class Stopping(Clock):
+        def sleep(self, seconds: float) -> None:
+            if when == "running" and started[0].poll() is None:
+                os.kill(os.getpid(), signal.SIGTERM)
+            super().sleep(seconds)
+
+    monkeypatch.setattr(subprocess, "Popen", Training)
+    monkeypatch.setattr(arm_processes, "command", lambda *_: ["sleep", "60"])
     with pytest.raises(SystemExit, match="143"):
-        arm_processes.train_arms(arms, options, quiet)
+        arm_processes.train_arms([evaluated(run, name, {}) for name in ("base", "other")], options, quiet,
+                                 clock=Stopping())
+    assert [training.returncode for training in started] == [-signal.SIGTERM]
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("stopped: ") and line.endswith("(1 had not begun); the same command goes on")
 
 
 @pytest.mark.slow
-def test_halving_ends_the_worse_arms_early_and_says_so(tmp_path, capsys):
+def test_halving_ends_the_worse_arms_early_and_says_so(tmp_path, capsys, forked_arms):
     run = make_run(tmp_path, phases=PHASES, total=9600, documents=400)
     arms = [["frozen", "optimizer.lr=1e-6"], ["slow", "optimizer.lr=0.002"], ["clip", "clip=0.5"]]
     command = ["ablate", str(run), "--seeds", "1", "--tokens", "3200", "--device", "cpu", "--jobs", "2", "--halving",

@@ -245,7 +245,7 @@ def test_storage_that_fails_for_one_rank_ends_all(tmp_path):
     ckpt.put_absent(attempt.parent / "COMPLETE", json.dumps({
         "attempt": "attempt", "files": {f.name: f.stat().st_size for f in files},
         "sha256": {f.name: ckpt.sha256(f) for f in files}}).encode())
-    launch("tests.trainer.storage_ranks", 2, str(folder), str(tmp_path), timeout=120)
+    launch("tests.trainer.storage_ranks", 2, str(folder), str(tmp_path))
     first, second = (json.loads((tmp_path / f"rank.{r}.json").read_text()) for r in range(2))
 
     def stale(path: Path) -> str:

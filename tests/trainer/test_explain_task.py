@@ -231,7 +231,7 @@ def test_texts_are_shown_without_control_characters(trained: Path, capsys):
     assert "\x1b" not in said and "\\x1b" in said and "shared n-grams" in said
 
 
-def test_arms_are_compared_by_what_each_has_read_since_they_differ(trained: Path, tmp_path: Path, capsys):
+def test_arms_are_compared_by_what_each_has_read_since_they_differ(trained: Path, tmp_path: Path, capsys, forked_arms):
     folder = trained.parents[2]
     command = ["ablate", str(trained), "--out", str(tmp_path), "--arm", "slow", "optimizer.lr=0.0001", "--seeds", "1",
                "--device", "cpu", "--set", f"evaluate.tasks.tasks=[{folder / 'next.yaml'}]"]

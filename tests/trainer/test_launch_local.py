@@ -75,6 +75,22 @@ def test_one_rank_that_fails_ends_all_of_them_and_is_named(stand_in, capfd, scri
     assert said in told if said else not told
 
 
+def test_a_signal_that_comes_while_a_rank_is_being_started_reaches_all(stand_in, monkeypatch, capfd):
+    stand_in("exec sleep 60")
+    started = []
+
+    class Rank(subprocess.Popen):
+        def __init__(self, *arguments, **more):
+            super().__init__(*arguments, **more)
+            started.append(self)
+            if len(started) == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(subprocess, "Popen", Rank)
+    assert local.launch(["run"], 2, "cpu") == 128 + signal.SIGTERM
+    assert [rank.returncode for rank in started] == [-signal.SIGTERM] * 2
+
+
 def test_ctrl_c_during_set_up_is_no_traceback(tmp_path, monkeypatch, capfd):
     """torch takes seconds to import, on eight ranks at once; also through `tokenmill train`."""
     def interrupted(*_: object) -> None:

@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.test_slurm_runs import check_nothing_is_left, host, start  # noqa: F401  (host is a fixture)
-from tests.processes import until
+from tests.processes import alive, descendants, named, signal_all, stopped, until
 from tests.trainer.synthetic import losses, make_run
 from trainer.__main__ import main
 from trainer.checkpoint.checkpoints import complete
 from trainer.launch.slurm import script
 
 ROOT = Path(__file__).resolve().parents[2]
-#: as srun(1) and scancel(1) have it: srun makes SIGKILL of a SIGTERM of its own, scancel signals what runs in the steps
+#: as srun(1) and scancel(1) have it: srun makes SIGKILL of a SIGTERM of its own, scancel signals what runs in steps.
+#: This scancel also lets processes go on that the test has stopped (SIGSTOP)
 SRUN = r"""#!/usr/bin/env bash
 tasks=1
 while [[ "$1" == --* ]]; do
@@ -45,7 +46,7 @@ exit $code
 """
 SCANCEL = r"""#!/usr/bin/env bash
 [ "$*" = "--signal=TERM $SLURM_JOB_ID" ] || exit 1
-for p in $(cat "$STAND_IN/step"); do kill -TERM $(pgrep -P $p) $p; done
+for p in $(cat "$STAND_IN/step"); do for s in TERM CONT; do kill -$s $(pgrep -P $p) $p; done; done
 """
 linux = pytest.mark.skipif(sys.platform != "linux", reason="a job script for Linux")
 
@@ -114,7 +115,7 @@ def test_what_slurm_would_not_take_is_refused_before_anything_is_written(tmp_pat
 @linux
 @pytest.mark.slow
 def test_on_two_nodes_it_is_stopped_and_goes_on_as_if_it_had_not_been(host, tmp_path, monkeypatch):  # noqa: F811
-    run = make_run(tmp_path, documents=1800, total=46_080)       # seconds are left when three steps are seen
+    run = make_run(tmp_path, documents=1800, total=46_080)
     out = host / "out"
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name, text in (("srun", SRUN), ("scancel", SCANCEL)):
@@ -123,13 +124,24 @@ def test_on_two_nodes_it_is_stopped_and_goes_on_as_if_it_had_not_been(host, tmp_
     script_file = host / "train.sbatch"
     assert main(["slurm", str(run), "--out", str(out), "--nodes", "2", "--script", str(script_file)]) == 0
     job, log = start(host, str(script_file), "--device", "cpu", nodes=2), host / "job-train.sbatch-0.log"
-    until(lambda: len(losses(out)) >= 3, 600, "step 3", job=job, log=log)
+
+    def stopped_after_three_steps() -> bool:
+        """Stop the ranks, so that they cannot end before the signal comes, unless they have not come so far."""
+        ranks = [p for p in descendants(job.pid) if named(p, "trainer\0run") and not named(p, "torchrun")]
+        signal_all(ranks, signal.SIGSTOP)
+        until(lambda: all(stopped(p) or not alive(p) for p in ranks), what="the stop")
+        if len(losses(out)) >= 3:
+            return True
+        signal_all(ranks, signal.SIGCONT)
+        return False
+
+    until(stopped_after_three_steps, 600, "step 3", job=job, log=log)
     job.send_signal(signal.SIGUSR1)                       # what --signal=B:USR1@120 sends to the batch shell
     assert ended(job, log) != 0 and "back into the queue" in log.read_text(), log.read_text()[-5000:]
     assert (host / "scontrol.log").read_text().startswith("requeue ")
     assert "forcing job termination" not in log.read_text()
-    stopped = len(losses(out))
-    assert max(c.step for c in complete(out / "checkpoints")) == stopped        # none of its steps is lost
+    done = len(losses(out))
+    assert max(c.step for c in complete(out / "checkpoints")) == done        # none of its steps is lost
     check_nothing_is_left(host)
 
     again = start(host, str(script_file), "--device", "cpu", nodes=2, restart=1)
@@ -137,5 +149,5 @@ def test_on_two_nodes_it_is_stopped_and_goes_on_as_if_it_had_not_been(host, tmp_
     assert ended(again, log) == 0, log.read_text()[-5000:]
     check_nothing_is_left(host)
     assert main(["run", str(run), "--out", str(tmp_path / "alone"), "--device", "cpu", "--quiet"]) == 0
-    assert 3 <= stopped < len(losses(out))
+    assert 3 <= done < len(losses(out))
     assert losses(out) == pytest.approx(losses(tmp_path / "alone"), rel=1e-3)

@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -16,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.trainer.processes import launch
+from tests.trainer import killed_anywhere
+from tests.trainer.processes import begin, launch
 from tests.trainer.stability_ranks import REWIND, garbage, opened, poisoned, scenarios
 from tests.trainer.synthetic import make_run, quiet
 from tokenizer.mixture.steps import TrainingStep
@@ -33,7 +31,6 @@ from trainer.observe.metrics import read
 from trainer.observe.worst_rows import read_high_loss
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def steps(out: Path) -> dict[int, dict]:
@@ -393,7 +390,8 @@ def test_no_step_waits_for_the_device(folder, tmp_path, alone):
 @pytest.mark.slow
 def test_a_kill_between_any_two_lines_changes_nothing(folder, tmp_path):
     """Six of the 250 lines of what writes ledger, checkpoints and worst rows, and of going back."""
-    done = subprocess.run([sys.executable, "-m", "tests.trainer.killed_anywhere", str(folder), str(tmp_path), "6",
-                           "1"], capture_output=True, text=True, timeout=1200, check=False, cwd=ROOT,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stdout + done.stderr[-5000:]
+    log = tmp_path / "log"
+    log.touch()
+    process = begin(killed_anywhere.report, str(folder), str(tmp_path / "out"), 6, 1, log=str(log))
+    process.join(1200)
+    assert process.exitcode == 0, log.read_text()[-5000:]

@@ -13,19 +13,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 
 from pipeline.base.files import sha256
-from tests.processes import until
+from tests.processes import stopped, until
 from tests.trainer.evaluation import word_run
-from tests.trainer.processes import Forked, begin
+from tests.trainer.processes import Forked, begin, module_with, run_command
 from tests.trainer.synthetic import quiet
 from trainer.__main__ import main
 from trainer.base.config import ConfigError, build
 from trainer.checkpoint import checkpoints as ckpt
-from trainer.checkpoint import in_use
+from trainer.checkpoint import in_use, saver
 from trainer.checkpoint.config import CheckpointConfig
 from trainer.checkpoint.ledger import Ledger
 from trainer.evaluation import rows as score_data
@@ -39,6 +40,7 @@ from trainer.loop.train import Trainer, train
 from trainer.observe.goodput import Goodput
 from trainer.observe.metrics import read
 from trainer.parallel.world import world
+from trainer.tools import task_eval
 
 pytest.importorskip("tokenizers")
 
@@ -237,17 +239,64 @@ def test_a_missing_tokenizer_ends_the_training_before_the_model_is_built(tmp_pat
 
 
 # -- beside a training -----------------------------------------------------------------------------------------------
+class StopsAt(NamedTuple):
+    """A moment at which a process stops itself (SIGSTOP): after the `count`-th call of the function that writes a
+    `commit` (of a checkpoint), a `result` (of a task) or a `row` (of tasks.jsonl)."""
+
+    place: str
+    count: int
+
+    def watch(self) -> None:
+        module, name = {"commit": (saver, "retain"), "result": (task_eval, "write_results"),
+                        "row": (score_rows, "add")}[self.place]
+        real, calls = getattr(module, name), []
+
+        def stand_in(*arguments: Any) -> Any:
+            result = real(*arguments)
+            calls.append(1)
+            if len(calls) == self.count:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return result
+
+        setattr(module, name, stand_in)
+
+    def __call__(self, arguments: list[str]) -> None:
+        """Run the command `python -m trainer ARGUMENTS` until this moment."""
+        self.watch()
+        run_command(arguments)
+
+
+def until_stopped(pid: int | None) -> None:
+    assert pid is not None
+    until(lambda: stopped(pid), what="the moment at which the process stops itself")
+
+
+class Children(list[Forked]):
+    """The processes that score and that were started. The next one stops itself at the moment `stops_at`."""
+
+    stops_at: StopsAt | None = None
+
+
 @pytest.fixture
-def children(monkeypatch: pytest.MonkeyPatch) -> list[Forked]:
-    """Start the process that scores as a fork, in which torch is imported. Returns the processes that were started."""
-    started: list[Forked] = []
+def children(monkeypatch: pytest.MonkeyPatch) -> Children:
+    """Start the processes that score as forks, in which torch is imported. Returns those that were started."""
+    started = Children()
 
     def popen(command: list[str], **settings: Any) -> Forked:
-        started.append(Forked(command, env=settings["env"]))
+        started.append(Forked(command, env=settings["env"], target=started.stops_at))
+        started.stops_at = None
         return started[-1]
 
-    monkeypatch.setattr(task_watcher.subprocess, "Popen", popen)
+    monkeypatch.setattr(task_watcher, "subprocess", module_with(popen))
     return started
+
+
+@pytest.fixture
+def paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pause the process that scores until the training waits for it at its end."""
+    let, wait, ended = task_watcher.TaskWatcher.let, task_watcher.TaskWatcher.wait, []
+    monkeypatch.setattr(task_watcher.TaskWatcher, "let", lambda self, runs: let(self, runs and bool(ended)))
+    monkeypatch.setattr(task_watcher.TaskWatcher, "wait", lambda *given: ended.append(1) or wait(*given))
 
 
 def perform(run: Path, out: Path, stop_at: int | None = None, say: Callable[[str], None] = quiet) -> dict[str, Any]:
@@ -281,15 +330,10 @@ def test_a_training_scores_its_checkpoints_and_records_them_in_its_metrics(quiet
 
 
 @pytest.mark.parametrize("every", [5, 1])
-def test_few_kept_checkpoints_lose_no_score_without_a_line(quiet_rows, tmp_path: Path, children, monkeypatch, every):
-    """The watcher is paused until the end, so that nothing is scored when `keep` would delete a checkpoint. If every
-    step has a checkpoint, more of them wait than may wait."""
+def test_few_kept_checkpoints_lose_no_score_without_a_line(quiet_rows, tmp_path: Path, children, paused, every):
+    """Nothing is scored when `keep` would delete a checkpoint. If every step has a checkpoint, more of them wait than
+    may wait."""
     run, expected = quiet_rows
-    real = task_watcher.TaskWatcher.let
-    ended = []
-    monkeypatch.setattr(task_watcher.TaskWatcher, "let", lambda self, runs: real(self, runs and bool(ended)))
-    wait = task_watcher.TaskWatcher.wait
-    monkeypatch.setattr(task_watcher.TaskWatcher, "wait", lambda *given: ended.append(1) or wait(*given))
     lines: list[str] = []
     with world("cpu") as here:
         train(open_run(str(run), None, str(tmp_path), [
@@ -315,7 +359,7 @@ def test_only_the_process_that_a_training_starts_has_low_priority(trained: Path,
     with watcher:
         assert watcher.process is not None
         watcher.let(True)
-        assert watcher.process.wait(60) == 0
+        assert watcher.process.wait(300) == 0
     assert watcher.last_line() == str(min(19, before + task_watcher.NICE))
     assert main(["eval", str(trained), "--follow", "--tasks", str(trained.parents[2] / "quiz.yaml")]) == 0
     assert os.nice(0) == before
@@ -333,33 +377,37 @@ def test_only_the_first_rank_reads_the_data_of_tasks(trained: Path, tmp_path: Pa
     assert [path.name for path in read_files] == ["quiz.jsonl"]
 
 
-def test_a_killed_watcher_is_started_again(quiet_rows, tmp_path: Path, children, monkeypatch):
+def test_a_killed_watcher_is_started_again(quiet_rows, tmp_path: Path, children, paused, monkeypatch):
+    """It is killed when it has scored the first checkpoint."""
     run, expected = quiet_rows
     real, killed = task_watcher.TaskWatcher.wait, []
 
     def wait(self: task_watcher.TaskWatcher, interrupted: Callable[[], int]) -> None:
-        self.let(True)
-        until(lambda: score_rows.read_rows(tmp_path), 60, "a score")
-        children[-1].send_signal(signal.SIGKILL)
-        children[-1].wait()
-        killed.append(len(rows(tmp_path)))
-        real(self, interrupted)
+        def interrupted_once() -> int:
+            if not killed:
+                until_stopped(children[0].pid)
+                children[0].send_signal(signal.SIGKILL)
+                children[0].wait()
+                killed.extend(rows(tmp_path))
+            return interrupted()
+
+        real(self, interrupted_once)
 
     monkeypatch.setattr(task_watcher.TaskWatcher, "wait", wait)
+    children.stops_at = StopsAt("row", 1)
     perform(run, tmp_path)
-    assert 0 < killed[0] < len(expected) and len(children) == 2
+    assert killed == [row for row in expected if row["step"] == 5] and len(children) == 2
     assert rows(tmp_path) == expected
 
 
 def test_a_training_that_was_killed_goes_on_scoring_without_doubles(quiet_rows, tmp_path: Path, children):
     run, expected = quiet_rows
-    process = begin(_train, str(run), str(tmp_path))
-    until(lambda: len(list((tmp_path / "checkpoints").glob("*/COMPLETE"))) >= 3, 120, "three checkpoints")
-    assert watchers(process.pid)
+    process = begin(train_until, str(run), str(tmp_path), StopsAt("commit", 3))
+    until_stopped(process.pid)
+    assert len(ckpt.complete(tmp_path / "checkpoints")) == 3 and watchers(process.pid)
     process.kill()
     process.join()
-    assert not (tmp_path / "summary.json").exists()
-    until(lambda: not watchers(process.pid), 120, "the end of the watcher")      # by the system: it may be paused
+    until(lambda: not watchers(process.pid), what="the end of the watcher")      # by the system: it may be paused
     perform(run, tmp_path)
     assert rows(tmp_path) == expected
     steps = [line["step"] for line in read(tmp_path / "metrics.jsonl") if line["event"] == "tasks"]
@@ -379,17 +427,27 @@ def read_bytes(path: Path) -> bytes:
         return b""
 
 
-def _train(run: str, out: str) -> None:
+def train_until(run: str, out: str, moment: StopsAt, scored: bool = True) -> None:
+    moment.watch()
+    if not scored:
+        task_watcher.subprocess = module_with(mock.Mock())
     perform(Path(run), Path(out))
 
 
 def test_both_are_killed_at_many_moments(quiet_rows, tmp_path: Path, children):
+    """Each time the training has one more checkpoint, and a result is written that may have no rows yet."""
     run, expected = quiet_rows
-    for moment in (0.3, 0.6, 0.9, 1.5):
-        process = begin(_train, str(run), str(tmp_path))
-        process.join(moment)
-        process.kill()
-        process.join()
+    command = task_watcher.TaskWatcher(open_run(str(run), None, str(tmp_path), []), 1, quiet).command
+    for commits, moment in ((2, StopsAt("result", 1)), (1, StopsAt("row", 1)), (1, StopsAt("result", 2))):
+        training = begin(train_until, str(run), str(tmp_path), StopsAt("commit", commits), False)
+        until_stopped(training.pid)
+        watcher = Forked(command, env={}, target=moment)
+        until_stopped(watcher.pid)
+        for process in (training, watcher):
+            process.kill()
+        watcher.wait()
+        training.join()
+    assert len(ckpt.complete(tmp_path / "checkpoints")) == 4 and rows(tmp_path) != expected
     perform(run, tmp_path)
     assert rows(tmp_path) == expected
 
@@ -417,7 +475,7 @@ def test_a_watcher_that_cannot_work_does_not_end_the_training(quiet_rows, tmp_pa
     assert (tmp_path / "summary.json").exists()
 
 
-def test_a_rewind_forgets_scores_of_steps_that_are_given_up(quiet_rows, tmp_path: Path, children, monkeypatch):
+def test_a_rewind_forgets_scores_of_steps_that_are_given_up(quiet_rows, tmp_path: Path, children, paused, monkeypatch):
     run, expected = quiet_rows
     real, seen = Trainer.rewind, []
 

@@ -49,8 +49,10 @@ def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[
     shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(ranks),
               "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": share, "LOCAL_WORLD_SIZE": str(ranks)}
     processes: list[subprocess.Popen[bytes]] = []
+    caught: list[int] = []
 
     def forward(number: int, _frame: object) -> None:
+        caught.append(number)
         for process in processes:
             if process.poll() is None:
                 process.send_signal(number)
@@ -61,6 +63,8 @@ def launch(arguments: Sequence[str], ranks: int, device: str, threads: Callable[
             processes.append(subprocess.Popen([sys.executable, "-m", "trainer", *arguments], start_new_session=True,
                                               env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                                               preexec_fn=end_with_parent))
+            for number in caught:                 # signals that came while it was being started did not reach it
+                processes[-1].send_signal(number)
         return wait(processes, clock)
     finally:
         for process in processes:

@@ -50,6 +50,8 @@ def train_arms(arms: Sequence[Arm], options: argparse.Namespace, announce: Calla
                 arm = waiting.popleft()
                 wait_for_earlier(arm.run.out, clock)
                 running[slot] = arm, start(arm, options, slot, share)
+                if caught:                     # a signal that came while this arm was being started did not reach it
+                    stop({slot: running[slot]})
             clock.sleep(0.05)
             for slot, (arm, process) in list(running.items()):
                 code = process.poll()
