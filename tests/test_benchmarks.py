@@ -29,7 +29,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
     ("dedup_driver_memory.py", ["--documents", "4000"], '"planted": 200,\n "removed": 200'),
     ("service.py", ["--documents", "2000", "--parts", "3", "--texts", "500", "--repeat", "1"],
      "peak with four requests"),
-    ("engine_overhead.py", ["--docs", "500", "1000", "--backend", "process", "inline"], "by the engine"),
+    ("engine_overhead.py", ["--docs", "500", "1000", "--workers", "1"], "by the engine"),
 ])
 def test_a_benchmark_runs(tmp_path, script, arguments, says):
     done = subprocess.run([sys.executable, FOLDER / script, *arguments], capture_output=True, text=True, timeout=900,
