@@ -95,7 +95,7 @@ class Site:
         path = self.work / "recipe.yaml"
         path.write_text(yaml.safe_dump(recipe))
         return measured([sys.executable, "-m", "pipeline.cli", "run", str(path), "--store", str(self.work / "store"),
-                         "--workers", "1", "--quiet"])
+                         "--backend", "process", "--workers", "1", "--quiet"])
 
     def ours(self) -> float:
         """Make shards with Tokenmill. Returns CPU seconds."""

@@ -38,7 +38,7 @@ from pipeline.store.log import Log  # noqa: E402
 RUN = "runs/live"
 #: seconds between two requests of a page (static/live.js) and of a poll of the API
 PAGE_S, POLL_S = 2.0, 2.0
-#: tasks done → when this progress was written
+#: tasks done → when this progress began to be written
 WRITTEN: dict[int, float] = {}
 
 
@@ -55,7 +55,8 @@ class Seen:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--viewers", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=60.0,
+                        help="each viewer stays so long, and until it has seen one answer, or one change of the stream")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store, stop = Store(folder), threading.Event()
@@ -66,28 +67,32 @@ def main() -> int:
             writer.start()
             seen, server = asyncio.run(watch(address, pid, options.viewers, options.seconds))
             stop.set()
+            writer.join()
     share, memory = server
     missed = bool(seen.errors) or share > 0.25
     for kind, seconds in seen.seconds.items():
         p99 = statistics.quantiles(seconds, n=100)[98] if len(seconds) > 1 else float("nan")
         missed |= not p99 < 0.5
-        print(f"{kind:<7}{len(seconds):>6} requests, median {1000 * statistics.median(seconds):.0f} ms, "
-              f"p99 {1000 * p99:.0f} ms")
-    print(f"stream {len(seen.late):>6} changes, median {1000 * statistics.median(seen.late):.0f} ms late, at most "
-          f"{1000 * max(seen.late):.0f} ms")
+        print(f"{kind:<7}{len(seconds):>6} requests, median {median_ms(seconds)} ms, p99 {1000 * p99:.0f} ms")
+    print(f"stream {len(seen.late):>6} changes, median {median_ms(seen.late)} ms late, at most "
+          f"{1000 * max(seen.late, default=float('nan')):.0f} ms")
     print(f"server {share:.0%} of one core, memory {', '.join(f'{m / 1e6:.0f}' for m in memory)} MB (before, halfway, "
           f"at the end); {len(seen.errors)} errors{': ' + seen.errors[0] if seen.errors else ''}")
     return int(missed)
 
 
+def median_ms(seconds: list[float]) -> str:
+    return f"{1000 * statistics.median(seconds or [float('nan')]):.0f}"
+
+
 def write(store: Store, done: int) -> None:
     """Write the files of a run as its driver does."""
+    WRITTEN[done] = time.monotonic()
     store.write(f"{RUN}/run.json", json.dumps({"run": "live", "attempt": 1, "how": "job"}).encode())
     nodes = {f"node{i}": {"tasks": 1000, "done": min(1000, done), "docs": 1000 * done} for i in range(20)}
     store.write(f"{RUN}/progress.json", json.dumps(
         {"state": "running", "attempt": 1, "parts": 20_000, "done": done, "docs": done, "nodes": nodes,
          "at": time.time()}).encode())
-    WRITTEN[done] = time.monotonic()
 
 
 def go_on(store: Store, stop: threading.Event) -> None:
@@ -122,7 +127,7 @@ async def poll(client: httpx.AsyncClient, seen: Seen, end: float, delay: float, 
     path = "/stores/bench/runs/live" if page else "/api/v1/stores/bench/runs/live"
     headers = {"Accept": "text/html"} if page else {}
     await asyncio.sleep(delay)
-    while time.monotonic() < end:
+    while True:
         begun = time.monotonic()
         try:
             answer = await client.get(path, headers=headers)
@@ -133,12 +138,14 @@ async def poll(client: httpx.AsyncClient, seen: Seen, end: float, delay: float, 
                 headers["If-None-Match"] = answer.headers["etag"]
         except httpx.HTTPError as e:
             seen.errors.append(f"{path}: {type(e).__name__} {e}")
+        if time.monotonic() > end:
+            return
         await asyncio.sleep(max(0.0, (PAGE_S if page else POLL_S) - (time.monotonic() - begun)))
 
 
 async def stream(client: httpx.AsyncClient, seen: Seen, end: float, delay: float) -> None:
     await asyncio.sleep(delay)
-    first = True
+    states = 0
     try:
         async with client.stream("GET", "/api/v1/stores/bench/runs/live/events") as answer:
             if answer.status_code != 200:
@@ -146,12 +153,12 @@ async def stream(client: httpx.AsyncClient, seen: Seen, end: float, delay: float
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
                     done = json.loads(line.removeprefix("data: "))["done"]
-                    if not first:                                # the first state may be old when a viewer comes
+                    states += 1
+                    if states > 1:                               # the first state may be old when a viewer comes
                         seen.late.append(time.monotonic() - WRITTEN[done])
-                    first = False
                 if line == "event: end":
                     seen.errors.append("events: the run has ended")
-                if time.monotonic() > end:
+                if time.monotonic() > end and states > 1:
                     return
     except httpx.HTTPError as e:
         seen.errors.append(f"events: {type(e).__name__} {e}")

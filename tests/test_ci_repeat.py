@@ -46,7 +46,8 @@ def repeat(tmp_path, monkeypatch):
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_sessionfinish\n")
     (tmp_path / ".venv").symlink_to(sys.prefix)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio")      # they take longer than the tests
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")          # the other plugins take longer than the tests
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist.plugin")
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
 
     def run(*command: str, **tests: str) -> tuple[int, list[str], str]:

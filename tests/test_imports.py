@@ -4,11 +4,13 @@ importable."""
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -65,13 +67,40 @@ def modules(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
 
 
+class Statements(NamedTuple):
+    """What the rules look at in a file, wherever in the file it is."""
+
+    imports: list[ast.Import | ast.ImportFrom]
+    classes: list[tuple[str, int]]               # name and line
+    unchecked: list[tuple[str, int]]             # calls that read or write Parquet by pyarrow directly
+
+
+@functools.cache
+def read(text: str) -> Statements:
+    """Parse the text of a file. Most files are asked for by several tests, and parsing them takes most of the time."""
+    result = Statements([], [], [])
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            result.imports.append(node)
+        elif isinstance(node, ast.ClassDef):
+            result.classes.append((node.name, node.lineno))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in UNCHECKED \
+                and isinstance(node.func.value, ast.Name) and node.func.value.id in ("pq", "parquet"):
+            result.unchecked.append((node.func.attr, node.lineno))
+    return result
+
+
+def statements(path: Path) -> Statements:
+    return read(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path, root: Path = ROOT) -> Iterator[tuple[str, int]]:
-    """Yield (module, line) for every import in a file, wherever in the file it is. Relative imports become absolute."""
+    """Yield (module, line) for every import in a file. Relative imports become absolute."""
     package = path.relative_to(root).parent.parts
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+    for node in statements(path).imports:
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
             module = ".".join(filter(None, (base, node.module)))
             yield module, node.lineno
@@ -193,20 +222,17 @@ def test_a_name_stands_for_one_class():
     """A search for a class leads to one place. `Config` is exempt: it is what a step calls its settings."""
     places: dict[str, list[str]] = {}
     for name, path in source_files().items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef) and node.name != "Config":
-                places.setdefault(node.name, []).append(f"{name}:{node.lineno}")
+        for kind, line in statements(path).classes:
+            if kind != "Config":
+                places.setdefault(kind, []).append(f"{name}:{line}")
     assert not {name: at for name, at in places.items() if len(at) > 1}
 
 
 def unchecked_parquet(path: Path) -> list[str]:
     """Return the calls in a file that read or write Parquet by pyarrow directly, instead of by `pipeline.base.parquet`,
     one line each."""
-    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    return [f"{path}:{node.lineno}: {node.func.attr} of pyarrow.parquet; use pipeline.base.parquet"
-            for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-            and isinstance(node.func.value, ast.Name) and node.func.value.id in ("pq", "parquet")
-            and node.func.attr in UNCHECKED]
+    return [f"{path}:{line}: {name} of pyarrow.parquet; use pipeline.base.parquet"
+            for name, line in statements(path).unchecked]
 
 
 @pytest.mark.parametrize("package", PACKAGES)

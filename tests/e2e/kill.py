@@ -6,6 +6,9 @@ file is written or read), `publish` (the folder of a dataset is half built), `co
 S3). The points of deduplications with indexes of old documents: `index` (before the N-th exchange file of an index is
 written), `hashes` and `lookup` (before hashes or band keys are looked up for the N-th time), `routes` (before the N-th
 exchange file with what was found is written), `old` (before the N-th text of an old document is read).
+
+The result of each task is committed at once, not within a second. So the tasks that a killed run leaves to the next one
+do not depend on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ def die_at(owner: Any, name: str, nth: int) -> None:
 
 
 def main() -> None:
+    from pipeline.engine.driver import scheduler
+
+    scheduler.SEGMENT_S = -1.0
     point, nth = sys.argv[1], int(sys.argv[2])
     if point == "partition":
         from pipeline.store.parts import PartWriter

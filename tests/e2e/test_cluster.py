@@ -3,8 +3,10 @@ that is then closed."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +23,7 @@ from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from tests.corpus import write_warcs
 from tests.e2e.ray_head import ROOT, Head
-from tests.processes import named, until
+from tests.processes import children_of, named, until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("ray"),
               pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")]
@@ -262,14 +264,12 @@ def test_who_has_no_token_gets_nowhere(site, head, tmp_path):
         assert "not-this-one" not in attached.stderr and not (tmp_path / "store").exists()
 
 
-def children(pid: int) -> list[int]:
-    return [int(p) for t in Path(f"/proc/{pid}/task").iterdir() for p in (t / "children").read_text().split()]
-
-
 def listening(pid: int) -> list[int]:
     """Return the TCP ports on which a process listens."""
-    inodes = {os.readlink(fd).partition("[")[2][:-1] for fd in Path(f"/proc/{pid}/fd").iterdir()
-              if os.path.islink(fd) and os.readlink(fd).startswith("socket:")}
+    inodes = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):               # closed meanwhile
+            inodes |= set(re.findall(r"^socket:\[(\d+)\]$", os.readlink(file)))
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
     return sorted({int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes})
 
@@ -282,7 +282,7 @@ def test_a_ray_of_our_own_has_a_token_of_its_own(site, held, tmp_path):
     driver = subprocess.Popen([sys.executable, "-m", "pipeline.cli", "run", str(site / "recipe.yaml"), "--store",
                                str(tmp_path / "store"), "--allow-custom-stages", "--quiet"], env=env, cwd=ROOT)
     try:
-        [gcs] = until(lambda: [p for p in children(driver.pid) if named(p, "gcs_server")], 300, "its GCS", job=driver)
+        [gcs] = until(lambda: [p for p in children_of(driver.pid) if named(p, "gcs_server")], 300, "GCS", job=driver)
         [run] = until(lambda: [p.name for p in (tmp_path / "store" / "runs").glob("*/")], 300, "a run", job=driver)
         wait_for(tmp_path / "store", run, under_way)
         ports = listening(gcs)

@@ -120,7 +120,7 @@ def test_a_damaged_part_is_made_anew_while_a_new_step_reads_it(finished, wanted,
 def test_published_files_are_links_to_what_was_made_anew(finished, tmp_path):
     top, store, expected = finished
     harmed = copy(store, tmp_path / "harmed")
-    body = next(p for p in sorted((harmed / "shards").rglob("*.tokens")))
+    body = min((harmed / "shards").rglob("*.tokens"))
     [record] = [r for r in outputs(harmed, "assemble_shard", "body") if r.files["body"].sha256[:12] in body.name]
     (harmed / record.files["body"].path).unlink()
     flip(body)
@@ -132,7 +132,7 @@ def test_published_files_are_links_to_what_was_made_anew(finished, tmp_path):
 def test_a_flipped_bit_in_a_published_part_is_told_where_it_is_read(finished, tmp_path):
     _, store, _ = finished
     harmed = copy(store, tmp_path / "harmed")
-    part = next((harmed / "datasets" / "deduped").glob("part-*.parquet"))
+    part = min((harmed / "datasets" / "deduped").glob("part-*.parquet"))
     flip(part)
     for read in (lambda: dataset_hash(Store(harmed), "deduped"), lambda: list(iter_rows(Store(harmed),
                                                                                          "datasets/deduped"))):
@@ -156,7 +156,7 @@ def test_samples_are_written_from_exchange_files_that_were_made_anew(finished, t
         (harmed / record.files["rows.parquet"].path).unlink()
     shutil.rmtree(harmed / f"runs/{name}/rows-parquet")
     assert rows() == expected
-    path = next((harmed / f"runs/{name}/rows-parquet").glob("p*.parquet"))
+    path = min((harmed / f"runs/{name}/rows-parquet").glob("p*.parquet"))
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(DamagedFile, match=f"{path.name} is damaged"):
         copy_rows(Store(harmed), f"runs/{name}/rows-parquet", str(tmp_path / "out"))

@@ -4,13 +4,12 @@ cuts it or kills it; old datasets stay as they are."""
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
 import shutil
 import signal
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,11 +29,12 @@ from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.index_folder import NoIndex, read_index, refs_of
 from pipeline.store.log import Log
+from pipeline.store.records import PartRecord
 from pipeline.store.tombstones import Tombstones, takedowns, text_hash
 from stages.dedup.fragment import id_text
 from stages.dedup.index_texts import unpacked
 from tests import commands
-from tests.processes import descendants, named
+from tests.processes import descendants, named, signal_all
 from tests.stages.dedup_corpus import corpus
 
 CRAWLS = ("one", "two", "three")
@@ -151,23 +151,18 @@ def test_workers_and_partitions_change_nothing(site, hashes, tmp_path, workers, 
     assert [dataset_hash(Store(str(tmp_path)), f"new_{name}") for name in CRAWLS] == hashes
 
 
-def test_workers_that_are_killed_change_nothing(site, hashes, tmp_path):
-    ended, killed = threading.Event(), []
+def test_workers_that_are_killed_change_nothing(site, hashes, tmp_path, monkeypatch):
+    """Whenever another twentieth task is done, one of the workers is killed."""
+    append, done, killed = Log.append, itertools.count(1), []
 
-    def kill() -> None:
-        while not ended.wait(0.3):
+    def kill(log: Log, record: PartRecord) -> PartRecord:
+        if next(done) % 20 == 0:
             children = [pid for pid in descendants(os.getpid()) if named(pid, "engine.worker.child")]
-            if children and len(killed) < 8:
-                os.kill(children[0], signal.SIGKILL)
-                killed.append(time.monotonic())
+            killed.extend(signal_all(children[:1], signal.SIGKILL))
+        return append(log, record)
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        run(site / "3.yaml", tmp_path, "process", 2, "run.partition=8KB")
-    finally:
-        ended.set()
-        killer.join()
+    monkeypatch.setattr(Log, "append", kill)
+    run(site / "3.yaml", tmp_path, "process", 2, "run.partition=8KB")
     assert len(killed) > 2
     assert [dataset_hash(Store(str(tmp_path)), f"new_{name}") for name in CRAWLS] == hashes
 
@@ -251,7 +246,7 @@ def test_a_damaged_index_is_refused(site, folders, tmp_path):
     shutil.copytree(folders / "both", tmp_path / "both")
     against = f"against: {tmp_path / 'both'}"
     (site / "damaged.yaml").write_text(recipe({"new_three": f"{{from: three, steps: [{{minhash: {{{against}}}}}]}}"}))
-    text = next((tmp_path / "both" / "minhash").glob("*.texts.bin"))
+    text = min((tmp_path / "both" / "minhash").glob("*.texts.bin"))
     text.write_bytes(b"\0" * text.stat().st_size)
     done = commands.command("pipeline.cli", "run", str(site / "damaged.yaml"), "--store", str(tmp_path / "store"),
                             "--quiet", "--backend", "inline")

@@ -17,7 +17,7 @@ from pipeline.store.fs import Store
 ROOT = Path(__file__).resolve().parents[2]
 #: a first start of Ray that is given up when all of its processes run, and what runs after the second
 LATE = """
-import json, sys
+import json, sys, time
 from pathlib import Path
 from ray._private import services
 from pipeline.engine.backends.ray_backend import RayBackend
@@ -45,8 +45,13 @@ def running(name):
 services.get_node = get_node
 backend = RayBackend(Store(sys.argv[1]), workers=1, object_store_mb=80)
 backend.start()
+for _ in range(600):                              # killed processes need a moment to end
+    counts = [running(b"/gcs_server"), running(b"/raylet")]
+    if counts == [1, 1]:
+        break
+    time.sleep(0.1)
 try:
-    print(json.dumps([len(asked) > 1, running(b"/gcs_server"), running(b"/raylet")]))
+    print(json.dumps([len(asked) > 1, *counts]))
 finally:
     backend.close()
 """

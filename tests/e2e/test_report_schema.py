@@ -41,10 +41,17 @@ def test_a_real_report_is_valid(report):
     assert report["version"] == VERSION == 6
 
 
-def objects(value: Any, path: tuple = ()) -> Iterator[tuple]:
-    """Yield the path of each mapping in a value. Of a list, only the first two items are visited."""
+def shortened(value: Any) -> Any:
+    """Return a copy of a value with only the first two items of each list."""
     if isinstance(value, list):
-        for i, item in enumerate(value[:2]):
+        return [shortened(item) for item in value[:2]]
+    return {key: shortened(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def objects(value: Any, path: tuple = ()) -> Iterator[tuple]:
+    """Yield the path of each mapping in a value."""
+    if isinstance(value, list):
+        for i, item in enumerate(value):
             yield from objects(item, (*path, i))
     elif isinstance(value, dict):
         yield path
@@ -100,6 +107,8 @@ def valid(report: dict) -> bool:
 
 def test_a_changed_report_is_not(report):
     tried: set[type[BaseModel]] = set()
+    report = shortened(report)
+    assert valid(report)
     for path in objects(report):
         model = model_at(path)
         if model is None or model in tried:

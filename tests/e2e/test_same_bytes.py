@@ -123,9 +123,7 @@ def commits(store: Path) -> Counter:
 
 
 def test_same_bytes_after_kills(site, expected, tmp_path):
-    """Killed at four points one after another, then finished by the command. How much a killed run had committed is a
-    matter of time, so each point lies behind all that the runs before it can have committed. The first exchange file is
-    read after 123 writes."""
+    """Killed at four points one after another, then finished by the command."""
     args = ["run", str(site / "recipe.yaml"), "--store", str(tmp_path), "--backend", "inline", "--quiet"]
     before: Counter = Counter()
     for point, nth in (("partition", 60), ("reduce", 1), ("commit", 1), ("publish", 2)):
