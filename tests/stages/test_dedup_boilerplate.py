@@ -14,6 +14,7 @@ from stages.dedup.boilerplate import MEMORY_MB, Boilerplate, Remainders, boilerp
 from stages.dedup.explain import explain
 from stages.dedup.fragment import PartGroup, Sizes
 from stages.dedup.minhash import MinHash
+from stages.dedup.sets import jaccard
 from stages.stage import SettingsError
 from tests.conftest import alone
 from tests.stages.dedup_corpus import edited, vocabulary
@@ -154,6 +155,7 @@ def counting_peak() -> tuple[list[int], int]:
     def page(number: int) -> np.ndarray:
         return np.sort(np.r_[frame, np.random.default_rng(number).integers(0, 2**64, 20_000, dtype=np.uint64)])
 
+    jaccard(frame, frame)                    # compiles, which takes memory as well
     tracemalloc.start()
     values = Boilerplate([0], [10]).of(np.zeros(1000, int), page)
     remainders = Remainders(values, page)
