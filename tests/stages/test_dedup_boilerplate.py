@@ -75,7 +75,7 @@ def test_what_is_rare_in_each_source_is_not_left_out(tmp_path):
 def test_the_layout_changes_no_verdict(tmp_path, rows):
     docs, _ = trap(4, ("web", "wiki"))
     expected = run(docs, tmp_path / "a", boilerplate=0.1)
-    small = Sizes(group_rows=3 * rows, bucket_bytes=4000, segment_bytes=1, shingle_cache_bytes=3000)
+    small = Sizes(group_rows=max(8, 3 * rows), bucket_bytes=40_000, segment_bytes=1, shingle_cache_bytes=3000)
     got = run(docs, tmp_path / "b", rows, small, boilerplate=0.1)
     assert (got.removed, got.clusters) == (expected.removed, expected.clusters)
 
