@@ -11,6 +11,8 @@ architecture. Kernels that the folder lacks are compiled on this machine, or loa
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import os
@@ -19,19 +21,27 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
+
+from pipeline.base.clock import SYSTEM
 
 #: environment variable: a folder of compiled kernels, laid out like NUMBA_CACHE_DIR
 SHIPPED = "TOKENMILL_KERNELS"
 #: name and features of the processor that shipped kernels were compiled for, as numba keys them
 GENERIC = ("generic", "")
+#: seconds that a process waits for another one to compile a kernel, before it compiles the kernel itself
+PATIENCE_S = 120.0
+#: seconds between two looks whether the other process is done
+_LOOK_S = 0.02
 
 #: module → its kernels that are not compiled yet, with their options
 _waiting: dict[str, list[tuple[Callable[..., Any], dict[str, Any]]]] = {}
 _compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 _lock = threading.Lock()
+#: path → the lock file that this process has locked
+_locked: dict[str, IO[bytes]] = {}
 
 
 @functools.cache
@@ -47,7 +57,11 @@ def has_numba() -> bool:
 
 def njit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a function as `numba.njit(**options)` does, but postpone the compilation to the first call. The first
-    call of a decorated function compiles all decorated functions of its module."""
+    call of a decorated function hands all decorated functions of its module to numba.
+
+    numba compiles a kernel once for each combination of argument types, and then all kernels that it calls. A constant
+    is a type of its own at first. So a variable that a kernel passes to another one begins as np.int64(0), because
+    numba would compile the other kernel for `0`, and for int64 once more."""
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
         _waiting.setdefault(function.__module__, []).append((function, options))
@@ -84,7 +98,7 @@ def _compile_module(module: str, names: dict[str, Any]) -> None:
     kernels, constants = {}, _constants_of((kernel.__code__ for kernel, _ in waiting), names)
     for kernel, options in waiting:
         compiled = _with_stamps_of(imported.values(), constants, _given_to_numba(kernel, options))
-        kernels[kernel] = _with_unique_files(_with_shipped_variants(compiled))
+        kernels[kernel] = _compiled_by_one_process(_cached(compiled))
     # All names are replaced in one step: another thread may call a kernel as soon as it is in the module, and numba
     # then compiles it with the objects that the module's names stand for at that time.
     names.update(imported | {kernel.__name__: compiled for kernel, compiled in kernels.items()})
@@ -116,7 +130,7 @@ def keep_in(folder: str) -> None:
             if files := _cache_files(kernel):
                 kernel._cache = type(cache)(kernel.py_func)           # type: ignore[attr-defined]
                 kernel._cache._cache_file._source_stamp = files._source_stamp  # type: ignore[attr-defined]
-                _with_unique_files(_with_shipped_variants(kernel))
+                _cached(kernel)
 
 
 def _with_stamps_of(imported: Iterable[Any], constants: str, kernel: Any) -> Any:
@@ -163,6 +177,11 @@ def _constant(value: Any) -> str | None:
     return repr(value) if isinstance(value, (int, float, complex, str, bytes)) else None
 
 
+def _cached(kernel: Any) -> Any:
+    """Change how numba's cache of a kernel loads and stores compiled variants. Returns the kernel."""
+    return _with_lock(_with_unique_files(_with_shipped_variants(kernel)))
+
+
 def _with_shipped_variants(kernel: Any) -> Any:
     """Make a kernel (a function that numba compiles) load machine code that came with the container image. The
     environment variable TOKENMILL_KERNELS names the folder of this code. A kernel has one compiled variant for each
@@ -202,3 +221,70 @@ def _with_unique_files(kernel: Any) -> Any:
     if files := _cache_files(kernel):
         files._data_name = lambda number: f"{files._index_name.removesuffix('.nbi')}.{uuid.uuid4().hex}.nbc"
     return kernel
+
+
+def _with_lock(kernel: Any) -> Any:
+    """Make a process that does not find a variant of a kernel in numba's cache lock the kernel, and look again. If
+    another process has compiled the variant in the meantime, it is loaded. Without a lock, all workers of a first run
+    compile the same kernels, and two that compile two variants may remove each other's from the index. Returns the
+    kernel."""
+    if (files := _cache_files(kernel)) is None:
+        return kernel
+    cache, path = kernel._cache, _lock_path(files)
+    load = cache.load_overload
+
+    def load_or_lock(signature: Any, context: Any) -> Any:
+        data = load(signature, context)
+        if data is not None or path in _locked:       # compiling one variant may need another one of the same kernel
+            return data
+        _wait_for_lock(path)
+        return load(signature, context)
+
+    cache.load_overload = load_or_lock
+    return kernel
+
+
+def _compiled_by_one_process(kernel: Any) -> Any:
+    """Make a kernel give back, once it is compiled, the lock that `_with_lock` has taken. Returns the kernel."""
+    if _cache_files(kernel) is None:
+        return kernel
+    compile_variant = kernel.compile
+
+    def compile_and_unlock(signature: Any) -> Any:
+        try:
+            return compile_variant(signature)
+        finally:
+            if lock := _locked.pop(_lock_path(_cache_files(kernel)), None):
+                lock.close()
+
+    kernel.compile = compile_and_unlock
+    return kernel
+
+
+def _lock_path(files: Any) -> str:
+    """Return the path of the lock file of a kernel. `files` is numba's object for the files of its cache."""
+    return f"{files._index_path}.lock"
+
+
+def _wait_for_lock(path: str) -> None:
+    """Lock the file `path`, and note it in `_locked`. The caller goes on without a lock where none is possible (on a
+    file system without locks, in a folder that is gone), or when another process keeps it longer than PATIENCE_S,
+    perhaps because it was stopped."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        file = stack.enter_context(open(path, "ab"))
+        until = SYSTEM.now() + PATIENCE_S
+        while not _is_locked(file):
+            if SYSTEM.now() >= until:
+                return
+            SYSTEM.sleep(_LOOK_S)
+        _locked[path] = file
+        stack.pop_all()                               # whoever compiles closes the file
+
+
+def _is_locked(file: IO[bytes]) -> bool:
+    """Try to lock a file for this process. Returns whether that has worked."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -154,7 +154,7 @@ def _character(data: Any, at: int) -> Any:
 def _split(data: Any, table: Any, sums: Any, starts: Any, ends: Any, borders: Any, letters: Any) -> Any:
     """Split a text in UTF-8 (`data`) into words. `table` is the table of `characters`. The fields of `ScannedWords` are
     written to the arrays `sums` to `letters`. Returns the number of words."""
-    size, at, count = len(data), 0, 0
+    size, at, count = len(data), np.int64(0), 0
     borders[0] = 1
     while at < size:
         code, step = _character(data, at)

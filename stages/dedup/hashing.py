@@ -309,7 +309,8 @@ def _shingles_of_texts(simplified, ends, ngram, out, counts):
     total, start = 0, 0
     for number in range(ends.shape[0]):
         shingles = _join(_word_hashes(simplified[start:ends[number]]), ngram)
-        out[total:total + shingles.shape[0]] = shingles
+        for i in range(shingles.shape[0]):
+            out[total + i] = shingles[i]
         counts[number] = shingles.shape[0]
         total += shingles.shape[0]
         start = ends[number]

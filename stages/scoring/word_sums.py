@@ -222,7 +222,8 @@ def _find(hashes: Any, hashed: Any) -> np.int64:
 def _enter(words: Any, seed: int, hashes: Any, values: Any) -> None:
     """Enter words into an empty hash table (`hashes` and `values`). `words` holds the bytes of all words, separated by
     blanks. The value of a word is its number in `words`, from 0."""
-    begin = number = 0
+    begin: int | np.int64 = np.int64(0)
+    number = 0
     for place in range(len(words) + 1):
         if place == len(words) or words[place] == 32:
             hashed = _hash(words, begin, place, seed)
@@ -290,7 +291,8 @@ def _mean(data: Any, seed: int, cache: Any, vocabulary: Any, grams: Any, places:
     sums, counts, hashes, word_of_slot, used_words = cache
     total = np.zeros(rows.shape[1])
     single = np.zeros(rows.shape[1], np.float32)
-    number = begin = 0
+    begin: int | np.int64 = np.int64(0)
+    number = 0
     for place in range(len(data)):
         byte = data[place]
         if byte > 32 or 0 < byte < 9 or 13 < byte < 32:
@@ -333,7 +335,7 @@ def _mean(data: Any, seed: int, cache: Any, vocabulary: Any, grams: Any, places:
 def _end(seed: int, vocabulary: Any, rows: Any, hidden: Any) -> int:
     """Add to `hidden` the vector of the end of a line, which fastText treats as a word without n-grams. Returns the
     number of vectors added: 1, or 0 if the vocabulary lacks the end of a line."""
-    hashed = _hash(_EOS, 0, len(_EOS), seed)
+    hashed = _hash(_EOS, np.int64(0), len(_EOS), seed)
     slot = _find(vocabulary[0], hashed)
     if vocabulary[0][slot] != hashed:
         return 0

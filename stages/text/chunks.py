@@ -249,7 +249,7 @@ def scan(data: np.ndarray, classes: np.ndarray, slots: np.ndarray, rows: np.ndar
     spans = np.empty((room, 2), np.int32)
     n = 0
     unknown = 0
-    i = 0
+    i = np.int64(0)
     while i < size:
         width = space_at(data, i, classes)
         if width:
@@ -326,7 +326,7 @@ def fold(data: np.ndarray, classes: np.ndarray, chunks: np.ndarray, spans: np.nd
         words += rows[chunks[i]].count
         unsure += rows[chunks[i]].unsure
         if i + 1 < n:
-            k = spans[i, 1]
+            k = np.int64(spans[i, 1])
             stop = spans[i + 1, 0]
             while k < stop:
                 width = space_at(data, k, classes)
@@ -343,13 +343,13 @@ def fold(data: np.ndarray, classes: np.ndarray, chunks: np.ndarray, spans: np.nd
     lines = np.empty((breaks, 4), np.int32)
     filled = 0
     line = 0
-    first = 0
+    first: int | np.int64 = np.int64(0)
     sure = True
     for i in range(n):
         row = rows[chunks[i]]
         place = row.first
-        for k in range(row.count):
-            ids[filled] = parts[place + k]
+        for part in range(row.count):
+            ids[filled] = parts[place + part]
             filled += 1
         if row.unsure:
             sure = False
@@ -357,7 +357,7 @@ def fold(data: np.ndarray, classes: np.ndarray, chunks: np.ndarray, spans: np.nd
             lines[line, LINE_START] = spans[first, 0]
             lines[line, LINE_END] = spans[i, 1]
             lines[line, LINE_CHUNKS] = i + 1 - first
-            lines[line, LINE_SENTENCES] = (sentences(data, chunks, spans, steps, first, i + 1, spans[i, 1])
+            lines[line, LINE_SENTENCES] = (sentences(data, chunks, spans, steps, first, i + 1, np.int64(spans[i, 1]))
                                            if sure else -1)
             line += 1
             first = i + 1

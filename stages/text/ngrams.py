@@ -162,7 +162,7 @@ def duplicate_ngrams(ids: np.ndarray, lengths: np.ndarray, hashes: np.ndarray, p
     for row in range(ns.shape[0]):
         n = ns[row]
         firsts[:] = -1
-        i = 0
+        i = int(np.int64(0))                      # not 0: see `njit`
         while i < words - n + 1:
             h = (prefix[i + n] - prefix[i]) * power[i + n]
             characters = length[i + n] - length[i]
@@ -313,7 +313,7 @@ def sha1_shingles(ids: np.ndarray, offsets: np.ndarray, sizes: np.ndarray, blob:
     block = np.empty(longest + 128, np.uint8)
     w = np.empty(80, np.uint32)
     for i in range(total):
-        p = 0
+        p = np.int64(0)
         for k in range(n):
             if k:
                 message[p] = 32

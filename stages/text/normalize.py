@@ -258,7 +258,7 @@ def _simplified(data, ascii_bytes, pages, kinds, starts, sizes, blob, gaps, out)
     """Write the simplified form of the text `data` (UTF-8) to `out`, and return its number of bytes. The form may have
     spaces at its ends and, if `gaps` is true, several spaces between words. If only `by_rules` can simplify the text,
     the result is _BY_RULES. If the table of characters lacks a page that is needed, the result is -2 - page."""
-    i, size, last = _ascii_stretch(data, 0, ascii_bytes, gaps, out, 0, _SPACE)
+    i, size, last = _ascii_stretch(data, np.int64(0), ascii_bytes, gaps, out, np.int64(0), np.int64(_SPACE))
     while i < data.shape[0]:
         code, width = _code(data, i)
         entry = _entry(code, pages)

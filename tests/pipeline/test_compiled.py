@@ -3,6 +3,8 @@ once."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import platform
 import re
 import subprocess
@@ -164,13 +166,69 @@ def last(x):
     assert said.splitlines() == ["30 True", "{'CPUDispatcher'}"]
 
 
-#: compiles a kernel for numbers of its kind. The one of whole numbers keeps its code last, the one of fractions looks
-#: what there is before anything is kept, and keeps its own in between
+#: calls a kernel, and prints how many variants were compiled for that. The first process keeps what it has compiled
+#: only when the second one waits for it, or is done without waiting
+ONCE = """
+import sys
+from pathlib import Path
+import kernels
+from numba.core.caching import IndexDataCacheFile as Files
+from pipeline.base import compiled
+from tests.processes import until
+
+def data(self, name, code, keep=Files._save_data):
+    Path("compiling").touch()
+    until(Path("waits").exists)
+    keep(self, name, code)
+
+def sleep(seconds, sleep=compiled.SYSTEM.sleep):
+    Path("waits").touch()
+    sleep(seconds)
+
+if sys.argv[1] == "first":
+    Files._save_data = data
+else:
+    until(Path("compiling").exists)
+    compiled.SYSTEM.sleep = sleep
+print(kernels.square(3), sum(kernels.square.stats.cache_misses.values()))
+Path("waits").touch()
+"""
+
+
+@pytest.mark.slow
+def test_of_two_processes_that_need_a_kernel_one_compiles_it(tmp_path):
+    (tmp_path / "kernels.py").write_text(MODULE)
+    environment = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    runs = [subprocess.Popen([sys.executable, "-c", ONCE, which], cwd=tmp_path, env=environment, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE) for which in ("first", "second")]
+    ends = [run.communicate(timeout=600) for run in runs]
+    assert [out for out, _ in ends] == ["9 1\n", "9 0\n"], ends
+
+
+@pytest.mark.slow
+def test_a_process_that_stands_still_keeps_no_other_from_compiling(tmp_path):
+    (tmp_path / "kernels.py").write_text(MODULE)
+    assert python("from kernels import square; print(square(3))", tmp_path) == "9\n"
+    with contextlib.ExitStack() as stack:
+        locks = [stack.enter_context(open(path, "ab")) for path in tmp_path.rglob("*.lock")]
+        assert len(locks) == 1
+        fcntl.flock(locks[0], fcntl.LOCK_EX)
+        assert python("from pipeline.base import compiled; compiled.PATIENCE_S = 0.1\n"
+                      "from kernels import square; print(square(0.5))", tmp_path) == "0.25\n"
+    assert python("import kernels; print(kernels.square(0.5), *kernels.square.stats.cache_misses)", tmp_path) == \
+        "0.25\n", "it was kept all the same"
+
+
+#: compiles a kernel for numbers of its kind, on a file system without locks. The one of whole numbers keeps its code
+#: last, the one of fractions looks what there is before anything is kept, and keeps its own in between
 TOGETHER = """
 import sys, time
 from pathlib import Path
 from numba.core.caching import IndexDataCacheFile as Files
+from pipeline.base import compiled
 from kernels import square
+
+compiled._wait_for_lock = lambda path: None
 
 kind = float if sys.argv[1] == "fraction" else int
 

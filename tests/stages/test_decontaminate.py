@@ -8,7 +8,6 @@ import json
 import math
 import random
 import re
-import time
 import unicodedata
 from collections import Counter, defaultdict
 from itertools import pairwise
@@ -26,6 +25,7 @@ from stages.decontaminate.sets import SetError, read_set
 from stages.decontaminate.step import Decontaminate, Hit, needed
 from stages.document import Document
 from tests.conftest import shared_data
+from tests.stages.texts import assert_linear
 
 EVALS = {
     "ai2_arc_ARC-Challenge": {"question": "question"}, "ai2_arc_ARC-Easy": {"question": "question"},
@@ -554,10 +554,6 @@ def test_empty_questions_are_refused_and_missing_ones_left_out(tmp_path):
 
 def test_time_is_linear_in_the_hits_of_a_document(tmp_path):
     stage = ready({"mine": write_set(tmp_path / "set.jsonl", [{"question": "Who paints the oven green?"}])})
-    taken = []
-    for times in (2_000, 2_000, 20_000):                               # the first one compiles
-        data = (b"Who paints the oven green?\n" + b"and then? " * 10) * times
-        began = time.process_time()
-        assert len(stage.find(data)) == times
-        taken.append(time.process_time() - began)
-    assert taken[2] < 30 * max(taken[1], 0.01)                         # ten times as many; 100 if quadratic
+    hit = b"Who paints the oven green?\n" + b"and then? " * 10
+    assert len(stage.find(hit * 2_000)) == 2_000                       # it also compiles
+    assert_linear(stage.find, lambda times: hit * times, 2_000)

@@ -310,13 +310,37 @@ def test_labels(tmp_path):
     assert LabelledList(tmp_path / "none.npy").label("n1") == 0
 
 
+#: asks the cache for a file. The process that writes it waits until all three processes have found that it is missing
+WRITER = """
+import fcntl, os, sys
+from pathlib import Path
+from stages.text.cache import cached
+from tests.processes import until
+
+own, others = sys.argv[1], Path("seen")
+lock = fcntl.flock
+
+def locked(file, operation):
+    (others / own).touch()
+    lock(file, operation)
+
+def write(path):
+    (others / own).touch()
+    with open("calls", "a") as calls:
+        calls.write("x")
+    until(lambda: len(os.listdir(others)) == 3)
+    path.write_text("list")
+
+fcntl.flock = locked
+print(cached(Path("lists/a.npy"), write).read_text())
+"""
+
+
 def test_one_process_writes_what_many_want(tmp_path):
-    script = ("import sys, time; from pathlib import Path; from stages.text.cache import cached\n"
-              "def write(path):\n"
-              "    open(sys.argv[2], 'a').write('x'); time.sleep(0.2); path.write_text('list')\n"
-              "print(cached(Path(sys.argv[1]), write).read_text())")
-    runs = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "lists" / "a.npy"), str(tmp_path / "calls")],
-                             stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    (tmp_path / "seen").mkdir()
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    runs = [subprocess.Popen([sys.executable, "-c", WRITER, str(number)], cwd=tmp_path, env=env, text=True,
+                             stdout=subprocess.PIPE) for number in range(3)]
     assert [run.communicate(timeout=600)[0] for run in runs] == ["list\n"] * 3
     assert (tmp_path / "calls").read_text(encoding="utf-8") == "x"
 

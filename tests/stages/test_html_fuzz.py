@@ -45,6 +45,7 @@ stages = {(engine, form): Html(engine=engine, format=form) for engine in sorted(
           for form in ("text", "markdown")}
 for stage in stages.values():
     stage.setup()
+    stage.warm()                         # no page pays for compiling
 
 
 def answer(data):

@@ -120,6 +120,7 @@ def test_what_would_cost_a_parser_much_is_not_parsed(engine, body):
 
 def test_templates_do_not_end_the_process():
     """lexbor's serialiser is recursive for them: 100,000 were the end of a worker."""
+    count_nodes(b"<p>", 1)                   # compiled here, so that the child need not
     if child := os.fork():
         assert os.waitpid(child, 0)[1] == 0, "the process ended, or the page has another reason"
         return
@@ -135,6 +136,7 @@ def test_no_character_has_a_thousand_marks():
     """NFC takes the square of their number: 900,000 were the rest of the day."""
     import time
 
+    run(page(ARTICLE), engine="trafilatura")             # compiles
     began = time.process_time()
     text = run(page(ARTICLE + b"<p>a" + "\u0301\u0316".encode() * 200_000 + "b Ł̣́e</p>".encode()),
                engine="trafilatura")[1].text

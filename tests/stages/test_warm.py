@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from pipeline.base import compiled
 from pipeline.engine.task import CrashCursor, TaskInputs, TaskOutputs, TaskSpec
 from pipeline.passes import chain
 from pipeline.passes.documents import DocumentPass
 from pipeline.store.fs import Store
+from stages.catalog import STAGES, stage_class
+from stages.dedup.signature import MinHashSignature
 from stages.stage import Stage
 from tests.stages.lid import lid176_model
 
@@ -35,6 +38,20 @@ def test_no_set_up_compiles() -> None:
     steps = {**STEPS, "language": {"model": str(lid176_model())}}
     done = subprocess.run([sys.executable, "-c", SET_UP, json.dumps(steps)], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_no_kernel_is_compiled_for_a_constant() -> None:
+    """A kernel that another one calls with `0` is compiled for 0 and, once the variable has another value, for int64
+    as well. The index of numba's cache knows what any process has compiled."""
+    steps = {**STEPS, "language": {"model": str(lid176_model())}, "signature": {}}
+    for name, config in steps.items():
+        stage = stage_class(name)(config) if name in STAGES else MinHashSignature(config)
+        stage.setup()
+        stage.warm()
+    kernels = [kernel for kernel in compiled._compiled.values() if compiled._cache_files(kernel)]
+    assert len(kernels) > 50
+    assert [f"{kernel.py_func.__module__}.{kernel.__name__}{arguments}" for kernel in kernels
+            for arguments, *_ in compiled._cache_files(kernel)._load_index() if "Literal" in str(arguments)] == []
 
 
 class Told(Stage):

@@ -17,6 +17,8 @@ from stages.read.reader import Slice
 from stages.read.warc import Warc
 from tests.conftest import real_files, shared_data
 
+#: CPU seconds that the loop of `_loop_seconds` takes on a usual machine
+LOOP_SECONDS = 0.01
 PROSE = """The house stood at the end of a long road, and nobody had lived in it for years. Mr. Hill, who owned it,
 didn't care; he'd moved to the U.S. in 1999 (or so they say). "What's to be done with it?" he asked.
 
@@ -60,6 +62,27 @@ def crawled_pages() -> list[Document]:
     """Return 150 pages of a crawl: every fourth of the first 600. The test is skipped without real data."""
     items = Warc().read(str(shared_data("bench", "realweb.warc.gz")), Slice("web", "a"))
     return list(islice((i for i in items if isinstance(i, Document)), 1, 600, 4))
+
+
+def assert_quick(read: Callable[[], Any], seconds: float) -> Any:
+    """Check that `read()` takes less than `seconds` of CPU time, and return its result. On a machine that is slow or
+    busy, the limit is higher: as many times as a loop takes longer there than usual. The loop is measured before and
+    afterwards. The best of three measurements counts."""
+    for _ in range(3):
+        usual = _loop_seconds()
+        began = time.process_time()
+        result = read()
+        took = time.process_time() - began
+        limit = seconds * max(1.0, max(usual, _loop_seconds()) / LOOP_SECONDS)
+        if took < limit:
+            return result
+    raise AssertionError(f"{took:.1f} s of CPU time, not {limit:.1f} s")
+
+
+def _loop_seconds() -> float:
+    began = time.process_time()
+    sum(i * i % 7 for i in range(200_000))
+    return time.process_time() - began
 
 
 def assert_linear(read: Callable[[Any], object], make: Callable[[int], Any], least: int = 1_000, most: float = 40,

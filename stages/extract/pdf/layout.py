@@ -211,16 +211,21 @@ def _gutters(boxes, row, rows, wide, lines):
             start = end
         if strips[count, 3] > 0:
             count += 1
-    order = np.argsort(-strips[:count, 3], kind="mergesort")
     out = np.zeros((8, 3), np.int64)
     chosen = 0
-    for k in order:
+    for _ in range(count):                     # numba takes three seconds to compile a sort and an assignment of a row
+        k = 0                                  # the first of the strips with the highest score
+        for q in range(1, count):
+            if strips[q, 3] > strips[k, 3]:
+                k = q
+        strips[k, 3] = 0
         is_duplicate = False
         for q in range(chosen):
             if strips[k, 1] == out[q, 1] and strips[k, 2] == out[q, 2] and abs(strips[k, 0] - out[q, 0]) < 4 * wide:
                 is_duplicate = True
         if not is_duplicate:
-            out[chosen] = strips[k, :3]
+            for q in range(3):
+                out[chosen, q] = strips[k, q]
             chosen += 1
             if chosen == 8:
                 break

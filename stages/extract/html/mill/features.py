@@ -134,7 +134,7 @@ def describe(elements, n_el, blocks, n_bl, text, out):
         paths[i] = (np.int64(elements[up, E_SIGNATURE]) << 32) ^ (np.int64(elements[i, E_SIGNATURE]) & 0xFFFFFFFF)
     siblings = count_alike(keys, n_el)
     path2 = count_alike(paths, n_el)
-    page_units = page_linked = page_prose = page_currency = page_digits = page_dates = page_long = 0
+    page_units = page_linked = page_prose = page_currency = page_digits = page_dates = page_long = np.int64(0)
     titled = np.zeros(64, np.uint32)
     n_title = 0
     words = np.zeros(64, np.uint32)
@@ -165,7 +165,8 @@ def describe(elements, n_el, blocks, n_bl, text, out):
         for column in (E_UNITS, E_LINKED, E_BLOCKS, E_STOPS, E_PROSE, E_COMMAS):
             elements[up, column] += elements[i, column]
         elements[up, E_LAST] = max(elements[up, E_LAST], elements[i, E_LAST])
-    articles = mains = forms = tables = items = headlines = alike_most = 0
+    articles = forms = tables = headlines = alike_most = 0
+    mains = items = np.int64(0)
     for i in range(1, n_el):
         tag = elements[i, E_TAG]
         if tag == ARTICLE and elements[i, E_UNITS] > 0:
@@ -205,8 +206,7 @@ def describe(elements, n_el, blocks, n_bl, text, out):
         box = blocks[k, B_BOX]
         if first_h1 < 0 and elements[box, E_TAG] == H1:
             first_h1 = k
-    units = 0
-    prose_before = 0
+    units = prose_before = np.int64(0)
     heading_at = -1
     cell = 0
     for k in range(n_bl):
@@ -218,7 +218,7 @@ def describe(elements, n_el, blocks, n_bl, text, out):
             row[i] = 0
         if n_title and b[B_UNITS] < 400:
             n = word_hashes(text, b[B_START], b[B_END], words)
-            hits = 0
+            hits = np.int64(0)
             for i in range(n):
                 for j in range(n_title):
                     if words[i] == titled[j]:

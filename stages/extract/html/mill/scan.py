@@ -136,12 +136,16 @@ def scan(page, classes, kinds, tag_flags, tag_keys, tag_values, attr_keys, attr_
     names = np.zeros(deepest + 2, np.uint32)
     for k in range(ELEMENT):
         elements[0, k] = 0
-    n_el = 1
-    top = n_bl = n_text = n_words = skipping = images = inputs = row = item = 0
+    n_el = np.int64(1)
+    n_bl = n_words = np.int64(0)
+    top = n_text = skipping = images = inputs = 0
+    row: int | np.int64 = 0
+    item: int | np.int64 = 0
     leads = 0                       # breaks since the last block
     indent = tabs = 0               # of the line of code that no block has begun in
     pending = False                 # a space is due before the next character
-    open_block = in_word = False
+    open_block = False
+    in_word: bool | np.bool = np.bool_(False)
     hashes = np.zeros(48, np.uint32)
     tag_facts = np.zeros(TAG_FACTS, np.int64)
     n_marks = 0
