@@ -17,7 +17,6 @@ from pipeline.report.cuts import BEGINNING, beginning
 from pipeline.run import run_recipe
 from pipeline.store.dataset import iter_rows
 from pipeline.store.fs import Store
-from tests.commands import command
 
 RECIPE = """
 version: 1
@@ -63,22 +62,18 @@ def documents(store: Path) -> list[dict[str, Any]]:
             for row in iter_rows(Store(store), f"{kind}/deduped")]
 
 
-def tokenmill(*args: str | Path) -> Any:
-    return command("pipeline.cli", *map(str, args))
-
-
 def cut(store: Path, kind: str, step: str) -> dict[str, Any]:
     return next(d for d in documents(store) if d["kind"] == kind and f"{step}_cut" in d["meta"])
 
 
 @pytest.mark.parametrize(("kind", "step"), [("datasets", "repeats"), ("datasets", "substring"),
                                             ("dropped", "substring"), ("dropped", "repeats")])
-def test_explain_lists_the_passages_cut_out_of_a_document(store, kind, step, tmp_path):
+def test_explain_lists_the_passages_cut_out_of_a_document(store, kind, step, tmp_path, tokenmill):
     document = cut(store, kind, step)
     page = tmp_path / "page.html"
     done = tokenmill("dedup", "explain", document["id"], "--store", store, "--json", "--html", page)
-    assert done.returncode == 0, done.stderr
-    shown = json.loads(done.stdout)
+    assert done.code == 0, done.err
+    shown = json.loads(done.out)
     entry = next(entry for entry in shown["cuts"] if entry["step"] == step)
     noted = document["meta"][f"{step}_cut"]
     assert entry["bytes"] == sum(noted["bytes"].values()) and entry["passages"] == sum(noted["cuts"].values())
@@ -92,21 +87,21 @@ def test_explain_lists_the_passages_cut_out_of_a_document(store, kind, step, tmp
     assert shown["reason"] == ("too_short" if kind == "dropped" else None)
     assert "jane.roe" not in page.read_text() and "wrote these words" in page.read_text()
     plain = tokenmill("dedup", "explain", document["id"][:12], "--store", store)
-    assert plain.returncode == 0 and "wrote these words" in plain.stdout and "jane.roe" not in plain.stdout
-    assert noted["passages"][0]["match"] in plain.stdout
+    assert plain.code == 0 and "wrote these words" in plain.out and "jane.roe" not in plain.out
+    assert noted["passages"][0]["match"] in plain.out
 
 
-def test_explain_of_a_document_without_cuts_says_so(store):
+def test_explain_of_a_document_without_cuts_says_so(store, tokenmill):
     whole = next(d for d in documents(store) if not any(name.endswith("_cut") for name in d["meta"]))
     done = tokenmill("dedup", "explain", whole["id"], "--store", store)
-    assert done.returncode == 1 and "was kept in deduped, and no deduplication" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert done.code == 1 and "was kept in deduped, and no deduplication" in done.err
+    assert len(done.err.splitlines()) == 1
 
 
-def test_stats_equal_a_count_over_all_documents(store):
+def test_stats_equal_a_count_over_all_documents(store, tokenmill):
     done = tokenmill("dedup", "stats", "deduped", "--store", store, "--json", "-n", "0")
-    assert done.returncode == 0, done.stderr
-    cuts = json.loads(done.stdout)["cuts"]
+    assert done.code == 0, done.err
+    cuts = json.loads(done.out)["cuts"]
     all_documents = documents(store)
     source = {d["id"]: d["source"] for d in all_documents}
     lost: Counter[str] = Counter()
@@ -128,9 +123,9 @@ def test_stats_equal_a_count_over_all_documents(store):
     assert cuts["keepers"][0]["bytes"] == max(keepers.values())
     assert [entry.get("source") or entry["domain"] for entry in cuts["alarms"]] == ["shop.example", "shop"]
     assert all(entry["bytes"] > entry["of"] / 2 for entry in cuts["alarms"])
-    only = json.loads(tokenmill("dedup", "stats", "deduped", "--store", store, "--json", "--step", "repeats").stdout)
+    only = json.loads(tokenmill("dedup", "stats", "deduped", "--store", store, "--json", "--step", "repeats").out)
     assert {row["step"] for row in only["cuts"]["by_reason"]} == {"repeats"}
-    plain = tokenmill("dedup", "stats", "deduped", "--store", store).stdout
+    plain = tokenmill("dedup", "stats", "deduped", "--store", store).out
     assert f"{docs:,} documents cut" in plain and "ALARM: lost more than half of their text to cuts" in plain
 
 

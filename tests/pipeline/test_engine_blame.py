@@ -198,7 +198,7 @@ def test_a_stopped_child_is_not_a_hung_document(processes, store, tmp_path, monk
 
 
 def test_a_child_that_stands_still_is_run_again_but_its_document_is_not_quarantined(processes, monkeypatch):
-    judged(monkeypatch, 0, wall_s=1.0)
+    judged(monkeypatch, 0, wall_s=0.3)
     specs = t.row_specs(parts=1, poison={0: {3: "sleep"}})
     log = t.MemoryLog()
     with pytest.raises(TaskFailed, match="stood still 2 times, at row 0"):      # a batch of 8 starts at row 0
