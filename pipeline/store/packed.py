@@ -12,7 +12,7 @@ import os
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -41,7 +41,6 @@ class PackedRecords:
         #: (number of records before the segment, number of the segment, its body without records), for each segment
         #: that holds anything besides records
         self.events: list[tuple[int, int, dict[str, Any]]] = []
-        self._file = tempfile.TemporaryFile()                 # noqa: SIM115 - it lives as long as this object
         self._size = 0
         self._added = 0
         self._columns: list[tuple[np.ndarray, ...]] = []      # columns of each pack, until `settle`
@@ -53,6 +52,11 @@ class PackedRecords:
         self._places, self._lengths = np.empty(0, "<u8"), np.empty(0, "<u4")
         self._counts = np.empty(0, bool)
         self._block = functools.lru_cache(CACHED_BLOCKS)(self._read_block)
+
+    @functools.cached_property
+    def _file(self) -> IO[bytes]:
+        """The temporary file, made for the first pack. It lives as long as this object."""
+        return tempfile.TemporaryFile()
 
     def add(self, data: PackData, begin: int) -> None:
         """Add the records and the events of a pack (a file that compacts segments of the commit log). The events of a

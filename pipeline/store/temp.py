@@ -7,6 +7,7 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
 
 from pipeline.store.errors import EnvironmentFailure
@@ -109,11 +110,16 @@ class Spilled(OnDisk[T]):
 
     def __init__(self, items: Iterable[T] = (), *, encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:
         self._encode, self._decode = encode, decode
-        self._db = scratch_database(1)
-        self._db.execute("CREATE TABLE block (number INTEGER PRIMARY KEY, data BLOB)")
         self._tail: list[Any] = []
         for item in items:
             self.append(item)
+
+    @cached_property
+    def _db(self) -> sqlite3.Connection:
+        """The database, made for the first complete block. Most lists have none."""
+        db = scratch_database(1)
+        db.execute("CREATE TABLE block (number INTEGER PRIMARY KEY, data BLOB)")
+        return db
 
     def append(self, item: T) -> None:
         self._tail.append(self._encode(item))

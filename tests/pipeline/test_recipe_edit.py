@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import random
 from typing import Any
@@ -102,13 +103,14 @@ def test_many_changes_at_once_say_what_they_should_and_keep_every_comment():
             2: ["min_num_sentences"], 3: ["line_punct_thr"], 5: ["drop"]}
     values = [None, 3, 0.25, -1, 1e-9, 123456789, True, ["emails"], {"en": 0.5, "default": 1}, "no", "a: b", "\u202e",
               ""]
+    unchanged = parse_yaml(TEXT, "")[0]
     comments = [line[line.index("#"):] for line in TEXT.splitlines() if "#" in line]
     for _ in range(150):
         changes = {n: {k: rng.choice(values) for k in rng.sample(keys[n], rng.randint(1, len(keys[n])))}
                    for n in rng.sample(sorted(keys), rng.randint(1, len(keys)))}
         off = set(rng.sample(range(6), rng.randint(0, 2)))
         text = edited(changes, off)
-        wanted = parse_yaml(TEXT, "")[0]
+        wanted = copy.deepcopy(unchanged)
         steps = wanted["datasets"]["clean"]["steps"]
         for number, config in changes.items():
             name, old = (steps[number], {}) if isinstance(steps[number], str) else next(iter(steps[number].items()))

@@ -175,11 +175,13 @@ def stricter(top, tmp_path_factory) -> Path:
     return store
 
 
-@pytest.mark.parametrize("name", CHAINS)
-def test_documents_drops_and_report_are_those_of_passes_that_write_text(top, tmp_path, name):
-    run(top, tmp_path / "plain", CHAINS[name], report=True)
+@pytest.mark.parametrize("name", ["two and a filter", "three", "fussy"])
+def test_documents_drops_and_report_are_those_of_passes_that_write_text(top, finished, tmp_path, name):
+    if name != "two and a filter":                        # the chain of `finished`
+        run(top, tmp_path / "plain", CHAINS[name], report=True)
     run(top, tmp_path / "idle", CHAINS[name], idle=True, report=True)
-    plain, idle = figures(tmp_path / "plain"), figures(tmp_path / "idle")
+    plain = figures(finished if name == "two and a filter" else tmp_path / "plain")
+    idle = figures(tmp_path / "idle")
     assert plain == idle
     assert plain["dropped"] and all(dup["removed"] and dup["pairs"] for dup in plain["duplicates"][:2])
     judged = sorted((dup["step"], sum(dup["looked_at"].values()),

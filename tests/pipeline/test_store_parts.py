@@ -7,6 +7,7 @@ import copy
 import hashlib
 import json
 import math
+import os
 import random
 import struct
 import subprocess
@@ -218,7 +219,8 @@ def test_memory_is_a_row_group_not_the_part(tmp_path):
         print(peak_rss_mb() - before)
     """
     out = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, cwd=Path(__file__).parents[2],
-                         capture_output=True, text=True)
+                         capture_output=True, text=True,
+                         env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "mimalloc"})      # the pool keeps some MB
     assert float(out.stdout) < 70                 # MB, for 80 MB of text, of which Arrow itself takes 40
 
 
