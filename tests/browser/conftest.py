@@ -19,6 +19,7 @@ from playwright.sync_api import Browser, Dialog, Page, expect, sync_playwright
 
 from pipeline.service.app import create_app
 from pipeline.service.settings import ServiceSettings
+from tests.service.conftest import PATIENT_S, patient  # noqa: F401  (a fixture)
 
 #: set by CI after it has installed Chromium: a missing browser is then an error
 REQUIRED = "TOKENMILL_TEST_BROWSER"
@@ -27,7 +28,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
          "--disable-quic", "--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
 #: milliseconds to wait for something that must happen; long, because a busy machine may stand still
-TIMEOUT_MS = 120_000
+TIMEOUT_MS = 600_000
 expect.set_options(timeout=TIMEOUT_MS)
 #: width and colours of the modes in which a page must work
 MODES: dict[str, dict[str, Any]] = {
@@ -99,7 +100,7 @@ def settings_of(stores: dict[str, Path], **more: Any) -> ServiceSettings:
     """Return settings of a service for these stores, whose limits on requests are too high for a fast browser to
     reach."""
     return ServiceSettings({name: str(root) for name, root in stores.items()},
-                           **{"rate": 10_000, "burst": 10_000, "look_s": 0.1, **more})
+                           **{"rate": 10_000, "burst": 10_000, "look_s": 0.1, "request_s": PATIENT_S, **more})
 
 
 @pytest.fixture

@@ -67,7 +67,8 @@ def test_every_page_is_walked_by_keyboard(origin: str, addresses: list[str], rep
 
 def test_a_problem_is_a_page_as_the_others(origin: str, open_page: Open, watched: list[str]) -> None:
     page = open_page(origin)
-    page.goto("/stores/main/runs/absent")
+    with page.expect_console_message():
+        page.goto("/stores/main/runs/absent")
     expect(page.get_by_role("alert")).to_contain_text("What to do")
     assert faults(page) == [] and tab_order(page) == []
     assert all("404" in complaint for complaint in watched)                    # which the browser notes itself

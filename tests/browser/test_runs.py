@@ -17,6 +17,7 @@ from pipeline.store.fs import Store
 from tests.browser.conftest import serving, settings_of
 from tests.browser.pages import faults, tab_order
 from tests.corpus import sentences
+from tests.processes import until
 
 pytestmark = pytest.mark.slow
 RECIPE = """
@@ -88,6 +89,7 @@ def test_a_run_is_watched_to_its_end_while_another_is_cancelled(site: Path, orig
     expect(watched.locator("#summary")).to_contain_text("done")
     assert faults(watched) == []
     queue = Queue(Store(site / "store"))
+    until(lambda: queue.entry(1).ended, what="the entry's end")            # its driver notes it after the run's end
     assert [entry.state for entry in queue.entries()] == ["done", "cancelled"]
 
 
@@ -130,6 +132,7 @@ def test_a_threshold_is_moved_saved_and_run(site: Path, origin: str, open_page: 
     assert faults(page) == []
     page.get_by_label("min doc words of gopher_quality").fill("100")
     page.get_by_role("button", name="Count exactly").click()
+    expect(page).to_have_url(re.compile("min_doc_words.*100"))
     kept = page.get_by_role("region", name="Totals").get_by_role("row").filter(has_text="Kept").get_by_role("cell")
     counts = [int(kept.nth(i).inner_text()) for i in (0, 1)]
     assert counts[0] > counts[1] > 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from pipeline.service import training_starts
 from pipeline.service.settings import ServiceSettings
 from tests.browser.conftest import TIMEOUT_MS, serving, settings_of
 from tests.browser.pages import faults, kinds_of_pages, tab_order
@@ -51,7 +54,24 @@ def open_first_document(page: Page) -> str:
     return id
 
 
-def test_a_training_is_started_watched_to_its_end_and_explained(origin: str, open_page: Open) -> None:
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The processes of the trainings that a server starts. Each stands still until the test lets it go on."""
+    launch, children = training_starts._launch, []
+
+    def launch_and_hold(*of: Any) -> subprocess.Popen[bytes]:
+        children.append(launch(*of))
+        children[-1].send_signal(signal.SIGSTOP)
+        return children[-1]
+
+    monkeypatch.setattr(training_starts, "_launch", launch_and_hold)
+    yield children
+    for child in children:
+        child.send_signal(signal.SIGCONT)
+
+
+def test_a_training_is_started_watched_to_its_end_and_explained(origin: str, open_page: Open,
+                                                                held: list[subprocess.Popen[bytes]]) -> None:
     page = open_page(origin)
     page.goto("/stores/main")
     page.get_by_role("link", name="Trainings").click()
@@ -62,6 +82,7 @@ def test_a_training_is_started_watched_to_its_end_and_explained(origin: str, ope
     state = page.locator("main .state")
     expect(state).to_have_text(re.compile("starting|running"))
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    held[0].send_signal(signal.SIGCONT)
     page.get_by_text("What it has printed").click()
     expect(page.get_by_role("status")).to_contain_text("The training has ended")
     assert state.inner_text() == "done", page.locator("details pre").inner_text()
@@ -144,11 +165,10 @@ def running(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def watching(running: Path, tmp_path: Path, open_page: Open) -> Iterator[Page]:
-    """The page of the training `running`. Its clock is faked; `poll` advances it."""
+    """The page of the training `running`. Its clock stands still; `ask` and `poll` advance it."""
     with serving(settings_of({"s": tmp_path / "store"})) as place:
         page = open_page(place, "narrow")
-        page.clock.install()
-        page.goto("/stores/s/trainings/live")
+        with_still_clock(page, "/stores/s/trainings/live")
         page.evaluate(MARKED)
         poll(page)
         expect(page.get_by_role("status")).to_have_text("Live.")
@@ -156,9 +176,23 @@ def watching(running: Path, tmp_path: Path, open_page: Open) -> Iterator[Page]:
         assert page.evaluate("window.mark") == "not loaded again"
 
 
+def with_still_clock(page: Page, address: str) -> None:
+    """Open the page at an address. From then on, its clock stands still."""
+    page.clock.install(time=0)
+    page.goto(address)
+    page.clock.pause_at(3_600_000)
+
+
+def ask(page: Page) -> None:
+    """Advance the page's clock until the page loads itself again."""
+    with page.expect_request(page.url) as asked:
+        while not asked.is_done():
+            page.clock.run_for(PERIOD_MS)
+
+
 def poll(page: Page) -> None:
-    with page.expect_response(lambda answer: answer.url.endswith("/trainings/live")):
-        page.clock.run_for(PERIOD_MS)
+    with page.expect_response(page.url):
+        ask(page)
 
 
 def expect_plots(page: Page, n: int) -> None:
@@ -201,6 +235,7 @@ def test_a_running_trainings_page_changes_in_place_and_disturbs_nobody(running: 
     poll(watching)                                                 # nothing has changed
     poll(watching)
     assert watching.evaluate("window.plots") == [True] and len(plots) == 1, "drawn once, and shown when it was there"
+    watching.clock.resume()
     assert faults(watching) == []
 
 
@@ -237,6 +272,7 @@ def test_the_end_of_a_training_is_said_and_ends_the_polling(running: Path, watch
     expect(watching.get_by_role("heading", name="Summary")).to_be_visible()
     watching.on("request", lambda request: asked.append(request.url))
     watching.clock.run_for(20 * PERIOD_MS)
+    watching.clock.resume()
     assert asked == [] and faults(watching) == []
 
 
@@ -246,7 +282,7 @@ def test_a_server_that_is_away_is_said_and_asked_again(running: Path, watching: 
         "(503). Trying again": lambda route: route.fulfill(status=503)}
     for words, answer in answers.items():
         watching.route("**/trainings/live", answer)
-        watching.clock.run_for(PERIOD_MS)
+        ask(watching)
         expect(watching.get_by_role("status")).to_contain_text(words)
         watching.unroute("**/trainings/live")
         poll(watching)
@@ -257,8 +293,8 @@ def test_a_server_that_is_away_is_said_and_asked_again(running: Path, watching: 
 
 def test_a_hidden_page_asks_for_nothing_until_it_is_seen(running: Path, watching: Page) -> None:
     asked: list[str] = []
-    watching.on("request", lambda request: asked.append(request.url))
     watching.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
+    watching.on("request", lambda request: asked.append(request.url))
     watching.clock.run_for(20 * PERIOD_MS)
     assert asked == []
     with watching.expect_response(lambda answer: answer.url.endswith("/trainings/live")):
@@ -268,14 +304,14 @@ def test_a_hidden_page_asks_for_nothing_until_it_is_seen(running: Path, watching
 def test_the_list_of_trainings_follows_them_while_one_runs(running: Path, tmp_path: Path, open_page: Open) -> None:
     with serving(settings_of({"s": tmp_path / "store"})) as place:
         page = open_page(place)
-        page.clock.install()
-        page.goto("/stores/s/trainings")
+        with_still_clock(page, "/stores/s/trainings")
         row = page.get_by_role("row").filter(has_text="live")
         add_step(running, STEPS + 7)
-        page.clock.run_for(2 * PERIOD_MS)
+        poll(page)
         expect(row).to_contain_text(f"{STEPS + 7} of 48")
         (running / "summary.json").write_text("{}")
-        page.clock.run_for(2 * PERIOD_MS)
+        poll(page)
         expect(row).to_contain_text("done")
         expect(page.get_by_role("status")).to_have_text("No training runs any more.")
+        page.clock.resume()
         assert faults(page) == []

@@ -21,8 +21,8 @@ from pipeline.service.settings import ServiceSettings
 from tests.service.conftest import BASE
 from tests.service.test_pages import RECIPE, root, rows  # noqa: F401  (fixtures)
 
-pytestmark = pytest.mark.slow
-#: requests of each kind to each operation; a check or a plan of a recipe takes a process
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("checks_here")]
+#: requests of each kind to each operation; a check or a plan of a recipe takes long
 EXAMPLES, DEAR = 25, 4
 #: operations that take nothing, so that nothing can be wrong with it
 PLAIN = ("/api/v1/stores", "/api/v1/session")

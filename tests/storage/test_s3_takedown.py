@@ -16,22 +16,28 @@ from tokenizer.shards.verify import verify
 WORDS = ["zorblak", "quixnar", "vemphist", "yulgrob"]
 
 
-def copied(store: Store, to: Path) -> Store:
-    """Copy all files of a remote store to a local folder."""
+def copied(store: Store, to: Path | str) -> Store:
+    """Copy all files of a store to another place."""
+    copy = Store(str(to))
     for path in store.list(""):
-        (to / path).parent.mkdir(parents=True, exist_ok=True)
-        (to / path).write_bytes(store.read(path))
-    return Store(str(to))
+        copy.write(path, store.read(path))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> tuple[Path, Store]:
+    """(a site, the store of its run on this machine)"""
+    site = write_site(tmp_path_factory.mktemp("takedown") / "site")
+    store = run(site, str(site.parent / "store"))
+    assert all(places(store, WORDS).values())
+    (site / "urls.txt").write_text("".join(f"{HOST}/{name}\n" for name in ("kept", "long", "dropped")))
+    return site, store
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [None, 12, 30])
-def test_nothing_of_the_documents_is_left_in_a_bucket(bucket, tmp_path, monkeypatch, changes):
-    site = write_site(tmp_path / "site")
-    store = run(site, f"{bucket}/store")
-    before = places(copied(store, tmp_path / "before"), WORDS)
-    assert all(before.values())
-    (site / "urls.txt").write_text("".join(f"{HOST}/{name}\n" for name in ("kept", "long", "dropped")))
+def test_nothing_of_the_documents_is_left_in_a_bucket(made, bucket, tmp_path, monkeypatch, changes):
+    site, store = made[0], copied(made[1], f"{bucket}/store")
     arguments = ("takedown", "--urls", site / "urls.txt", "--reason", "r", "--store", store.root)
     left = [changes]
     with monkeypatch.context() as patch, suppress(Killed):
