@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 
 from tests.chaos.cluster import Cluster
-from tests.processes import named, until
+from tests.processes import alive, named, signal_all, stopped, until
 from tests.trainer.synthetic import make_run
+from trainer.__main__ import main
+from trainer.base.files import training_process
 from trainer.loop.run import open_run
 from trainer.loop.train import train
 from trainer.observe.metrics import read, standing
@@ -69,25 +71,25 @@ def test_two_ranks_on_a_cluster_equal_one_without(ray_session, tmp_path, alone):
     assert "going on" not in broken.stderr                           # what would fail again is not tried again
 
 
-def test_the_arms_of_a_study_train_on_a_cluster_as_they_do_without(ray_session, tmp_path):
+def test_the_arms_of_a_study_train_on_a_cluster_as_they_do_without(ray_session, tmp_path, forked_arms):
     run = make_run(tmp_path, documents=200, total=1920)
-    address = ray_session.get_runtime_context().gcs_address
-    tables = []
-    for name, words in (("there", ["--address", address, "--insecure-local", "--jobs", "2"]), ("here", [])):
-        done = command("ablate", str(run), "--arm", "slow", "optimizer.lr=0.001", "--seeds", "1", "--device", "cpu",
-                       "--out", str(tmp_path / name), *words)
-        assert done.returncode == 0, done.stderr
-        tables.append(json.loads((tmp_path / name / "ablate" / "table.json").read_text())["sources"][ALL]["arms"])
+    words = ["ablate", str(run), "--arm", "slow", "optimizer.lr=0.001", "--seeds", "1", "--device", "cpu", "--out"]
+    done = command(*words, str(tmp_path / "there"), "--address", ray_session.get_runtime_context().gcs_address,
+                   "--insecure-local", "--jobs", "2")
+    assert done.returncode == 0, done.stderr
+    assert main([*words, str(tmp_path / "here")]) == 0
+    there, here = (json.loads((tmp_path / name / "ablate" / "table.json").read_text())["sources"][ALL]["arms"]
+                   for name in ("there", "here"))
     for arm in ("base", "slow"):
-        assert tables[0][arm]["loss"] == pytest.approx(tables[1][arm]["loss"], abs=1e-4)
+        assert there[arm]["loss"] == pytest.approx(here[arm]["loss"], abs=1e-4)
 
 
-def test_a_study_on_a_cluster_survives_the_loss_of_a_rank_and_of_its_own_process(cluster, tmp_path):
+def test_a_study_on_a_cluster_survives_the_loss_of_a_rank_and_of_its_own_process(cluster, tmp_path, forked_arms):
     run = make_run(tmp_path / "it's \"a\" $HOME store", documents=400, total=24_000,
                    train={"checkpoint": {"every": 10}})
     words = ["ablate", str(run), "--arm", "slow", "optimizer.lr=0.001", "--seeds", "1", "--jobs", "2", "--device",
              "cpu"]
-    assert command(*words, "--out", str(tmp_path / "here")).returncode == 0
+    assert main([*words, "--out", str(tmp_path / "here")]) == 0
     out, log = run.parent / "there", tmp_path / "log"
 
     def start() -> subprocess.Popen[bytes]:
@@ -96,21 +98,30 @@ def test_a_study_on_a_cluster_survives_the_loss_of_a_rank_and_of_its_own_process
                                      cluster.address], cwd=ROOT, env=cluster.env, stdout=file, stderr=file,
                                     start_new_session=True)
 
-    def begun(event: str, arms: int) -> None:
-        until(lambda: sum(bool(lines(arm, event)) for arm in out.glob("ablate/*-seed0")) >= arms, 300, event)
+    def begun(event: str, arms: int) -> bool:
+        return sum(bool(lines(arm, event)) for arm in out.glob("ablate/*-seed0")) >= arms
 
-    job = start()
+    jobs = [start()]
     try:
-        begun("checkpoint", 2)
-        os.kill(ranks(cluster)[0], signal.SIGKILL)
-        begun("resume", 1)
-        job.kill()
-        job.wait()
-        both = [start(), start()]                                    # arms may still write their checkpoints
-        assert sorted(one.wait(600) for one in both) == [0, 2], log.read_text()
+        both = halted(cluster, lambda: begun("checkpoint", 2), jobs[0], log)
+        os.kill(both[0], signal.SIGKILL)
+        signal_all(both, signal.SIGCONT)
+        left = halted(cluster, lambda: begun("resume", 1), jobs[0], log)
+        jobs[0].kill()
+        jobs[0].wait()
+        signal_all(left, signal.SIGCONT)                             # arms may still write their checkpoints
+        jobs.append(start())
+        until(lambda: training_process(out / "ablate") == jobs[1].pid, 600, "another start", jobs[1], log)
+        jobs[1].send_signal(signal.SIGSTOP)                          # it must not end before another one is refused
+        jobs.append(start())
+        assert jobs[2].wait(600) == 2, log.read_text()
+        jobs[1].send_signal(signal.SIGCONT)
+        assert jobs[1].wait(600) == 0, log.read_text()
         assert "trains there" in log.read_text() and "Traceback" not in log.read_text()
     finally:
-        job.kill()
+        for job in jobs:
+            job.kill()
+            job.wait()
     tables = [json.loads((folder / "ablate" / "table.json").read_text()) for folder in (tmp_path / "here", out)]
     for arm in ("base", "slow"):
         here, there = (one["sources"][ALL]["arms"][arm]["loss"] for one in tables)
@@ -140,6 +151,15 @@ def ranks(cluster: Cluster) -> list[int]:
     return [p for node in cluster.nodes for p in node.processes if named(p, "ray::Rank")]
 
 
+def halted(cluster: Cluster, condition: Callable[[], Any], job: subprocess.Popen[bytes], log: Path) -> list[int]:
+    """Wait until `condition()` is true, and stop all ranks (SIGSTOP), so that none ends before a test has done what it
+    does then. Returns their pids; the test lets them go on."""
+    until(condition, 600, "what a test waits for", job, log)
+    pids = signal_all(ranks(cluster), signal.SIGSTOP)
+    until(lambda: all(stopped(pid) or not alive(pid) for pid in pids), what="the stop")
+    return pids
+
+
 def test_a_rank_and_a_node_are_lost_and_the_losses_are_those_of_an_undisturbed_run(cluster, tmp_path, alone):
     """Two ranks; one is killed: two again. A node is killed: one. A node joins: two. A node is drained: one, without a
     step lost. The job is stopped, in good order, and begun again, on one."""
@@ -160,38 +180,31 @@ def test_a_rank_and_a_node_are_lost_and_the_losses_are_those_of_an_undisturbed_r
         return until(condition, 600, what, job=job, log=said)
 
     try:
-        wait_for(lambda: lines(out, "checkpoint"), "a checkpoint")
-        os.kill(ranks(cluster)[1], signal.SIGKILL)
+        both = halted(cluster, lambda: lines(out, "checkpoint"), job, said)
+        os.kill(both[1], signal.SIGKILL)
+        signal_all(both, signal.SIGCONT)
         again = wait_for(lambda: lines(out, "resume"), "a restart")[-1]
-        wait_for(lambda: lines(out, "checkpoint")[-1]["step"] > again["step"], "a checkpoint after the restart")
+        both = halted(cluster, lambda: lines(out, "checkpoint")[-1]["step"] > again["step"], job, said)
         cluster.nodes[1].kill()
         cluster.nodes.pop()
-        wait_for(lambda: len(lines(out, "resume")) > 1, "a restart with what is left")
-        [left] = ranks(cluster)
-        os.kill(left, signal.SIGSTOP)                                # it must not end before the node has come
-        cluster.add()
+        signal_all(both, signal.SIGCONT)
+        [left] = halted(cluster, lambda: len(lines(out, "resume")) > 1, job, said)
+        cluster.add()                                                # it must not end before the node has come
         wait_for(lambda: "there is room for all ranks again" in said.read_text(), "room")
         os.kill(left, signal.SIGCONT)
-        wait_for(lambda: len(lines(out, "resume")) > 2, "a restart with all")
-        both = ranks(cluster)
-        for rank in both:
-            os.kill(rank, signal.SIGSTOP)                            # nor before the node is told to go
+        both = halted(cluster, lambda: len(lines(out, "resume")) > 2, job, said)     # nor before the node is told to go
         done = subprocess.run([sys.executable, "-c", DRAIN, cluster.address], env=cluster.env, capture_output=True,
                               timeout=600)
         assert done.returncode == 0, done.stderr
         wait_for(lambda: "a node is about to go: stopping after this step" in said.read_text(), "the request")
-        for rank in both:
-            os.kill(rank, signal.SIGCONT)
-        gone = wait_for(lambda: len(lines(out, "resume")) > 3 and lines(out, "resume"), "a restart without it")[-1]
+        signal_all(both, signal.SIGCONT)
+        both = halted(cluster, lambda: len(lines(out, "resume")) > 3, job, said)
+        gone = lines(out, "resume")[-1]
         assert gone["step"] == [line for line in lines(out, "step", "resume") if line["event"] == "step"
                                 and line["step"] <= gone["step"]][-1]["step"]
-        both = ranks(cluster)
-        for rank in both:
-            os.kill(rank, signal.SIGSTOP)
         job.send_signal(signal.SIGTERM)                              # what Ray's job server sends
         wait_for(lambda: "stopping after this step, with a checkpoint (Ctrl-C" in said.read_text(), "the request")
-        for rank in both:
-            os.kill(rank, signal.SIGCONT)
+        signal_all(both, signal.SIGCONT)
         assert job.wait(600) == 130, said.read_text()[-4000:]
         stopped = lines(out, "step")[-1]["step"]
         assert lines(out, "checkpoint")[-1]["step"] == stopped < last

@@ -125,17 +125,10 @@ def test_on_two_nodes_it_is_stopped_and_goes_on_as_if_it_had_not_been(host, tmp_
     assert main(["slurm", str(run), "--out", str(out), "--nodes", "2", "--script", str(script_file)]) == 0
     job, log = start(host, str(script_file), "--device", "cpu", nodes=2), host / "job-train.sbatch-0.log"
 
-    def stopped_after_three_steps() -> bool:
-        """Stop the ranks, so that they cannot end before the signal comes, unless they have not come so far."""
-        ranks = [p for p in descendants(job.pid) if named(p, "trainer\0run") and not named(p, "torchrun")]
-        signal_all(ranks, signal.SIGSTOP)
-        until(lambda: all(stopped(p) or not alive(p) for p in ranks), what="the stop")
-        if len(losses(out)) >= 3:
-            return True
-        signal_all(ranks, signal.SIGCONT)
-        return False
-
-    until(stopped_after_three_steps, 600, "step 3", job=job, log=log)
+    until(lambda: len(losses(out)) >= 3, 600, "step 3", job=job, log=log)
+    ranks = [p for p in descendants(job.pid) if named(p, "trainer\0run") and not named(p, "torchrun")]
+    signal_all(ranks, signal.SIGSTOP)                     # they must not end before the signal comes
+    until(lambda: all(stopped(p) or not alive(p) for p in ranks), what="the stop")
     job.send_signal(signal.SIGUSR1)                       # what --signal=B:USR1@120 sends to the batch shell
     assert ended(job, log) != 0 and "back into the queue" in log.read_text(), log.read_text()[-5000:]
     assert (host / "scontrol.log").read_text().startswith("requeue ")
