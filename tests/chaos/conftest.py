@@ -44,9 +44,9 @@ class Undisturbed:
 
 
 @pytest.fixture(scope="session")
-def kernels(tmp_path_factory) -> str:
-    """A folder for compiled numba kernels. All scenarios share it, so that the kernels are compiled only once."""
-    return str(tmp_path_factory.mktemp("kernels"))
+def kernels() -> str:
+    """The folder for compiled numba kernels, which all tests share, so that the kernels are compiled only once."""
+    return os.environ["NUMBA_CACHE_DIR"]
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,7 @@ class Driver:
     def held_at(self, phase: str, count: int, inside: bool = False) -> Iterator[Path]:
         """Within this context, the run stands still with `count` tasks done in nodes of the plan whose name begins with
         `phase`: no child ends its task. So a fault that the test causes here hits a run in progress, however slow the
-        test is. With `inside`, each child stands still within a document, where its death could be blamed on the
+        test is. With `inside`, each child stands still within its next document, where its death could be blamed on the
         document, and creates the file `inside.PID` in the folder that is yielded."""
         folder = Path(self._env["CHAOS_FOLDER"])
         if inside:
@@ -81,7 +81,7 @@ class Driver:
         part.rename(folder / "hold")
         try:
             self.until(phase, count)
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300
             with self._news:
                 while not held.exists():
                     self._news.wait(0.5)
@@ -92,6 +92,8 @@ class Driver:
             (folder / "inside").unlink(missing_ok=True)
             (folder / "hold").unlink(missing_ok=True)
             held.unlink(missing_ok=True)
+            for file in folder.glob("inside.*"):
+                file.unlink()
 
     def until_event(self, kind: str, wanted: Callable[[dict[str, Any]], bool] = lambda event: True,
                     seconds: float = 300.0) -> dict[str, Any]:

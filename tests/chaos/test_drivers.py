@@ -88,9 +88,9 @@ def test_a_fenced_driver_changes_nothing(world, undisturbed):
     not a byte of the store has changed."""
     world.start()
     first = world.run()
-    first.until(*moment(world, undisturbed, "read"))
-    world.note()
-    stop_between_writes(first, world.store)
+    with first.held_at(*moment(world, undisturbed, "read")):
+        world.note()
+        stop_between_writes(first, world.store)
     second = world.run("--takeover", local=True)
     assert second.finish() == 0, second.stderr
     before = {k: v for k, v in checks.tree(world.store).items() if "/.witness-" not in k}      # its own, it removes it

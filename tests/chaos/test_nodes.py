@@ -80,7 +80,7 @@ def test_a_sick_machine(world, undisturbed):
     """On one of two machines every worker is soon killed for want of memory, by Ray itself, again and again: the other
     one does the work, and nobody is blamed. No task ends anywhere until one has been killed there."""
     cluster = world.start(1)
-    sick = cluster.add(env_vars={"RAY_memory_usage_threshold": "0.01", "RAY_memory_monitor_refresh_ms": "500",
+    sick = cluster.add(env_vars={"RAY_memory_usage_threshold": "0.0001", "RAY_memory_monitor_refresh_ms": "500",
                                  "RAY_min_memory_free_bytes": "-1"})
     held = world.tell("held")
     driver = world.run()

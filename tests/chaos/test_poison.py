@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from tests.chaos import checks, site
-from tests.processes import signal_all
+from tests.processes import signal_all, until
 
 pytestmark = pytest.mark.xdist_group("chaos")
 
@@ -20,11 +20,13 @@ def test_poison_costs_exactly_its_documents(world, undisturbed, kills):
     world.env["CHAOS_LIMITS"] = json.dumps({"cpu_s": 4.0})
     cluster = world.start()
     driver = world.run(recipe=world.corpus / "poisoned.yaml")
-    if kills:
-        for _ in range(2):
-            driver.until("clean", driver.done("clean") + world.rng.randint(3, 8))
+    done = 0
+    for _ in range(2 if kills else 0):
+        done += world.rng.randint(3, 8)
+        with driver.held_at("clean", done):
+            victims = until(lambda: cluster.supervisors)
             world.note()
-            signal_all(cluster.supervisors[:1], signal.SIGKILL)
+            assert signal_all(victims[:1], signal.SIGKILL)
     assert driver.finish(1500) == 0, driver.stderr
     world.note()
     world.check_workers_are_gone()

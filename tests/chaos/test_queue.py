@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.cluster.attempts import progress_of
 from pipeline.cluster.dispatch import Dispatcher, DriverOptions, start_driver
 from pipeline.cluster.queue import Queue, Submission
 from pipeline.recipe import load_recipe
 from pipeline.run import run_name
 from pipeline.store.fs import Store
+from tests.chaos.conftest import HOOK
 from tests.processes import until
 
 pytestmark = pytest.mark.xdist_group("chaos")
 #: seconds until Ray has ended the driver and the next one has found that nothing answers
-LOST_S = 240.0
+LOST_S = 600.0
 
 
 class Server:
@@ -49,16 +49,18 @@ def test_a_run_of_the_queue_waits_for_a_cluster_when_its_head_is_lost(world, und
     cluster = world.start()
     for name, value in world.env.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.syspath_prepend(HOOK)                        # drivers get the import path of this process
     store = Store(world.store)
     recipe = world.corpus / "recipe.yaml"
     name = run_name(load_recipe(recipe, [], allow_custom=True))          # that of the command, which checks it
     given = Submission("request", name, "operator", "recipe", str(world.corpus), recipe.read_text())
     server = Server(store, cluster.address)
+    hold = world.tell("hold", "10 ")
+    held = hold.with_name("held")
     try:
         server.queue.submit(given)
         server.queue.submit(replace(given, request="next", run="next"))
-        server.until(lambda entry: int(progress_of(store, entry.run).get("done") or 0) >= 10, 300, "ten tasks")
-        held = world.tell("held")
+        server.until(lambda entry: held.exists(), 600, "ten tasks")
         world.note()
         cluster.kill_head()
         server.until(lambda entry: entry.last.kind == "unreachable", LOST_S, "the driver's end")
@@ -74,5 +76,6 @@ def test_a_run_of_the_queue_waits_for_a_cluster_when_its_head_is_lost(world, und
         kinds = [event.kind for event in server.queue.entry(1).events]
         assert kinds[-3:] == ["start", "running", "done"] and "failed" not in kinds
     finally:
+        held.unlink(missing_ok=True)
         server.kill()
     world.check(undisturbed)

@@ -39,8 +39,8 @@ def test_a_disk_is_full_for_a_while(world, undisturbed):
     """Workers wait for space; no task is charged, no document is quarantined."""
     world.start()
     driver = world.run()
-    driver.until(*moment(world, undisturbed, "read"))
-    full = world.tell("full")
+    with driver.held_at(*moment(world, undisturbed, "read")):
+        full = world.tell("full")
     refused = full.with_name("refused")
 
     def tried_again() -> bool:
@@ -112,14 +112,9 @@ def test_what_hangs_is_named(world, undisturbed):
     """A document that waits for something that never comes: node, partition, row and stage are said, and it is freed
     when it is let go."""
     world.env["CHAOS_LIMITS"] = json.dumps({"hanging_s": 3.0})
-    cluster = world.start()
+    world.start()
     driver = world.run()
-    driver.until(*moment(world, undisturbed, "read"))
-    [child, *_] = until(lambda: cluster.children, what="a child")
-    os.kill(child, 19)
-    try:
+    with driver.held_at(*moment(world, undisturbed, "read"), inside=True):
         event = driver.until_event("hanging")
-    finally:
-        os.kill(child, 18)
     assert event["seconds"] >= 3 and {"node", "label", "row", "stage"} <= event.keys()
     finish_well(world, driver, undisturbed)

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from pipeline.recipe import load_recipe
 from pipeline.run import make_backend, run_recipe
 from tests.corpus import write_warcs
 from tests.e2e.test_same_bytes import result
-from tests.processes import until
+from tests.processes import named, until
 
 ROOT = Path(__file__).resolve().parents[2]
 SLURM = ROOT / "deploy" / "slurm"
@@ -58,41 +59,38 @@ if [ "$1 $2" = "show hostnames" ]; then tr , '\n' <<< "$3"; else echo "$*" >> "$
 """
 HOSTNAME = "#!/usr/bin/env bash\necho fe80::1 127.0.0.1\n"
 
-#: a stage of one's own that takes its time, so that there is something to interrupt
-SLOW = '''
+#: a stage of one's own that keeps every document. It holds the last page while a file exists, so that no run ends
+#: before it was interrupted
+HELD = '''
 import time
+from pathlib import Path
 
-from stages.stage import Stage, StageConfig, decision
+from stages.stage import Stage
 
 
-class Slow(Stage):
-    """Keep every document, slowly."""
-
-    name = "slow"
-
-    class Config(StageConfig):
-        seconds: float = decision(0.0, "how long a document takes")
+class Held(Stage):
+    name = "held"
 
     def process(self, doc):
-        time.sleep(self.config.seconds)
+        while doc.url.endswith("/89.html") and Path({held!r}).exists():
+            time.sleep(0.02)
         return None
 '''
-SLOW_STEP = '{"slow_stage:Slow": {seconds: 0}}, '
-RECIPE = f"""
+RECIPE = """
 version: 1
-code: [./slow_stage.py]
-sources: {{web: {{read: warc, path: crawl/*.warc.gz}}}}
+code: [./held_stage.py]
+sources: {web: {read: warc, path: crawl/*.warc.gz}}
 datasets:
-  extracted: {{from: web, steps: [{{html: {{engine: resiliparse}}}}]}}
-  clean: {{from: extracted, steps: [{SLOW_STEP}gopher_quality, pii]}}
-  deduped: {{from: clean, steps: [{{exact: {{}}}}]}}
-tokenizer: {{train: {{kind: bpe, vocab: 600, from: deduped, sample: 100KB}}}}
-shards: {{web: {{from: deduped, longest: 256, val: 5%}}}}
+  extracted: {from: web, steps: [{html: {engine: resiliparse}}]}
+  clean: {from: extracted, steps: ["held_stage:Held", gopher_quality, pii]}
+  deduped: {from: clean, steps: [{exact: {}}]}
+tokenizer: {train: {kind: bpe, vocab: 600, from: deduped, sample: 100KB}}
+shards: {web: {from: deduped, longest: 256, val: 5%}}
 curriculum:
   total: 20k
-  phases: [{{name: all, until: 100%, sequence: 128, batch: 1024, mix: {{web: 1}}, on_exhausted: repeat}}]
-train: {{model: {{preset: demo}}, optimizer: {{kind: adamw}}}}
-run: {{partition: 60KB}}
+  phases: [{name: all, until: 100%, sequence: 128, batch: 1024, mix: {web: 1}, on_exhausted: repeat}]
+train: {model: {preset: demo}, optimizer: {kind: adamw}}
+run: {partition: 60KB}
 """
 
 
@@ -136,31 +134,41 @@ def family(host: Path) -> set[int]:
     return found - {os.getpid()}
 
 
+def progress(store: Path) -> dict[str, Any]:
+    """Return the progress of the only run as its driver reported it last, or {} before that."""
+    return next((json.loads(at.read_text()) for at in store.glob("runs/*/progress.json")), {})
+
+
 def clean_done(store: Path) -> int:
-    """Return how many parts of the dataset `clean` are committed, according to the run's progress.json."""
-    for at in store.glob("runs/*/progress.json"):
-        try:
-            return json.loads(at.read_text())["nodes"].get("clean", {}).get("done", 0)
-        except ValueError:
-            return 0
-    return 0
+    """Return how many parts of the dataset `clean` are done."""
+    return progress(store).get("nodes", {}).get("clean", {}).get("done", 0)
+
+
+def program(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
+    except OSError:
+        return ""
 
 
 def test_a_run_on_three_nodes_is_stopped_by_the_time_limit_and_ends_in_its_next_turn(host, tmp_path):
     write_warcs(host / "crawl", 90, 3)
     (host / "recipe.yaml").write_text(RECIPE)
-    (host / "slow_stage.py").write_text(SLOW)
+    (host / "held_stage.py").write_text(HELD.format(held=str(host / "held")))
     local = tmp_path / "local"
     run_recipe(load_recipe(host / "recipe.yaml", allow_custom=True), str(local),
                make_backend=make_backend("inline", 1, None))
     store, first_log = host / "store", host / "job-tokenmill.sbatch-0.log"
-    line = [str(host / "recipe.yaml"), "--store", str(store), "--allow-custom-stages",
-            "--set", "datasets.clean.steps.slow_stage:Slow.seconds=0.7"]
+    line = [str(host / "recipe.yaml"), "--store", str(store), "--allow-custom-stages"]
 
+    (host / "held").touch()
     job = start(host, "tokenmill.sbatch", *line, nodes=3)
-    until(lambda: clean_done(store) >= 1, 600, "a part of clean", job=job, log=first_log)
-    assert len([p for p in family(host) if b"raylet" in Path(f"/proc/{p}/cmdline").read_bytes().split(b"\0")[0]]) == 3
+    until(lambda: clean_done(store) >= 1 and any(named(p, "--watch") for p in family(host)), 600, "a part of clean",
+          job=job, log=first_log)                         # before it watches the run, the script has no handler
+    assert len([p for p in family(host) if program(p).endswith("/raylet")]) == 3
     job.send_signal(signal.SIGUSR1)                       # what --signal=B:USR1@600 sends to the batch shell
+    until(lambda: progress(store)["state"] == "stopping", 600, "the end of the run", job=job, log=first_log)
+    (host / "held").unlink()
     assert job.wait(600) == 1, first_log.read_text()[-5000:]
     assert "back into the queue" in first_log.read_text()
     assert (host / "scontrol.log").read_text().split() == ["requeue", str(1000 + os.getpid() % 150)]
@@ -181,7 +189,7 @@ def test_a_run_on_three_nodes_is_stopped_by_the_time_limit_and_ends_in_its_next_
 def check_nothing_is_left(host: Path) -> None:
     """Check that no process, no token and no scratch folder is left."""
     until(lambda: not family(host), 120,
-          lambda: f"the end of {[Path(f'/proc/{p}/cmdline').read_bytes() for p in family(host)]}")
+          lambda: f"the end of {[*map(program, family(host))]}")
     assert not (host / ".tokenmill").exists()
     assert not [p.name for p in host.iterdir() if p.name.startswith(("tm-", "tokenmill-"))]
 

@@ -185,7 +185,7 @@ def test_same_bytes_in_other_partitions_after_kills(recipe, expected, tmp_path):
     for point, nth in (("partition", 5), ("map", 1), ("commit", 2)):
         died = commands.command("tests.e2e.kill", point, str(nth), *args(recipe, tmp_path, "--backend", "inline", *cut))
         assert died.returncode == -signal.SIGKILL, f"{point}: was not killed: {died.stdout}{died.stderr}"
-    done = commands.command("pipeline.cli", *args(recipe, tmp_path, "--backend", "process", "--workers", "3",
+    done = commands.command("pipeline.cli", *args(recipe, tmp_path, "--backend", "process", "--workers", "2",
                                                   "--dispatch-seed", "2", *cut))
     assert done.returncode == 0, done.stderr
     assert result(tmp_path) == expected

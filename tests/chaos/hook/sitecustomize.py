@@ -11,8 +11,8 @@ full            no result can be written to a store, as if its disk were full. E
                 `refused`: the folder of its task
 slow            contains the name of a node of the plan. The next child that has done a task of this node stands still
                 for an hour, but only once
-held            no child ends its task. If the file `inside` exists, too, each child instead stands still at its next
-                document, and creates the file `inside.PID`
+held            no child ends its task. If the file `inside` exists, too, children end their tasks, and each stands
+                still at its next document, and creates the file `inside.PID`
 hold            contains a number and the beginning of names of nodes. Once so many tasks of these nodes are done, the
                 driver renames the file to `held`
 """
@@ -59,7 +59,7 @@ if _OURS and "CHAOS_CLOCK" in os.environ:
 
     time.time = _jumping
 
-if "CHAOS_FOLDER" in os.environ and "pipeline.cli run" in _ROLE:
+if "CHAOS_FOLDER" in os.environ and ("pipeline.cli run" in _ROLE or "pipeline.cli resume" in _ROLE):
     from collections import Counter
 
     from pipeline.engine.driver.progress import Progress
@@ -100,7 +100,7 @@ if _CHILD and "CHAOS_FOLDER" in os.environ:
 
     def _slow(spec, *args, **kw):
         record = _run(spec, *args, **kw)
-        while os.path.exists(_held):
+        while os.path.exists(_held) and not os.path.exists(_inside):
             time.sleep(0.05)
         told = os.path.join(_folder, "slow")
         if os.path.exists(told):
