@@ -41,8 +41,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Ray kills no worker because another program has filled the memory, and does not give up a worker that starts slowly
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
-# a test waits for figures on Ray's metrics port, which get there at this interval
-os.environ.setdefault("RAY_metrics_report_interval_ms", "1000")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
