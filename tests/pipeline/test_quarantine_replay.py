@@ -8,9 +8,7 @@ by which crashes are counted.
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import textwrap
 from collections import Counter
@@ -27,10 +25,10 @@ from pipeline.store.dataset_hash import dataset_hash
 from pipeline.store.fs import Store
 from pipeline.store.log import Log
 from pipeline.store.records import PartRecord
+from tests.commands import command
 from tokenizer.shards.reader import ShardSet
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="child processes need Linux")
-REPO = Path(__file__).resolve().parents[2]
 
 STAGE = """
     import ctypes, os, signal
@@ -49,31 +47,6 @@ STAGE = """
                     f.write(doc.text + "\\n")
                 ctypes.string_at(0)
             return None
-"""
-#: a driver that is killed by SIGKILL at once (`said`), or as soon as the log has the verdict (`written`)
-DRIVER = """
-    import os, signal, sys
-    from pipeline.store.log import Log
-
-    quarantine, flush, when = Log.quarantine, Log.flush, sys.argv.pop(1)
-
-    def die():
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def quarantined(self, *entry):
-        if when == "said":
-            die()
-        quarantine(self, *entry)
-
-    def flushed(self):
-        waiting = len(self._quarantined)
-        flush(self)
-        if waiting and when == "written":
-            die()
-
-    Log.quarantine, Log.flush = quarantined, flushed
-    from pipeline.cli import main
-    main()
 """
 #: imported by every child before anything else: a tokenizer that dies of, or fails on, what a text says
 HOOK = """
@@ -113,7 +86,6 @@ def test_a_killed_driver_does_not_cost_another_child(tmp_path):
     (that is what the entry is worth). Either way the result is that of a run nobody disturbed."""
     module = f"poison_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{module}.py").write_text(textwrap.dedent(STAGE))
-    (tmp_path / "driver.py").write_text(textwrap.dedent(DRIVER))
     with open(tmp_path / "in.jsonl", "w") as f:
         for i in range(200):
             f.write(json.dumps({"text": f"{i} {'segfault' if i in (30, 140) else 'is well'}"}) + "\n")
@@ -123,14 +95,13 @@ def test_a_killed_driver_does_not_cost_another_child(tmp_path):
 
     def drive(store: str, kill: str) -> tuple[int, Counter]:
         (tmp_path / "deaths").unlink(missing_ok=True)
-        done = subprocess.run(
-            [sys.executable, tmp_path / "driver.py", kill, "run", recipe, "--store", tmp_path / store, "--backend",
-             "process", "--workers", "1", "--allow-custom-stages", "--quiet"], capture_output=True, timeout=600,
+        done = command(
+            "tests.pipeline.killed_driver", kill, "run", recipe, "--store", tmp_path / store, "--backend", "process",
+            "--workers", "1", "--allow-custom-stages", "--quiet",
             # the child after those that died of document 30 waits at the next one for its driver to be killed: where
             # the disk is slow, it may get there first
-            env={**os.environ, "PYTHONPATH": str(REPO), "DEATHS": str(tmp_path / "deaths"),
-                 "STAYS": "nowhere" if kill == "never" else "140 "})
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
+            env={"DEATHS": str(tmp_path / "deaths"), "STAYS": "nowhere" if kill == "never" else "140 "})
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
         return done.returncode, deaths(tmp_path / "deaths")
 
     def outcome(store: str) -> tuple:

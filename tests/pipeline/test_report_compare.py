@@ -581,9 +581,9 @@ def test_a_page_of_many_figures_is_cut_and_says_so(compared):
     document = json.loads(json.dumps(compared))
     document["figures"] += [{"path": ["datasets", "clean", "reasons", "stage", f"reason {i}", "docs"], "before": i,
                              "after": 2 * i, "difference": i, "relative": 1.0, "measured": False}
-                            for i in range(50_000)]
-    document["recipe"] += [{"key": f"key{i}", "change": "added", "before": None, "after": "x" * 5000}
-                           for i in range(2000)]
+                            for i in range(10_000)]
+    document["recipe"] += [{"key": f"key{i}", "change": "added", "before": None, "after": "x" * 50_000}
+                           for i in range(80)]
     document["documents"]["clean"]["groups"] *= 500
     html = compare_html.render(document)
     assert len(html.encode()) <= 1 << 20 and html.count("more") >= 3
