@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
@@ -68,7 +68,8 @@ class Forked:
         return self.process.exitcode
 
     def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+        with suppress(ProcessLookupError):                             # as Popen does when the process has just ended
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.process.kill()

@@ -430,7 +430,7 @@ def read_bytes(path: Path) -> bytes:
 def train_until(run: str, out: str, moment: StopsAt, scored: bool = True) -> None:
     moment.watch()
     if not scored:
-        task_watcher.subprocess = module_with(mock.Mock())
+        task_watcher.subprocess = module_with(mock.Mock(return_value=mock.Mock(poll=lambda: None)))
     perform(Path(run), Path(out))
 
 
