@@ -44,10 +44,22 @@ class Head:
         self.folder = Path(tempfile.mkdtemp(prefix="tmh", dir="/tmp"))        # short: in the paths of sockets
         self.mark = uuid.uuid4().hex
         self.token = token
-        gcs, dashboard, *others = free_ports(6)
-        self.gcs, self.url = f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}"
         if token is not None:
             (self.folder / "token").write_text(token)
+        for left in (2, 1, 0):                                    # another program may take a port before Ray does
+            try:
+                self._start()
+                return
+            except BaseException as error:
+                self.kill()
+                shutil.rmtree(self.folder / "r", ignore_errors=True)
+                if not left or not isinstance(error, AssertionError):
+                    self.close()
+                    raise
+
+    def _start(self) -> None:
+        gcs, dashboard, *others = free_ports(6)
+        self.gcs, self.url = f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}"
         options = {"port": gcs, "dashboard-host": "127.0.0.1", "dashboard-port": dashboard, "num-cpus": 2,
                    "node-ip-address": "127.0.0.1", "object-store-memory": 100 << 20, "temp-dir": self.folder / "r",
                    **dict(zip(("dashboard-agent-listen-port", "dashboard-agent-grpc-port", "metrics-export-port",
@@ -58,11 +70,7 @@ class Head:
             [*command, *(f"--{name}={value}" for name, value in options.items())],
             env=self.environment() | {"TOKENMILL_TEST_HEAD": self.mark}, cwd=self.folder, start_new_session=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            self._wait()
-        except BaseException:
-            self.close()
-            raise
+        self._wait()
 
     def environment(self, knows: bool = True) -> dict[str, str]:
         """Return the environment variables for the nodes, and for the shell of a user. Unless `knows`, the user does
