@@ -71,7 +71,7 @@ def corpus(seed: int, alphabet: str, count: int = 24) -> list[Doc]:
 
 
 @pytest.mark.parametrize("alphabet", ["ab", "abcdefghij", "aé漢😀"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_cuts_equal_a_search_through_all_texts(tmp_path, seed, alphabet):
     docs, ranks = corpus(seed, alphabet), {"books": 0, "web": 1}
     expected = brute_force(docs, 24, ranks)

@@ -117,7 +117,7 @@ def test_a_balanced_sample_is_that_of_the_reference_however_it_is_drawn(run, set
             assert set(_sample(paths, Selection({}), size, 7, Strata(settings))) == wanted
     size, done = 9000, {}
     wanted = reference(docs, settings, size, 7)
-    for wave in tokenizer_waves({**TRAIN, "sample": {"bytes": size, **settings}}, parts, 7, Sizes(8000, 70))[:-1]:
+    for wave in tokenizer_waves({**TRAIN, "sample": {"bytes": size, **settings}}, parts, 7, Sizes(20_000, 100))[:-1]:
         done[wave.name] = run(list(wave.tasks(done)))
     assert len(done["rank"]) > 2
     texts = [x for r in done["pick"] for x in picked_texts(run.store.at(r.files["picked.parquet"]["$ref"]))]
