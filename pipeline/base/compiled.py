@@ -42,6 +42,9 @@ _compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 _lock = threading.Lock()
 #: path → the lock file that this process has locked
 _locked: dict[str, IO[bytes]] = {}
+#: whether this process still waits for others. After it has once waited PATIENCE_S in vain, it never waits again: a
+#: stopped process may hold the locks of many kernels
+_waits = True
 
 
 @functools.cache
@@ -255,6 +258,7 @@ def _compiled_by_one_process(kernel: Any) -> Any:
             return compile_variant(signature)
         finally:
             if lock := _locked.pop(_lock_path(_cache_files(kernel)), None):
+                fcntl.flock(lock, fcntl.LOCK_UN)         # a process that was forked meanwhile has the file open, too
                 lock.close()
 
     kernel.compile = compile_and_unlock
@@ -270,11 +274,13 @@ def _wait_for_lock(path: str) -> None:
     """Lock the file `path`, and note it in `_locked`. The caller goes on without a lock where none is possible (on a
     file system without locks, in a folder that is gone), or when another process keeps it longer than PATIENCE_S,
     perhaps because it was stopped."""
+    global _waits
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         file = stack.enter_context(open(path, "ab"))
-        until = SYSTEM.now() + PATIENCE_S
+        until = SYSTEM.now() + (PATIENCE_S if _waits else 0.0)
         while not _is_locked(file):
             if SYSTEM.now() >= until:
+                _waits = False
                 return
             SYSTEM.sleep(_LOOK_S)
         _locked[path] = file

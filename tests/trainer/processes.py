@@ -3,6 +3,7 @@ and other processes. Ports are chosen by the system."""
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import multiprocessing
 import os
@@ -37,6 +38,7 @@ def begin(target: Callable[..., object], *arguments: object, log: str = os.devnu
     forked.set_forkserver_preload(PRELOADED)
     process = forked.Process(target=_run, args=(target, arguments, log, {**os.environ, **environment}))
     process.start()
+    atexit.register(process.kill)       # one that a failed test left stopped: multiprocessing would wait for it at exit
     return process
 
 
