@@ -132,16 +132,18 @@ def used(top: Path, workers: Sequence[subprocess.Popen] = ()) -> int:
     """Return how many bytes of disk the files below `top` take. A file with several names counts once. The workers
     stand still meanwhile, so that all is counted at one moment."""
     pids = signal_all([worker.pid for worker in workers if worker.poll() is None], signal.SIGSTOP)
-    until(lambda: all(stopped(pid) or not alive(pid) for pid in pids), what="processes stopped")
     found = {}
-    for folder, _, files in os.walk(top):
-        for file in files:
-            try:
-                info = os.lstat(os.path.join(folder, file))
-            except FileNotFoundError:
-                continue
-            found[info.st_ino] = info.st_blocks * 512
-    signal_all(pids, signal.SIGCONT)
+    try:
+        until(lambda: all(stopped(pid) or not alive(pid) for pid in pids), what="processes stopped")
+        for folder, _, files in os.walk(top):
+            for file in files:
+                try:
+                    info = os.lstat(os.path.join(folder, file))
+                except FileNotFoundError:
+                    continue
+                found[info.st_ino] = info.st_blocks * 512
+    finally:
+        signal_all(pids, signal.SIGCONT)
     return sum(found.values())
 
 
