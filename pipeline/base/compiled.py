@@ -33,8 +33,8 @@ SHIPPED = "TOKENMILL_KERNELS"
 GENERIC = ("generic", "")
 #: seconds that a process waits for another one to compile a kernel, before it compiles the kernel itself
 PATIENCE_S = 120.0
-#: seconds between two looks whether the other process is done
-_LOOK_S = 0.02
+#: seconds between two tries to get a lock
+_RETRY_S = 0.02
 
 #: module → its kernels that are not compiled yet, with their options
 _waiting: dict[str, list[tuple[Callable[..., Any], dict[str, Any]]]] = {}
@@ -62,9 +62,10 @@ def njit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a function as `numba.njit(**options)` does, but postpone the compilation to the first call. The first
     call of a decorated function hands all decorated functions of its module to numba.
 
-    numba compiles a kernel once for each combination of argument types, and then all kernels that it calls. A constant
-    is a type of its own at first. So a variable that a kernel passes to another one begins as np.int64(0), because
-    numba would compile the other kernel for `0`, and for int64 once more."""
+    numba compiles a kernel once for each combination of argument types, together with all kernels that it calls. To
+    numba, a variable that begins as the literal 0 has a type of its own until it is assigned again. So a variable that
+    is passed to another kernel begins as np.int64(0). With 0, numba would compile the other kernel twice: for the
+    literal and for int64."""
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
         _waiting.setdefault(function.__module__, []).append((function, options))
@@ -227,10 +228,10 @@ def _with_unique_files(kernel: Any) -> Any:
 
 
 def _with_lock(kernel: Any) -> Any:
-    """Make a process that does not find a variant of a kernel in numba's cache lock the kernel, and look again. If
-    another process has compiled the variant in the meantime, it is loaded. Without a lock, all workers of a first run
-    compile the same kernels, and two that compile two variants may remove each other's from the index. Returns the
-    kernel."""
+    """Make a process that does not find a variant of a kernel in numba's cache lock the kernel, and then search the
+    cache again. If another process has compiled the variant in the meantime, it is loaded. Without a lock, all workers
+    of a first run would compile the same kernels. Two workers that compile two variants could also remove each other's
+    variant from the index of the cache. Returns the kernel."""
     if (files := _cache_files(kernel)) is None:
         return kernel
     cache, path = kernel._cache, _lock_path(files)
@@ -272,8 +273,8 @@ def _lock_path(files: Any) -> str:
 
 def _wait_for_lock(path: str) -> None:
     """Lock the file `path`, and note it in `_locked`. The caller goes on without a lock where none is possible (on a
-    file system without locks, in a folder that is gone), or when another process keeps it longer than PATIENCE_S,
-    perhaps because it was stopped."""
+    file system without locks, in a folder that is gone). It also does so when another process keeps the lock longer
+    than PATIENCE_S, perhaps because that process was stopped."""
     global _waits
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         file = stack.enter_context(open(path, "ab"))
@@ -282,7 +283,7 @@ def _wait_for_lock(path: str) -> None:
             if SYSTEM.now() >= until:
                 _waits = False
                 return
-            SYSTEM.sleep(_LOOK_S)
+            SYSTEM.sleep(_RETRY_S)
         _locked[path] = file
         stack.pop_all()                               # whoever compiles closes the file
 

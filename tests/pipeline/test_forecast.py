@@ -116,26 +116,26 @@ def whole(site, tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 def test_the_forecast_of_a_quarter_is_near_the_truth(sampled, whole):
-    said = forecast(sampled, cores=4, price=0.04)
+    result = forecast(sampled, cores=4, price=0.04)
     really = counted(whole)
-    of = {d.dataset: d for d in said.datasets}
+    of = {d.dataset: d for d in result.datasets}
     near(of["extracted"].documents, really["docs"]["extracted"], 1.2)
     near(of["clean"].documents, really["docs"]["clean"], 1.25)
     near(of["deduped"].documents, really["docs"]["deduped"], 1.5)
     for name in ("extracted", "clean", "deduped"):
         assert of[name].documents.low <= really["docs"][name] <= of[name].documents.high, name
-    web = next(s for s in said.streams if s.stream == "web")
+    web = next(s for s in result.streams if s.stream == "web")
     assert web.tokens.low * 0.8 <= really["tokens"]["web"] <= web.tokens.high * 1.25
-    assert said.sample["docs"].scale == 1 and said.sample["docs"].records_drawn == 12, "all of it"
-    assert said.total.cost.value == pytest.approx(said.total.cpu_hours.value * 0.04)
-    assert said.total.memory_mb_per_worker > 0 and said.total.exchange_bytes.value > 0
-    assert any("do not grow evenly" in n for n in said.notes)
-    [web_dups] = [d for d in said.duplicates if d.source == "web"]
+    assert result.sample["docs"].scale == 1 and result.sample["docs"].records_drawn == 12, "all of it"
+    assert result.total.cost.value == pytest.approx(result.total.cpu_hours.value * 0.04)
+    assert result.total.memory_mb_per_worker > 0 and result.total.exchange_bytes.value > 0
+    assert any("do not grow evenly" in n for n in result.notes)
+    [web_dups] = [d for d in result.duplicates if d.source == "web"]
     gone = really["docs"]["clean"] + 12 - really["docs"]["deduped"]
     assert web_dups.removed.low <= gone <= web_dups.removed.high, "the bound holds"
-    document = json.loads(json.dumps(said.to_json()))
-    assert document["total"]["wall_s"] == asdict(said.total.wall_s) and document["sample"]["docs"]["scale"] == 1
-    text = "\n".join(lines(said))
+    document = json.loads(json.dumps(result.to_json()))
+    assert document["total"]["wall_s"] == asdict(result.total.wall_s) and document["sample"]["docs"]["scale"] == 1
+    text = "\n".join(lines(result))
     assert "per core-hour" in text and "duplicates" in text and "on 4 cores" in text
 
 
@@ -143,13 +143,13 @@ def test_the_forecast_of_each_node_is_what_a_run_leaves(sampled, whole):
     """Tasks and bytes on disk, node by node. Of `docs` everything is in the sample, of `web` a quarter."""
     # the clock of CPU time has ticks of 10 ms, of which a task on a fast machine may see none
     slower = {name: [replace(r, cpu_s=r.cpu_s + 0.02) for r in records] for name, records in sampled.records.items()}
-    said = forecast(replace(sampled, records=slower), cores=4)
+    result = forecast(replace(sampled, records=slower), cores=4)
     tasks, disk = defaultdict(int), defaultdict(int)
     for record in Log.read(Store(whole)).records():
         name = record.node.rpartition("/")[0] or record.node
         tasks[name] += 1
         disk[name] += sum(i.bytes for i in record.files.values())
-    nodes = {n.name: n for n in said.nodes}
+    nodes = {n.name: n for n in result.nodes}
     assert nodes["tokenizer:"].disk_bytes.high < 2 * disk["tokenizer:"], "there is one, however much text there is"
     for name in ("extracted", "clean", "deduped:docs", "shards:web", "shards:docs"):
         near(nodes[name].disk_bytes, disk[name], 2.0)
@@ -160,7 +160,7 @@ def test_the_forecast_of_each_node_is_what_a_run_leaves(sampled, whole):
     near(nodes["deduped"].disk_bytes, disk["deduped"], 2.5)
     published = sum(f.stat().st_size for top in ("datasets", "dropped", "quarantine", "shards")
                     for f in (whole / top).rglob("*") if f.suffix != ".json" and f.name[0] != "_")
-    near(said.total.published_bytes, published, 2.0)
+    near(result.total.published_bytes, published, 2.0)
     assert nodes["deduped:docs"].tasks == 1 and nodes["shards:docs"].tasks == 1
     assert nodes["deduped/minhash.1"].tasks == tasks["deduped/minhash.1"], "groups of parts, not parts"
 
@@ -189,13 +189,13 @@ def test_models_that_the_first_tasks_load_are_not_taken_for_what_texts_cost(samp
 
 def test_epochs_of_the_mixture(sampled):
     """800,000 of 1 M tokens from a stream of about 100,000: said before anything runs."""
-    said = forecast(sampled, cores=1)
-    of = {m.stream: m for m in said.mixture}
+    result = forecast(sampled, cores=1)
+    of = {m.stream: m for m in result.mixture}
     total = 1_000_000 // 512 * 512                                      # whole steps
     assert of["web"].needed == 0.8 * total and of["docs"].needed == pytest.approx(0.2 * total)
     assert of["web"].epochs.value == pytest.approx(0.8 * total / of["web"].available.value)
-    assert any("stream 'docs' has too few tokens" in n and "1 epoch allowed" in n for n in said.notes)
-    assert "epochs" in "\n".join(lines(said))
+    assert any("stream 'docs' has too few tokens" in n and "1 epoch allowed" in n for n in result.notes)
+    assert "epochs" in "\n".join(lines(result))
     enough = {"web": Range(9e5, 8.5e5, 1e6), "docs": Range(3e5, 2.5e5, 4e5)}
     assert mixture(sampled.recipe, enough)[1] == []
     close = {**enough, "web": Range(8.2e5, 7e5, 1e6)}
@@ -280,9 +280,10 @@ def test_the_command(site, tmp_path, tokenmill):
     recipe = tmp_path / "small.yaml"
     recipe.write_text(f"version: 1\nsources: {{docs: {{read: text, path: {site}/docs}}}}\n"
                       "datasets: {clean: {from: docs, steps: [pii, gopher_quality]}}\n")
-    said = tokenmill("plan", recipe, "--sample", "10%", "--cores", "64", "--price", "0.04", "--json", "--workers", "1")
-    assert said.code == 0, said.err
-    [document] = said.json()
+    printed = tokenmill("plan", recipe, "--sample", "10%", "--cores", "64", "--price", "0.04", "--json", "--workers",
+                        "1")
+    assert printed.code == 0, printed.err
+    [document] = printed.json()
     assert document["total"]["cores"] == 64 and document["datasets"] and document["warnings"]
     for wrong, why in ((("--sample", "0.1"), "write it with a percent sign"), (("--cores", "4"), "add --sample 1%"),
                        (("--sample", "0%"), "a cost forecast needs a sample"),
@@ -339,12 +340,12 @@ def test_the_forecast_of_real_pages(tmp_path):
     (what two workers of one machine differ by when it is busy)."""
     (tmp_path / "pages.warc.gz").write_bytes(first_half(shared_data("bench", "realweb.warc.gz")))
     recipe = load_recipe("fineweb", inputs=[str(tmp_path / "pages.warc.gz")])
-    said = forecast(run_sample(recipe, 0.1, workers=2, limits=SampleLimits(least=60)), cores=2, price=0.04)
+    result = forecast(run_sample(recipe, 0.1, workers=2, limits=SampleLimits(least=60)), cores=2, price=0.04)
     run_recipe(recipe, str(tmp_path / "store"), make_backend=make_backend("process", 2, None), report=False)
     really = counted(tmp_path / "store")
-    for dataset in said.datasets:
+    for dataset in result.datasets:
         near(dataset.documents, really["docs"][dataset.dataset], 1.25)
-    near(said.total.cpu_hours * 3600.0, really["cpu_s"], 2.0)
+    near(result.total.cpu_hours * 3600.0, really["cpu_s"], 2.0)
     disk = sum(i.bytes for r in Log.read(Store(tmp_path / "store")).records() if "kept.parquet" in r.files
                for i in r.files.values())
-    near(said.total.disk_bytes, disk, 2.0)
+    near(result.total.disk_bytes, disk, 2.0)

@@ -130,19 +130,19 @@ CASES = [
                              sorted(v.off)) if isinstance(v, Changes) else "")
 def test_outcomes_are_those_of_a_run_with_the_changes(sites, rerun, chain, changes, unknown, mode):
     site = sites(chain, mode)
-    said, before, there = predicted(site, changes), sides(site / "store"), rerun(chain, changes)
+    foretold, before, there = predicted(site, changes), sides(site / "store"), rerun(chain, changes)
     assert before == sides(sites(chain, "until-drop") / "store"), "the mode changes no outcome"
-    assert said.keys() == {id for id, side in before.items() if side[0] != "quarantined"} == there.keys()
-    known = {id: side for id, side in said.items() if side[0] != "unknown"}
+    assert foretold.keys() == {id for id, side in before.items() if side[0] != "quarantined"} == there.keys()
+    known = {id: side for id, side in foretold.items() if side[0] != "unknown"}
     assert known == {id: there[id] for id in known}
-    rest = {id: side for id, side in said.items() if side[0] == "unknown"}
+    rest = {id: side for id, side in foretold.items() if side[0] == "unknown"}
     if mode == "until-drop":
         assert bool(rest) == unknown
         # only what the changed step lets pass, or what would have another text, may be unknown
         edits = any(side[2] == "edit" for side in rest.values())
         assert edits or all(before[id][0] == "dropped" and there[id] != before[id] for id in rest)
     else:
-        assert len(rest) < len(said) / 2
+        assert len(rest) < len(foretold) / 2
     assert {reason for _, _, reason in rest.values()} <= REASONS.keys()
 
 
