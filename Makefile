@@ -1,8 +1,9 @@
 # Needs Python 3.11 or newer, make, and the package registries on the first call. Everything else lands in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
-# three workers on two cores: while a test waits for another process, its core has work
-PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadgroup --durations 15
+# processes that run tests, of up to 4 GB each: three for two cores, because many tests wait for other processes
+WORKERS := 3
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --durations 15
 # folder of real data: `make slow DATA=FOLDER`. Without it the tests that need real data are skipped
 DATA :=
 export TOKENMILL_TEST_DATA := $(DATA)

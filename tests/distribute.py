@@ -1,4 +1,4 @@
-"""How tests are distributed to the workers of pytest-xdist (`-n 3`). tests/conftest.py takes over the hook."""
+"""How tests are distributed to the workers of pytest-xdist (`-n`). tests/conftest.py takes over the hook."""
 
 from __future__ import annotations
 

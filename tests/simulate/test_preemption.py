@@ -40,8 +40,8 @@ def test_forty_seeds_of_killers():
 
 
 @pytest.mark.slow
-def test_more_tasks_than_a_large_cluster_has_slots():
-    run(Cluster(625, 16, 0.3, longest=3), 40_000, 1)
+def test_a_hundred_thousand_tasks_on_ten_thousand_slots():
+    run(Cluster(625, 16, 0.3, longest=3), 100_000, 1)
 
 
 @pytest.mark.slow

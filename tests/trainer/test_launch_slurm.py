@@ -127,7 +127,7 @@ def test_on_two_nodes_it_is_stopped_and_goes_on_as_if_it_had_not_been(host, tmp_
 
     until(lambda: len(losses(out)) >= 3, 600, "step 3", job=job, log=log)
     ranks = [p for p in descendants(job.pid) if named(p, "trainer\0run") and not named(p, "torchrun")]
-    signal_all(ranks, signal.SIGSTOP)                     # they must not end before the signal comes
+    assert signal_all(ranks, signal.SIGSTOP)              # they must not end before the signal comes
     until(lambda: all(stopped(p) or not alive(p) for p in ranks), what="the stop")
     job.send_signal(signal.SIGUSR1)                       # what --signal=B:USR1@120 sends to the batch shell
     assert ended(job, log) != 0 and "back into the queue" in log.read_text(), log.read_text()[-5000:]
